@@ -1,4 +1,4 @@
-"""What the middlewares of one router share: tokenizer, clock of weight versions, judge of replies, tree and store."""
+"""The parts that the middlewares of one router share: tokenizer, clock of weight versions, judge, tree and store."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RECORDED = b"x-radix-recorded"
 
 
 class Hub:
-    """One for each application. Its tokenizer may be shared with other applications.
+    """The hub of one application. Its tokenizer may be shared with other applications.
 
     Raises BadRequestError for an impossible `--store`.
 

@@ -86,7 +86,7 @@ class RadixTreeMiddleware:
         self._max_context = context.config.sessions.max_context
         self._collecting = False
         self._routes: dict[str, ASGIApp] = {
-            # SGLang takes PUT, too.
+            # SGLang also takes PUT.
             "/generate": ByMethod({"POST": self._generate, "PUT": self._generate}),
             "/retrieve_from_text": ByMethod({"POST": self._retrieve}),
             "/radix_tree/explain": ByMethod({"POST": self._explain}),

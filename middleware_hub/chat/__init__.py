@@ -1,1 +1,1 @@
-"""What dialects and sessions share: messages and their keys, answers, errors, and what a dialect provides."""
+"""Code that dialects and sessions share: messages and their keys, answers, errors, and the interface of a dialect."""

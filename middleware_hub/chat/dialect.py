@@ -1,4 +1,4 @@
-"""What a dialect of clients provides."""
+"""The interface of a dialect."""
 
 from __future__ import annotations
 

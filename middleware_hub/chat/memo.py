@@ -1,4 +1,4 @@
-"""What a dialect may remember of earlier bodies: the messages that they were parsed into, and the request around them."""
+"""The memory of earlier bodies for a dialect: the messages into which they were parsed, and the request around them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from middleware_hub.client.trajectory import Trajectory
 
 
 class ClaimOptions(TypedDict, total=False):
-    """What a trainer asks for: the fields of `/trajectories/claim`; see the HTTP API.
+    """The request of a trainer: the fields of `/trajectories/claim`; see the HTTP API.
 
     Attributes:
         groups, limit: the maximum of groups and of samples.

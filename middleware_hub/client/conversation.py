@@ -113,7 +113,7 @@ def _in_common(one: str, other: str) -> int:
 
 
 class Talk:
-    """What both conversations share.
+    """The base of both conversations.
 
     Args:
         client: the router's.
@@ -162,7 +162,7 @@ class Talk:
 
 
 class Asks(Protocol):
-    """What a conversation needs of an `AsyncClient`."""
+    """The part of an `AsyncClient` that a conversation needs."""
 
     async def generate(
         self, prompt: str, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]

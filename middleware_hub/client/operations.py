@@ -30,7 +30,7 @@ class Operation(Generic[T]):
 
 
 class GenerateOptions(TypedDict, total=False):
-    """What a generation may have besides its prompt and `sampling_params`.
+    """The options of a generation besides its prompt and `sampling_params`.
 
     Attributes:
         parent: the `id` of the reply that the prompt continues; for a batch, one for each prompt. `NO_PARENT`: no reply is
@@ -67,7 +67,7 @@ class GenerateOptions(TypedDict, total=False):
 
 
 class RetrieveOptions(TypedDict, total=False):
-    """What may be asked about a text: the fields of `/retrieve_from_text`."""
+    """The options of a retrieval: the fields of `/retrieve_from_text`."""
 
     strict: bool
     max_staleness: int | None

@@ -1,4 +1,4 @@
-"""What `AsyncClient` and `Client` share: addresses, headers, and retries.
+"""The common parts of `AsyncClient` and `Client`: addresses, headers, and retries.
 
 The HTTP library is aiohttp, also for the blocking `Client`. httpx can do both by itself, but its pool checks all connections
 for each request: with 150 conversations at once a request took 55 ms of processor time.
@@ -16,7 +16,7 @@ from middleware_hub.client.errors import IncompleteStreamError, UnreachableError
 from middleware_hub.client.wire import REFUSED, Call, Retries, may_go_again
 
 BROKEN = (aiohttp.ClientError, OSError, TimeoutError)
-"""What aiohttp raises if a connection cannot be made, or breaks."""
+"""The errors of aiohttp if a connection cannot be made, or breaks."""
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
@@ -38,7 +38,7 @@ class ClientOptions(TypedDict, total=False):
 
 
 class Sending:
-    """What both clients know: the routers' addresses, headers, and when something is sent again.
+    """The base of both clients: the routers' addresses, the headers, and the decision what is sent again.
 
     Args:
         urls: of one router, or of several that share a store. The first is asked until it cannot be reached or refuses to take

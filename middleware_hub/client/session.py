@@ -25,7 +25,7 @@ class SessionOptions(TypedDict, total=False):
 
 
 class SessionCalls:
-    """What both sessions share.
+    """The base of both sessions.
 
     Attributes:
         id: its name.

@@ -62,7 +62,7 @@ class TokenRows:
 
     @classmethod
     def of(cls, name: str, found: Mapping[str, Any], tokens: int) -> TokenRows:
-        """Read the field of an answer about so many tokens. Raises InconsistentAnswerError."""
+        """Read the field of an answer about `tokens` tokens. Raises InconsistentAnswerError."""
         rows, width = found["shape"]
         data = binascii.a2b_base64(found["base64"])
         if len(data) != 4 * rows * width or rows != max(tokens - 1, 0):
@@ -89,7 +89,7 @@ class TopP:
 
     @classmethod
     def of(cls, found: Mapping[str, Any], tokens: int) -> TopP:
-        """Read the field of an answer about so many tokens. Raises InconsistentAnswerError."""
+        """Read the field of an answer about `tokens` tokens. Raises InconsistentAnswerError."""
         ids, offsets = binascii.a2b_base64(found["token_ids"]), binascii.a2b_base64(found["offsets"])
         last = int.from_bytes(offsets[-4:], "little")
         if len(offsets) != 4 * (tokens + 1) or last * 4 != len(ids):

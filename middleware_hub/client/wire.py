@@ -50,7 +50,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back; header names are in lower case."""
+    """The answer to a request; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -116,7 +116,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new in one event of a stream. `last` is the whole reply, in the last event only."""
+    """The new part of a stream in one event. `last` is the whole reply, in the last event only."""
 
     text: str
     last: Reply | None

@@ -22,7 +22,7 @@ NOTHING = Trajectory([0, 0], [0, 0], [0.0, 0.0], 2, (), (), "", False, 0, ("noth
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a trainer replays of the engine's decisions.
+    """The decisions of the engine that a trainer replays.
 
     Attributes:
         top_p: whether the sets from which tokens were drawn are wanted.

@@ -1,4 +1,4 @@
-"""What slime and miles share: `Sample`, which has the same origin in both, and rollouts that fill it."""
+"""The common parts of slime and miles: `Sample`, which has the same origin in both, and rollouts that fill it."""
 
 from __future__ import annotations
 

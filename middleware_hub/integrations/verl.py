@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class RouterLoop(AgentLoopBase):
-    """What both loops share.
+    """The base of both loops.
 
     Args:
         router: its address; several, separated by commas, if they share a store.

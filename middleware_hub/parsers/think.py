@@ -1,4 +1,4 @@
-"""Reasoning in front of everything else, between two tags.
+"""Reasoning before everything else, between two tags.
 
     <think>
     Which city? Oslo.

@@ -56,7 +56,7 @@ class Backing(Protocol):
         ...
 
     async def bring(self, records: Mapping[bytes, bytes]) -> None:
-        """Fill the tree with these replies, given by the ids of their records and their roots, as far as the store has them.
+        """Fill the tree with these replies, given by the ids of their records and their roots, if the store has them.
 
         Raises StoreError.
         """

@@ -166,7 +166,7 @@ class Memory:
         return self._changes != changes  # true also if another request has added records that this look-up left out
 
     async def bring(self, records: Mapping[bytes, bytes]) -> None:
-        """Fill the tree with these replies, given by the ids of their records and their roots, as far as the store has them.
+        """Fill the tree with these replies, given by the ids of their records and their roots, if the store has them.
 
         Raises StoreError.
         """

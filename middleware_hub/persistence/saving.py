@@ -114,7 +114,7 @@ class Saving:
 
     @property
     def away(self) -> bool:
-        """Return whether the store does not answer, as far as is known."""
+        """Return whether the store is known not to answer."""
         return bool(self._spool.waiting) or self.store.away
 
     def admit(self) -> None:

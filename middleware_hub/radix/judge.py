@@ -52,7 +52,7 @@ class Verdict(msgspec.Struct):
 
 
 class Expectation(msgspec.Struct, frozen=True):
-    """What a reply must fit: what the worker was asked for, and when.
+    """The request that a reply must fit, and the state when it was sent.
 
     Attributes:
         prompt_tokens: the number of prompt tokens that were sent.

@@ -211,7 +211,7 @@ def _says_lost(context: TokenSpan | None, above: TokenSpan | None) -> bool:
 
 
 class PrefixMatch(msgspec.Struct, frozen=True):
-    """What `RadixTree.match` found. `tree.pin(match)` keeps it from being collected while a request uses it.
+    """The result of `RadixTree.match`. `tree.pin(match)` keeps it from being collected while a request uses it.
 
     Attributes:
         namespace: that of the look-up.

@@ -1,4 +1,4 @@
-"""What the radix tree takes in and gives out."""
+"""The input and output of the radix tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_PARENT = "none"
 
 
 class SampledReply(msgspec.Struct, frozen=True):
-    """What a worker sampled, aligned with the text it sent; the fields are those of `TokenSpan`."""
+    """Sampled tokens, aligned with the text that the worker sent; the fields are those of `TokenSpan`."""
 
     ids: bytes
     text: str
@@ -49,7 +49,7 @@ class Context(msgspec.Struct, frozen=True):
 
 
 class Recall(msgspec.Struct, frozen=True):
-    """What is remembered of a whole text.
+    """The remembered chain of a whole text.
 
     Attributes:
         cut: the chain that covers the text up to `cut.start`; a whole reply includes its hidden tail.

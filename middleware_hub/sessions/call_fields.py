@@ -1,4 +1,4 @@
-"""What a call to a session says: the fields of its body, and its query."""
+"""The parameters of a call to a session: the fields of its body, and its query."""
 
 from __future__ import annotations
 

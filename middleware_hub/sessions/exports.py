@@ -36,7 +36,7 @@ EndOfSession = Callable[[Session], Awaitable[None]]
 
 
 class _Export(msgspec.Struct, frozen=True):
-    """What a client wants of a session; see `branches`.
+    """The options of an export; see `branches`.
 
     Attributes:
         every: whether to export one trajectory for each sample.

@@ -18,7 +18,7 @@ class HiddenToken(NamedTuple):
 
 
 def spell_tail(tail: tuple[HiddenToken, ...], text: str, position: int) -> tuple[int, int]:
-    """Return how many hidden tokens stay when the text goes on at `position`, and the position behind what it spells."""
+    """Return how many hidden tokens stay when the text goes on at `position`, and the position after their spelling."""
     taken, index = 0, 0
     while index < len(tail):
         if tail[index].special:

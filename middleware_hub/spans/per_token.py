@@ -102,7 +102,7 @@ class PerTokenArray:
         held = b""
         for piece in self._pieces():
             held += piece
-            whole = len(held) // 3 * 3  # padding may only be at the very end
+            whole = len(held) // 3 * 3  # padding may only be at the end
             yield binascii.b2a_base64(held[:whole], newline=False)
             held = held[whole:]
         yield binascii.b2a_base64(held, newline=False)

@@ -80,7 +80,7 @@ class TextEnd(msgspec.Struct, frozen=True, gc=False):
 
 
 class Place(NamedTuple):
-    """A place: where a record is entered."""
+    """A place where a record is entered."""
 
     key: bytes
     """The key of the block end at or before the place."""

@@ -16,7 +16,7 @@ Durability = Literal["process", "disk", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What is appended together: all of it, or nothing.
+    """Records, blobs and events that are appended together: all of them, or none.
 
     Attributes:
         records: those that others build on first.
@@ -66,7 +66,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a look-up brought.
+    """The result of a look-up.
 
     Attributes:
         records: those that others build on first. What a record builds on (`SpanRecord.links`, recursively) is here or known.
@@ -283,7 +283,7 @@ class Store(Protocol):
         ...
 
     async def trim(self, log: str, before: int) -> None:
-        """Forget the events of a log in front of a number. `read` begins with the first that is there.
+        """Forget the events of a log before a number. `read` begins with the first that is left.
 
         Numbers are not reused: a log whose events were all forgotten goes on, and stays as closed as it was.
         """

@@ -1,4 +1,4 @@
-"""What the commands that work on a store have in common: the flags that name it, opening it, failures and exit status."""
+"""The common parts of the commands that work on a store: the flags that name it, opening it, failures and exit status."""
 
 from __future__ import annotations
 

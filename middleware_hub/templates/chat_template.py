@@ -51,7 +51,7 @@ class Transcript(NamedTuple):
     """A rendering without some of its turns.
 
     Attributes:
-        pieces: the text in front of each of these turns, from the end of the previous one, without the turn's opening.
+        pieces: the text before each of these turns, from the end of the previous one, without the turn's opening.
         tail: the text after the last of these turns.
     """
 

@@ -33,7 +33,7 @@ _SMALL = frozenset({-1, 0, 1, 2})
 
 
 class Reads(NamedTuple):
-    """What is known of a template.
+    """The known reads of a template.
 
     Attributes:
         words: the words that it looks for in texts.

@@ -84,7 +84,7 @@ class Renderer:
     # Renderings --------------------------------------------------------------------------------------------------------
 
     def whole(self, messages: Messages, tools: Tools, options: Options, *, continue_final: bool = False) -> str:
-        """Return the text of a start, up to the assistant's turn.
+        """Return the text of a start, up to where the model continues.
 
         With `continue_final` the last message is the assistant's, and the text ends with its content, whitespace kept.
 
@@ -99,8 +99,7 @@ class Renderer:
         plain = [self._plain(message) for message in messages]
         return self._until_end(plain, tools, options, continue_final=continue_final)
 
-    # Messages in the form that a template wants
-    # --------------------------------------------------------------------------------------
+    # Messages as a template wants them --------------------------------------------------------------------------------------
 
     def _plain(self, message: Message) -> Message:
         """Return a message without None and empty values, with a content, and arguments in the template's form."""

@@ -84,11 +84,11 @@ class TurnForms(Renderer):
         return found.opaque or (bool(found.words) and found.concern(messages))
 
     def distrust(self) -> bool:
-        """Never let messages stand for others again. Return whether this is the first call."""
+        """Never let messages stand for others again. Return whether that changes anything."""
         new, self._reads = not self._reads.opaque, self._reads._replace(opaque=True)
         return new
 
-    # Generation prompts -----------------------------------------------------------------------------------------
+    # Generation prompts -------------------------------------------------------------------------------------------------
 
     def scaffold(self, tools: Tools, options: Options) -> str:
         """Return the generation prompt, from which the model goes on (`<|im_start|>assistant\\n<think>\\n`).
@@ -109,7 +109,7 @@ class TurnForms(Renderer):
         return found
 
     def asked_with(self, text: str, messages: Messages, tools: Tools, options: Options) -> str | None:
-        """Return the generation prompt at the end of a prompt, as far as it is known; None if it has to be rendered."""
+        """Return the generation prompt at the end of a prompt, if it is known; None if it has to be rendered."""
         known = self.scaffolds(tools, options)
         found = _ending(text, known)
         if found or ("" in known and not self.reads(messages)):
@@ -207,7 +207,7 @@ class TurnForms(Renderer):
         Args:
             plain: all messages; the one at `at` holds the sentinel.
             sentinel: the sentinel in the turn.
-            before: the rendering in front of that sentinel; an opening ends it.
+            before: the rendering before that sentinel; an opening ends it.
         """
         header, shown = self.header(tools, options), [TOOL] if tools else None
         try:

@@ -1,4 +1,4 @@
-"""What each id of a tokenizer.json spells."""
+"""The spelling of each id of a tokenizer.json."""
 
 from __future__ import annotations
 

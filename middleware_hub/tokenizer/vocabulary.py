@@ -29,7 +29,7 @@ REPLACEMENT = "\ufffd"
 
 
 class Vocabulary:
-    """What every id spells. Implements `spans.Measure`.
+    """The spelling of every id. Implements `spans.Measure`.
 
     Args:
         pieces: id -> bytes, complete for ids the tokenizer knows.

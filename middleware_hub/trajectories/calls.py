@@ -5,8 +5,8 @@
     POST  /trajectories/ack             the samples of a claim are never handed out again
     POST  /trajectories/release         the samples of a claim are given back
     POST  /trajectories/renew           the lease of a claim begins again
-    POST  /trajectories/reward          what a reply was worth: its rollout ends POST  /trajectories/drop            samples of
-    a group that no trainer holds are never handed out
+    POST  /trajectories/reward          what a reply was worth: its rollout ends
+    POST  /trajectories/drop            samples of a group that no trainer holds are never handed out
 
 A key sees the groups of its tenant, and of the namespace that `x-radix-namespace` names.
 """

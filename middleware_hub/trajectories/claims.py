@@ -38,7 +38,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What a trainer asks for; see `http-api.md`."""
+    """The request of a trainer; see `http-api.md`."""
 
     groups: int = 1
     limit: int | None = None

@@ -1,4 +1,4 @@
-"""What happens to the groups of one tenant and namespace, in the words of their log.
+"""The events of the groups of one tenant and namespace, as in their log.
 
     sampled  sampled  rewarded  sampled  rewarded  claimed  renewed  acknowledged
        1        2        3         4         5        6        7          8         numbers, given by the store

@@ -73,7 +73,7 @@ class Groups:
                 await self.journal(tenant, namespace).read_on()
 
     def held(self) -> tuple[int, int]:
-        """Return how many groups there are, and how many replies and sessions they have, as far as that is known here."""
+        """Return how many groups there are, and how many replies and sessions they have, if known here."""
         ledgers = [one.ledger for one in self._journals.values()]
         return sum(len(one.groups) for one in ledgers), sum(len(one) for one in ledgers)
 

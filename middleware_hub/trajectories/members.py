@@ -15,7 +15,7 @@ HEADERS: Final = (b"x-group-id", b"x-group-size", b"x-rollout-end", b"x-rollout-
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """What a request says of its group in headers: `x-group-id`, `x-group-size`, `x-rollout-id`, `x-rollout-end`."""
+    """The group that a request names in headers: `x-group-id`, `x-group-size`, `x-rollout-id`, `x-rollout-end`."""
 
     group: str
     size: int | None = None

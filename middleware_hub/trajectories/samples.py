@@ -52,7 +52,7 @@ class Sample(msgspec.Struct, eq=False):
     Attributes:
         complete: whether a reward, `x-rollout-end` or the session's end has ended it.
         claim: the claim that has it, or had it last.
-        inexact, versions: as far as is known before its tokens are laid out.
+        inexact, versions: those known before its tokens are laid out.
     """
 
     members: tuple[Member, ...]

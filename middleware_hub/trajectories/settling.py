@@ -84,7 +84,7 @@ class Settling:
             )
         return claim
 
-    # Rewards and drops -----------------------------------------------------------------------------------
+    # Rewards and drops -------------------------------------------------------------------------------------------------
 
     async def reward(self, journal: Journal, given: Sequence[tuple[Member, float | None, bytes]]) -> bool:
         """Give rewards to replies; return whether the store has taken them. Raises HandedOutError: then nothing has changed.

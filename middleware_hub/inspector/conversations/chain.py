@@ -23,7 +23,7 @@ LOOK_BACK = 64
 
 
 class Pieces(Protocol):
-    """What ids spell; the tokenizer's vocabulary implements it."""
+    """Spells ids; the tokenizer's vocabulary implements it."""
 
     special_ids: frozenset[int]
 

@@ -1,4 +1,4 @@
-"""What the inspector knows of any conversation, text or session."""
+"""The inspector's view of any conversation, text or session."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _laid_out(
 
 
 class _Chain(msgspec.Struct, frozen=True):
-    """What an export needs of a checkpoint: its spans, turns and messages, in order. The trie may be gone by then.
+    """The parts of a checkpoint that an export needs: its spans, turns and messages. The trie may be gone by then.
 
     Attributes:
         unsampled: whether one of the assistant's messages was not sampled here.

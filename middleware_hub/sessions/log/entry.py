@@ -80,7 +80,7 @@ class Appends(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """What the logs of one router share.
+    """The parts that the logs of one router share.
 
     Attributes:
         saving: appends to the store.

@@ -1,4 +1,4 @@
-"""What happens to a session, in the words of its log, and the log's key.
+"""The events of a session's log, and the log's key.
 
     created   turn   turn   reward   turn   completed   finalized   exported   ended
        1        2      3       4       5         6           7          8        9     numbers, given by the store
@@ -63,7 +63,7 @@ class TurnCommitted(SessionEvent, tag="turn", frozen=True):
         in_place: whether it continued the last message of its prompt.
         parent: the generation that its prompt continues.
         span: the record of the sampled tokens.
-        context: the record of the text encoded in front of them; None if there is none.
+        context: the record of the text encoded before them; None if there is none.
         shared: whether an earlier turn of the session has the same context.
         listed: whether equal requests may be given this context.
         flags: those of the context; a check may have added one since it was first recorded.

@@ -5,12 +5,13 @@ template_error      the tail could not be found in the template's rendering
 rewritten           `--history template`, and the template writes earlier turns differently from what was sent
 setting             the tools or template options have changed
 divergence          the text rendered between earlier turns is not what was sent
-sentinel_collision  a turn is not exactly once in the rendering scaffold            a turn is opened in an unknown way
-unfaithful          the sampled tokens may not be what the client was shown left_out            a turn that had stopped is
-continued in place, without the token that it stopped with edited_turn         a message is an edited echo of a sampled one: the
-chain covers what they have in common rendered_whole      the short rendering of a tail was not what the template writes for
-these messages: all is rendered now template_mismatch   the verifier found that the ids and a full rendering differ in more than
-sampled text
+sentinel_collision  a turn does not occur exactly once in the rendering
+scaffold            a turn is opened in an unknown way
+unfaithful          the sampled tokens may not be what the client was shown
+left_out            a turn that had stopped is continued in place, without the token that it stopped with
+edited_turn         a message is an edited echo of a sampled one: the chain covers what they have in common
+rendered_whole      the short rendering of a tail was not what the template writes for these messages: all is rendered now
+template_mismatch   the verifier found that the ids and a full rendering differ in more than sampled text
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def parent(self) -> str | None:
-        """The last generation whose tokens are all in the prompt, as far as its client saw them."""
+        """The last generation whose tokens are all in the prompt, up to where its client saw them."""
         checkpoint = self.checkpoint
         if checkpoint is not None and self.edited and self.apart:
             checkpoint = checkpoint.parent

@@ -23,7 +23,7 @@ from middleware_hub.spans.chain import ID_BYTES, SpanFlag, chain_ids, unpack_ids
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 
 _SCAFFOLD = 64
-"""Tokens at the end of a prompt that contain everything a template writes in front of a turn."""
+"""Tokens at the end of a prompt that contain everything that a template writes before a turn."""
 
 
 class Echo(NamedTuple):
@@ -39,7 +39,7 @@ class Echo(NamedTuple):
 
 
 class KeptEcho(NamedTuple):
-    """What an echo keeps of a sampled turn.
+    """The part of a sampled turn that an echo keeps.
 
     Attributes:
         checkpoint: the turn.

@@ -8,10 +8,10 @@ mostly unchanged. So the whole is rendered once with a sentinel in each turn tha
     recorded  ...user\\nHi<|im_end|>\\n <|im_start|>assistant\\n<think>\\n | Hm.</think>Hello!<|im_end|> | \\n<|im_start|> ...
               `- the piece ----------- `- scaffold -----------------   `- sampled --------------   `- the next piece
 
-A turn is spliced if the piece in front of it, followed by a generation prompt instead of what opens the turn in history, equals
-what was sent in front of it when it was sampled, and the same holds for every earlier piece. Then its logprobs hold, and all of
-it is in the worker's cache. The comparison is the proof; no other knowledge about a template is trusted. The first piece
-that differs (an edited message, other tools) ends the splicing: what follows is encoded as text.
+A turn is spliced if the piece before it, followed by a generation prompt instead of what opens the turn in history, equals what
+was sent before it when it was sampled, and the same holds for every earlier piece. Then its logprobs hold, and all of it is in
+the worker's cache. The comparison is the proof; no other knowledge about a template is trusted. The first piece that differs
+(an edited message, other tools) ends the splicing: what follows is encoded as text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def splice(pieces: Sequence[str], turns: Sequence[Checkpoint], scaffolds: Sequen
     """Compare what is rendered between sampled messages with what was sent there.
 
     Args:
-        pieces: what is rendered in front of each message, from the end of the one before, without what opens it.
+        pieces: what is rendered before each message, from the end of the previous one, without what opens it.
         turns: a lineage, first turn first.
         scaffolds: the generation prompts that may have been sent, for turns whose own is unknown.
         codec: of the model.

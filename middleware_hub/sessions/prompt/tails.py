@@ -30,7 +30,7 @@ GROWN = 16
 
 
 class Tail(NamedTuple):
-    """What follows the turn that was sampled last.
+    """The text after the turn that was sampled last.
 
     Attributes:
         text: the tail; empty if the turn itself is continued.

@@ -53,7 +53,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class _ChainSegment(NamedTuple):
-    """The text in front of a special token (None: the end), and who wrote it."""
+    """The text before a special token (None: the end), and who wrote it."""
 
     text: str
     special: str | None
@@ -102,7 +102,7 @@ _Cut = tuple[str, str | None]
 
 
 def _open(before: Sequence[_Cut], texts: Sequence[str], header: str, special: re.Pattern[str]) -> bool:
-    """Whether texts begin an assistant's turn, by themselves and by the special tokens in front of them."""
+    """Whether texts begin an assistant's turn, by themselves and by the special tokens before them."""
     *_, last = [0, *[match.end() for match in special.finditer(header)]]
     near = ""
     for text, token in reversed(before):
@@ -149,5 +149,5 @@ def _excerpts(expected: str, found: str) -> tuple[str, str]:
 
 
 def _named(text: str, token: str | None) -> str:
-    """Return a special token with a little of the text in front of it."""
+    """Return a special token with a little of the text before it."""
     return text[-_LEAD:] + (token if token is not None else "")

@@ -1,4 +1,4 @@
-"""What the messages of a body were parsed into: a client sends its whole conversation at every turn, and most of it is old.
+"""Remembers parsed messages: a client sends its whole conversation at every turn, and most of it is old.
 
     known   {"model":"m","messages":[{"role":"user",...},{"role":"assistant",...}                    ],"tools":[...]}
     body    {"model":"m","messages":[{"role":"user",...},{"role":"assistant",...},{"role":"tool",...}],"tools":[...]}
@@ -52,7 +52,7 @@ class WalkedMessages(list[Message]):
 
     Args:
         known: the body they were read from. A body that begins with another body shares that body's landmark.
-        around: the fields around them, and the messages in front of them (a system prompt that a dialect keeps elsewhere).
+        around: the fields around them, and the messages before them (a system prompt that a dialect keeps elsewhere).
     """
 
     __slots__ = ("_front", "_landmark", "setting")
@@ -83,11 +83,11 @@ def setting_in(request: ChatRequest) -> bytes:
 
 
 class Around(msgspec.Struct, frozen=True, eq=False):
-    """What all fields except `messages` were parsed into.
+    """The parsed request of all fields except `messages`.
 
     Attributes:
         request: as of `Memo.keep`.
-        front: its messages, which stand in front of all others, and in `keys` their keys.
+        front: its messages, which precede all others, and in `keys` their keys.
         setting: `setting_of(request)`.
     """
 
@@ -123,7 +123,7 @@ class KnownBody(msgspec.Struct, eq=False):
     size: int = 0
 
     def common(self, body: bytes) -> int:
-        """Return with how many of its messages a body begins, together with everything in front of them."""
+        """Return with how many of this body's messages `body` begins, together with everything before them."""
         if body.startswith(self.text):
             return len(self.ends)
         if not body.startswith(self.text[: self.ends[0]]):

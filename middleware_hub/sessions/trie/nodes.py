@@ -132,7 +132,7 @@ class BranchHandle(msgspec.Struct, gc=False, eq=False):
     held: tuple[Checkpoint, ...] = ()
 
     def goes_on_from(self, checkpoint: Checkpoint | None, *, apart: bool) -> None:
-        """Set the checkpoint that the prompt turned out to continue, and whether it begins a branch all the same."""
+        """Set the checkpoint that the prompt turned out to continue, and whether it still begins a branch."""
         if not self.open:
             return
         # The handle may hold just this checkpoint, of other options, without continuing it yet.

@@ -1,4 +1,4 @@
-"""What a turn's conversation matches in the trie."""
+"""The match of a turn's conversation in the trie."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EditedMessage(NamedTuple):
 
 
 class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
-    """What a request's conversation matches in the trie.
+    """The match of a request's conversation in the trie.
 
     Attributes:
         node: its last message.

@@ -44,7 +44,7 @@ class RequestKey(NamedTuple):
 
 
 class Running(Protocol):
-    """A generation, as far as its exchange knows it."""
+    """The part of a generation that its exchange uses."""
 
     @property
     def answer(self) -> Answer | None: ...

@@ -44,7 +44,7 @@ _ABORT_SECONDS = 10.0
 
 
 class Backend(msgspec.Struct, frozen=True):
-    """What all generations share.
+    """The parts that all generations share.
 
     Attributes:
         app: the layers inside, which bring a `/generate` to a worker.

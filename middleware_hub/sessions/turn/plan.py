@@ -1,4 +1,4 @@
-"""What the generations of one turn share: the conversation, its prompt, how it is sampled, and what a worker is sent."""
+"""The parts that the generations of one turn share: the conversation, its prompt, its sampling, and its worker request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TurnPlan(msgspec.Struct):
         trie: of the session.
         scope: of the client's request.
         request: the client's request.
-        turn: what its conversation matches in the trie.
+        turn: the match of its conversation in the trie.
         prompt: the ids to send.
         lasting: whether the session will be exported (see `Session`). If not, the layers inside record the replies.
         unread: whether another router may have continued the session while the store is unreachable.

@@ -20,7 +20,7 @@ from router.observability.tracing import Tracer
 
 
 class Remembering(Protocol):
-    """What remembers texts, see `Hub`."""
+    """Remembers texts, see `Hub`."""
 
     tokenizer: Tokenizer
     tree: RadixTree | None

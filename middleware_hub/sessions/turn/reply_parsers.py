@@ -5,7 +5,7 @@ begins where that message ended, and a turn that was cut inside its reasoning en
 
     <|im_start|>assistant\\n<think>\\nFirst I              cut: `reasoning_content` is "First I", `content` is empty
     <|im_start|>assistant\\n<think>\\nFirst I| look.\\n</think>\\n\\nHere.
-                                     `-- the beginning -'`-- sampled now: " look." is reasoning, too
+                                     `-- the beginning -'`-- sampled now: " look." is reasoning too
 
 So the parser reads the beginning of the turn before anything new. The text that it holds back of the beginning (newlines in
 front of a possible end tag, half a tag) was sent to the client when the turn was cut, and is not sent again.
@@ -95,7 +95,7 @@ class ReplyParsers:
     def _beginning(self, plan: TurnPlan) -> _Beginning:
         assert self._reader is not None
         if not plan.request.continue_final:
-            # Read from this very prompt: a template may end it differently after a tool's answer than after a greeting.
+            # Read from this prompt: a template may end it differently after a tool's answer than after a greeting.
             return _Beginning(self._reader.is_open(self._end_of(plan, _MARKERS)), "")
         content = plan.request.messages[-1].get("content")
         said = content if isinstance(content, str) else ""

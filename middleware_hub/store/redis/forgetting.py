@@ -41,7 +41,7 @@ class Forgetting:
         self._logs = logs
 
     async def forget(self, max_bytes: int) -> Forgotten:
-        """Forget the events of deleted logs, then conversations, until no more than so many bytes are used."""
+        """Forget the events of deleted logs, then conversations, until at most `max_bytes` bytes are used."""
         events, done = 0, Forgotten()
         while await self._excess(max_bytes) > 0:
             count = await self._forget_events()

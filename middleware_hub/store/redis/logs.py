@@ -88,7 +88,7 @@ class Logs:
             news.set()
 
     async def trim(self, log: str, before: int, *, dead: bool = False) -> tuple[int, int]:
-        """Forget the events in front of a number; return how many, and the bytes that are freed."""
+        """Forget the events before a number; return how many, and the bytes that are freed."""
         command = TRIM.of([self._keys.log(log)], [before, _TRIMMED, "1" if dead else "0"])
         events = size = 0
         while True:

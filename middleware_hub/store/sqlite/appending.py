@@ -85,7 +85,7 @@ def prepare(batch: Batch) -> Prepared:
 
 
 class Whereabouts:
-    """Where records and logs are in the file: what this process wrote or read last.
+    """The places of records and logs in the file, as this process wrote or read them last.
 
     The places of records hold until any process forgets some; those of logs until another process writes.
     """

@@ -37,7 +37,7 @@ _TABLES: Final = (
     "CREATE TABLE events(log INTEGER NOT NULL, number INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY(log, number))",
 )
 # `first` is the number of the first event that was not forgotten. An announcement holds while `said` <= now < `until`, by
-# the machine's monotonic clock: all processes share it, nobody sets it, and after a restart of the machine it is earlier.
+# the machine's monotonic clock: all processes share it, no user can set it, and after a restart of the machine it is earlier.
 _SINCE_2: Final = (
     "ALTER TABLE logs ADD COLUMN first INTEGER NOT NULL DEFAULT 1",
     """CREATE TABLE announced(name TEXT PRIMARY KEY, data BLOB NOT NULL, said REAL NOT NULL, until REAL NOT NULL)

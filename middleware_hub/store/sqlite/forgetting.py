@@ -140,7 +140,7 @@ def _delete(connection: sqlite3.Connection, records: list[_Record]) -> None:
 
 
 def trim(connection: sqlite3.Connection, log: str, before: int) -> None:
-    """Forget the events of a log in front of a number."""
+    """Forget the events of a log before a number."""
     connection.execute("UPDATE logs SET first = max(first, min(?2, last + 1)) WHERE name = ?1", (log, before))
     connection.execute(
         "DELETE FROM events WHERE log = (SELECT log FROM logs WHERE name = ?1) AND number < ?2", (log, before)

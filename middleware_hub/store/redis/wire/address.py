@@ -19,7 +19,7 @@ FORMS: Final = (
 )
 _PORTS: Final = {"redis": 6379, "redis+sentinel": 26379, "redis+cluster": 6379}
 PREFIX: Final = "tito:"
-"""Of the keys."""
+"""The default prefix of the keys."""
 _TRUE: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 

@@ -1,4 +1,4 @@
-"""What a server's refusals mean, and what to do about them."""
+"""The meaning of a server's refusals, and what to do about them."""
 
 from __future__ import annotations
 
