@@ -7,8 +7,8 @@ false) still has arrays of the right lengths: missing values are filled with val
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from middleware_hub.client.trajectory import TokenRows, TopP, Trajectory
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 NOTHING = Trajectory([0, 0], [0, 0], [0.0, 0.0], 2, (), (), "", False, 0, ("nothing_sampled",), "", {}, None, {})
 """Stands for a rollout that sampled nothing: a trainer counts it, but trains on none of it."""
+LOST: Final = replace(NOTHING, reasons=("unknown_reply",))
+"""Stands for a rollout whose session the router does not have any more: it restarted without a store, or it expired."""
 
 
 @dataclass(frozen=True)

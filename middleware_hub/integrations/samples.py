@@ -12,12 +12,13 @@ from typing import Any
 
 from middleware_hub.client.asynchronous import AsyncClient
 from middleware_hub.client.conversation import AsyncConversation, Transcript
+from middleware_hub.client.errors import UnknownReplyError
 from middleware_hub.client.operations import GenerateOptions, RetrieveOptions
 from middleware_hub.client.session import AsyncSession
 from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.client.wire import Reply, Retries
 from middleware_hub.integrations.groups import Group, as_number
-from middleware_hub.integrations.response import NOTHING, Response, Wanted, response_of
+from middleware_hub.integrations.response import LOST, NOTHING, Response, Wanted, response_of
 from middleware_hub.integrations.text_loop import Progress, Rules, talk
 
 logger = logging.getLogger(__name__)
@@ -166,11 +167,14 @@ async def agent_rollout(job: Job, agent: Agent, *, one_reward: bool) -> Any:
             await session.reward({"reward": reward})
         found = await session.finalize()
         kept = group.id is not None  # for the trainer that claims it
+    except UnknownReplyError as error:
+        logger.warning("the session of sample %s is lost: %s", sample.index, error)
+        return [_nothing(job, result, LOST)]
     finally:
         if not kept:
             await session.delete()
     if not found.trajectories:
-        return [_nothing(job, result)]
+        return [_nothing(job, result, NOTHING)]
     made = _siblings(job, found.trajectories, frozenset())
     for one, trajectory in zip(made, found.trajectories, strict=True):
         one.metadata.update(result)
@@ -248,10 +252,10 @@ def _siblings(job: Job, found: Sequence[Trajectory], earlier: frozenset[str]) ->
     return made
 
 
-def _nothing(job: Job, result: Mapping[str, Any]) -> Any:
-    """Return a sample of a rollout that sampled nothing: a trainer counts it, but trains on none of it."""
+def _nothing(job: Job, result: Mapping[str, Any], instead: Trajectory) -> Any:
+    """Return a sample of a rollout of which there is nothing to train on: a trainer counts it."""
     sample = job.sample
-    _fill(job, sample, NOTHING, frozenset())
+    _fill(job, sample, instead, frozenset())
     sample.status = sample.Status.FAILED
     sample.metadata.update(result)
     sample.reward = result.get("reward", sample.reward)

@@ -17,10 +17,10 @@ from typing import Any
 
 from middleware_hub.client.asynchronous import AsyncClient
 from middleware_hub.client.conversation import AsyncConversation, Transcript
-from middleware_hub.client.errors import not_usable
+from middleware_hub.client.errors import UnknownReplyError, not_usable
 from middleware_hub.client.session import AsyncSession
 from middleware_hub.client.trajectory import Trajectory
-from middleware_hub.integrations.response import NOTHING, Response, response_of
+from middleware_hub.integrations.response import LOST, NOTHING, Response, response_of
 from middleware_hub.integrations.samples import EVALUATION, PATIENT, Agent
 from middleware_hub.integrations.text_loop import Act, Progress, Rules, talk
 from middleware_hub.integrations.versions import require
@@ -93,7 +93,12 @@ def agent_rollout(
             except Exception as error:
                 logger.warning("an agent failed", exc_info=True)
                 fields["agent_error"] = repr(error)
-            found = await session.finalize()
+            try:
+                found = await session.finalize()
+            except UnknownReplyError as error:
+                logger.warning("the session of an agent is lost: %s", error)
+                fields["branches_left_out"] = 0
+                return LOST
         fields["branches_left_out"] = max(len(found.trajectories) - 1, 0)
         return found.trajectories[-1] if found.trajectories else NOTHING
 

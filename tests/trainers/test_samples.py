@@ -409,6 +409,27 @@ def test_an_agent_that_asks_nothing_is_one_sample_that_nothing_is_trained_on(tra
     sessions.workers[0].forget_scripts()
 
 
+@pytest.mark.parametrize("groups", [None, "run 1"])
+def test_a_session_that_is_lost_breaks_no_batch(trainer: Trainer, sessions: Stack, groups: str | None) -> None:
+    """Its router restarted without a store, say. A step has many other samples."""
+
+    async def forgotten(base_url: str, prompt: Any, **_more: Any) -> dict[str, Any]:
+        await ask(base_url, [{"role": "user", "content": str(prompt)}])
+        async with aiohttp.ClientSession() as http, http.delete(base_url) as answer:
+            assert answer.status == 200
+        return {"reward": 0.25}
+
+    args = trainer.args(sessions.url)
+    sample = trainer.Sample(index=4, group_index=1, prompt="x")
+    made = trainer.generate(trainer.module.agent_rollout(forgotten, groups=groups), args, sample, PARAMS)
+    (one,) = made
+    assert one.status is one.Status.FAILED
+    assert one.remove_sample
+    assert "unknown_reply" in one.metadata["reasons"]
+    assert sum(trainer.batch(args, [made])["loss_masks"][0]) == 0
+    sessions.workers[0].forget_scripts()
+
+
 def test_agents_and_partial_rollouts_exclude_each_other(trainer: Trainer, sessions: Stack) -> None:
     args = trainer.args(sessions.url, partial_rollout=True)
     with pytest.raises(ValueError, match="leave --partial-rollout off"):

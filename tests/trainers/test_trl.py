@@ -230,6 +230,23 @@ def test_an_agent_that_fails_keeps_its_tokens(ours: ModuleType, served: Stack) -
     assert all("broken" in one for one in batch["agent_error"])
 
 
+def test_an_agent_whose_session_is_lost_breaks_no_batch(ours: ModuleType, served: Stack) -> None:
+    (worker,) = served.workers
+    say(worker, "Plan.", times=2)
+
+    async def agent(base_url: str, prompt: Any, request_kwargs: Any, metadata: Any) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none") as client:
+            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": prompt}])
+        if prompt == "lost":
+            assert served.exchange("DELETE", f"/sessions/{metadata['session_id']}").status == 200
+
+    batch = ours.agent_rollout(served.url, agent, weights=None)(["lost", "How long?"], trainer())
+    assert batch["usable"] == [False, True]
+    assert "unknown_reply" in batch["reasons"][0]
+    assert sum(batch["env_mask"][0]) == 0
+    assert batch["branches_left_out"] == [0, 0]
+
+
 def test_lost_history_is_masked_and_a_batch_of_it_refused(
     ours: ModuleType, served: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
