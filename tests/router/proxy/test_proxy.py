@@ -221,7 +221,9 @@ def test_a_redirection_does_not_lead_past_the_router() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("elsewhere", ["http://127.0.0.1:1/x", "/x", "x", "{worker}0/x", "{worker}//other/x", "https://other/x"])
+@pytest.mark.parametrize(
+    "elsewhere", ["http://127.0.0.1:1/x", "/x", "x", "{worker}0/x", "{worker}//other/x", "https://other/x"]
+)
 def test_a_redirection_elsewhere_passes_unchanged(elsewhere: str) -> None:
     async def main() -> None:
         worker = EchoWorker()
