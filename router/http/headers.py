@@ -87,9 +87,19 @@ def request_headers(scope: Scope, *, forward_authorization: bool) -> HeaderList:
     return kept
 
 
-def reply_headers(headers: Sequence[tuple[bytes, bytes]]) -> HeaderList:
-    """Return the headers of a worker's reply that go to the client, names in lower case."""
-    return _passing(headers, _NOT_TO_CLIENT)
+def reply_headers(headers: Sequence[tuple[bytes, bytes]], worker: str) -> HeaderList:
+    """Return the headers of a worker's reply that go to the client, names in lower case.
+
+    `worker`: its URL. A redirection to it becomes one to the same path here, as SGLang redirects `/generate/`: a client that
+    follows it must not go past the router.
+    """
+    passing = _passing(headers, _NOT_TO_CLIENT)
+    for at, (name, value) in enumerate(passing):
+        if name == b"location" and value.startswith(worker.encode("ascii") + b"/"):
+            path = value[len(worker) :]
+            if not path.startswith(b"//"):  # alone, that would be a host
+                passing[at] = name, path
+    return passing
 
 
 def _passing(

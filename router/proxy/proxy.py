@@ -268,7 +268,7 @@ class Proxy:
             send = EditedReply(request.ids, send).send
         if self._pool.listener is not None and response.status == 200:
             send = _heard(request, lease, reply, send)
-        headers = reply_headers(response.headers)
+        headers = reply_headers(response.headers, worker.url)
         headers.append((b"x-router-worker", worker.url.encode("ascii")))
         headers.append((b"x-router-reason", lease.reason.encode("latin-1", "replace")))
         await send({"type": "http.response.start", "status": response.status, "headers": headers})

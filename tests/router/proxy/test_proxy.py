@@ -200,6 +200,42 @@ def test_redirects_and_error_statuses_pass_through() -> None:
     asyncio.run(main())
 
 
+def test_a_redirection_does_not_lead_past_the_router() -> None:
+    """SGLang answers `/generate/` so, with its own URL: what a client then sent to the worker would not be remembered."""
+    worker = EchoWorker()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] == "/generate/":
+            host = dict(scope["headers"])[b"host"]
+            await answer(send, 307, b"", [(b"Location", b"http://" + host + b"/generate?x=1")])
+        else:
+            await worker(scope, receive, send)
+
+    async def main() -> None:
+        async with serving(app) as url, running([url]) as router:
+            async with router.client.post("/generate/", data=b"{}") as reply:
+                assert (reply.status, str(reply.url)) == (200, f"{router.url}/generate?x=1")
+                assert reply.headers["x-router-worker"] == url
+            assert worker.seen[0]["raw_path"] == "/generate"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "elsewhere", ["http://127.0.0.1:1/x", "/x", "x", "{worker}0/x", "{worker}//other/x", "https://other/x"]
+)
+def test_a_redirection_elsewhere_passes_unchanged(elsewhere: str) -> None:
+    async def main() -> None:
+        worker = EchoWorker()
+        async with serving(worker) as url, running([url]) as router:
+            expected = elsewhere.format(worker=url)
+            worker.reply_headers = [(b"location", expected.encode())]
+            async with router.client.get("/y", allow_redirects=False) as reply:
+                assert reply.headers["location"] == expected
+
+    asyncio.run(main())
+
+
 def test_large_bodies_pass_both_ways() -> None:
     async def main() -> None:
         worker = EchoWorker()
