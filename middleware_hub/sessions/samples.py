@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,8 +16,10 @@ from middleware_hub.sessions.export.trajectory_json import trajectory_json
 from middleware_hub.sessions.exports import filled
 from middleware_hub.sessions.log.events import Exported
 from middleware_hub.sessions.registry import SessionRegistry
-from middleware_hub.store.errors import StoreError
+from middleware_hub.store.errors import DamagedRecordError, StoreError
 from middleware_hub.trajectories.samples import Built, Member, Sample
+
+logger = logging.getLogger(__name__)
 
 
 class SessionSamples:
@@ -26,7 +29,14 @@ class SessionSamples:
         self._registry = registry
 
     async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
-        """Return a session as `finalize` gives it; None if there is none. Raises StoreUnreachableError."""
+        """Return a session as `finalize` gives it; None if there is none, or it is damaged. Raises StoreUnreachableError."""
+        try:
+            return await self._built(tenant, sample)
+        except DamagedRecordError as error:  # it must not stand in front of all samples that can be read
+            logger.error("session %r of group %r cannot be read: %s", sample.members[0].session, sample.group.id, error)
+            return None
+
+    async def _built(self, tenant: str, sample: Sample) -> Built | None:
         session = await self._registry.reach(tenant, sample.members[0].session or "")
         if session is None:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 import uuid
@@ -538,6 +539,35 @@ def test_what_was_evicted_is_said_to_be_lost() -> None:
         assert claim["lost"]
         assert len(claim["lost"]) + len(claim["samples"]) == 12
         assert buffer.claim(groups=20)["lost"] == []
+
+
+DAMAGE = {
+    "its tokens": "UPDATE records SET body = substr(body, 1, 20) WHERE n = (SELECT max(n) FROM records)",
+    "its log": "UPDATE events SET body = substr(body, 1, 20) WHERE number = 2 AND log = "
+    "(SELECT log FROM logs WHERE name LIKE 'session/%')",
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_session_keeps_no_others_from_their_trainer(tmp_path: Path, what: str) -> None:
+    store = StoreConfig(url=f"sqlite:{tmp_path}/store.sqlite3")
+    with stack("qwen", styles=("cumulative",), store=store) as served:
+        buffer = Buffer(served, "space")
+        buffer.say("Whole: ", "whole", x_group_size="1", x_rollout_end="true")
+        client = Client(served.url, namespace="space")
+        session = Session(client, group_id="damaged", group_size=1)
+        session.chat([{"role": "user", "content": "Hello"}], max_tokens=4)
+        session.finalize()
+        client.close()
+    with sqlite3.connect(tmp_path / "store.sqlite3") as file:
+        assert file.execute(DAMAGE[what]).rowcount == 1
+    file.close()
+    with stack("qwen", styles=("cumulative",), store=store) as served:
+        buffer = Buffer(served, "space")
+        assert [one["state"] for one in buffer.group("damaged")["samples"]] == ["lost"]
+        claim = buffer.claim(groups=2)
+        assert [one["group_id"] for one in claim["samples"]] == ["whole"]
+        assert [one["group_id"] for one in claim["lost"]] == ["damaged"]
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
