@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 LINGER_SECONDS = 2.0
 """How long a refused client may go on sending, and how long it may be silent before it is refused."""
 
+AHEAD = 4
+"""Requests of one connection that may wait for their turn before it is read no further."""
+
 
 class HeadersTooLargeError(RouterError):
     """The head of a request is over `--max-header-bytes`."""
@@ -214,8 +217,9 @@ class LimitedConnection(HttpToolsProtocol):
         self._bare = 0
         self._client.all_here = True
         super().on_message_complete()
-        if not self.pipeline:
-            self.flow.resume_reading()  # after a large body uvicorn stops reading, and would not notice that the client leaves
+        if len(self.pipeline) < AHEAD:
+            # After a large body, or with a request in line, uvicorn stops reading, and would not notice that the client leaves.
+            self.flow.resume_reading()
         if self.cycle.response_complete and not self._closing:
             # The reply was complete before the request. uvicorn begins to wait for the next request at the reply, and stops
             # when data comes in; so the wait begins again here.

@@ -22,7 +22,7 @@ from router.http.bodies import read_body
 from router.http.disconnect import ClientConnection, ClientMessages, ServedClient
 from router.serving import server
 from router.serving.body_timeout import BodyTimeout
-from router.serving.connection import LimitedConnection, Limits, limited_by
+from router.serving.connection import AHEAD, LimitedConnection, Limits, limited_by
 from tests.conftest import examples
 from tests.router.conftest import EchoWorker, GatedWorker
 from tests.support.serving import serving
@@ -440,6 +440,31 @@ def test_a_client_that_leaves_is_noticed_by_what_it_is_served_and_not_by_what_it
             client = await connect()
             await client.say(b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in (1, 2, 3)))
             await client.answer()
+            await client.close()
+            await left.wait()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("later", range(AHEAD))
+def test_a_client_that_leaves_is_noticed_behind_what_it_asked_for_later(later: int) -> None:
+    """The first request is being answered when the others come."""
+
+    async def main() -> None:
+        begun, left = asyncio.Event(), asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            assert scope["path"] == "/1"
+            begun.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            left.set()
+
+        async with limits(_only_http(app)) as connect:
+            client = await connect()
+            await client.say(b"GET /1 HTTP/1.1\r\n\r\n")
+            await begun.wait()
+            await client.say(*[b"POST /2 HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}"] * later)
             await client.close()
             await left.wait()
 
