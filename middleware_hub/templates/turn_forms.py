@@ -75,6 +75,7 @@ class TurnForms(Renderer):
         self._scaffolds: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._headers: dict[tuple[object, ...], str] = {}
         self._openings: dict[tuple[object, ...], frozenset[str]] = {}
+        self._alone: dict[tuple[object, ...], bool] = {}
         self._asked_before: tuple[str, ...] = ()
         """Generation prompts that no short conversation shows, the last ones first."""
 
@@ -228,6 +229,29 @@ class TurnForms(Renderer):
             own = self._find_own(SHORT, calls, shown, options)
             remember(self._owns, key, own)
         return own
+
+    def _taken(self, turn: Message, tools: Tools, options: Options) -> Message:
+        """Return a turn, with the first of its calls only if the template takes one call alone, as Llama 3.1's does.
+
+        A model may sample more of them. Its turn is never rendered, and what is written behind it is the same.
+        """
+        calls: Messages = turn.get("tool_calls") or ()
+        if len(calls) < 2:
+            return turn
+        key = (len(calls), options_key(options), bool(tools))
+        alone = self._alone.get(key)
+        if alone is None:
+            alone = self._refuses(calls, tools, options) and not self._refuses(calls[:1], tools, options)
+            remember(self._alone, key, alone)
+        return {**turn, "tool_calls": calls[:1]} if alone else turn
+
+    def _refuses(self, calls: Messages, tools: Tools, options: Options) -> bool:
+        turn = self._marked(calls, "arguments", self._sentinel)
+        for behind in ((), SHORT):
+            with contextlib.suppress(BadRequestError):
+                self._render([*SHORT, turn, *behind], [TOOL] if tools else None, options)
+                return False
+        return True
 
     def _called(self, calls: Messages) -> tuple[object, ...]:
         """Return what the text around calls' arguments depends on: their names, and in some templates their ids."""

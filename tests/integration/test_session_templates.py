@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from middleware_hub.templates.chat_template import ChatTemplate
 from tests.support import templates
-from tests.support.agents import TOOLS, AgentSession, ids_of, system, user
+from tests.support.agents import TOOLS, AgentSession, ids_of, system, tool, user
 from tests.support.chat_models import MODELS, chat_model
 from tests.support.stack import Stack, stack
 
@@ -130,3 +130,23 @@ def test_a_turn_that_stopped_for_another_role_gives_way_to_what_came(model: Mode
     assert expected not in second.sent
     (only,) = agent.finalize()
     assert only["exact"], only["reasons"]
+
+
+@pytest.mark.parametrize("options", [{}, {"chat_template_kwargs": {"x": 1}}], ids=["appended", "spliced"])
+@pytest.mark.parametrize("model", ["llama3_1"], indirect=True)
+def test_a_turn_with_more_calls_than_the_template_takes_goes_on(model: Model, options: dict[str, Any]) -> None:
+    """Llama's template refuses a turn with two calls. Its model samples such turns all the same."""
+    agent = AgentSession.make(model.stack, tools=TOOLS)
+    call = '{"name": "look", "parameters": {"where": "WHERE"}}'
+    first = agent.must(user("Where?"), says=f"{call.replace('WHERE', 'here')}; {call.replace('WHERE', 'there')}")
+    reply = first.message
+    results = [tool(one, said) for one, said in zip(reply["tool_calls"], ("nothing", "a door"), strict=True)]
+    messages = [user("Where?"), reply, *results]
+    second = agent.must(*messages, says="A door.", **options)
+    assert second.sent[: len(first.chain)] == first.chain
+    written = model.spell(second.sent[len(first.sent) + len(first.sampled) - 1 :])
+    alone = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    assert written == model.template.tail(alone, results, TOOLS, {}, earlier=[user("Where?")])
+    third = agent.must(*messages, second.message, user("Open it."), says="It is open.", **options)
+    assert third.sent[: len(second.chain)] == second.chain
+    assert all(one["exact"] for one in agent.finalize())
