@@ -119,6 +119,20 @@ def test_a_closed_client_says_so(served: Stack) -> None:
         next(pieces)
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # they say that nobody closed it
+def test_a_client_that_was_dropped_leaves_no_thread(served: Stack) -> None:
+    def threads() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if one.name == "tito-client"}
+
+    before = threads()
+    assert Client(served.url).generate("Hi", FEW).output_ids
+    gc.collect()
+    for thread in threads() - before:
+        thread.join(30)
+        assert not thread.is_alive()
+    gc.collect()
+
+
 FORKS = """
 import os, signal, sys
 from middleware_hub.client import Client
