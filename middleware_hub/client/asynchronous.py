@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -28,9 +27,7 @@ class AsyncClient(Sending):
     def __init__(self, urls: str | Sequence[str], **options: Unpack[ClientOptions]) -> None:
         super().__init__(urls, **options)
         # By event loop: trainers make new loops.
-        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -45,8 +42,9 @@ class AsyncClient(Sending):
         session = self._sessions.pop(asyncio.get_running_loop(), None)
         if session is not None:
             await session.close()
+        await self._leave_closed_loops()
 
-    def _session(self) -> aiohttp.ClientSession:
+    async def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
         found = self._sessions.get(loop)
         if found is None:
@@ -56,7 +54,15 @@ class AsyncClient(Sending):
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
+            await self._leave_closed_loops()
         return found
+
+    async def _leave_closed_loops(self) -> None:
+        """Drop what loops have opened that are closed: a session keeps its loop and its sockets as long as it is kept."""
+        for loop in [one for one in tuple(self._sessions) if one.is_closed()]:
+            session = self._sessions.pop(loop, None)
+            if session is not None:
+                await session.close()
 
     async def run(self, operation: Operation[T]) -> T:
         """Send a request, again if that is harmless, and return what its answer says."""
@@ -72,7 +78,7 @@ class AsyncClient(Sending):
             asked = self.url
             wait: float | None
             try:
-                found = await self._session().request(**self._request(call), allow_redirects=False)
+                found = await (await self._session()).request(**self._request(call), allow_redirects=False)
             except BROKEN as error:
                 wait = self.go_on(call, attempt, asked, None, error)
             else:

@@ -40,6 +40,9 @@ class Client:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tito-client", daemon=True)
         self._thread.start()
+        # A client that nobody closes leaves no thread behind. At the end of Python, see below.
+        self._dropped = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+        self._dropped.atexit = False
         _open.add(self)
 
     def __enter__(self) -> Self:
@@ -53,6 +56,7 @@ class Client:
     def close(self) -> None:
         """Close all connections, and end the thread."""
         _open.discard(self)
+        self._dropped.detach()
         if not self._thread.is_alive():  # closed already, or this is a fork
             return
         with self._beginning:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import math
 import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from middleware_hub.client import Client, Retries, Session
+from middleware_hub.client import AsyncClient, Client, Retries, Session
 from middleware_hub.integrations.groups import as_number
 from tests.support.stack import Stack, stack
 
@@ -87,6 +90,23 @@ def test_what_other_threads_wait_for_ends_with_the_client() -> None:
     assert all("closed" in one for one in said), said
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets that a closed loop cannot close any more
+def test_a_loop_that_was_closed_is_not_kept(served: Stack) -> None:
+    """A trainer may call `asyncio.run` for each step, with one client: sockets would become more and more."""
+    client = AsyncClient(served.url)
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    async def step() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await client.generate("Hi", FEW)
+
+    for _ in range(3):
+        asyncio.run(step())
+    asyncio.run(client.close())
+    gc.collect()
+    assert [one() for one in loops] == [None] * 3
+
+
 def test_a_closed_client_says_so(served: Stack) -> None:
     client = Client(served.url)
     pieces = client.stream("Hi", FEW)
@@ -97,6 +117,20 @@ def test_a_closed_client_says_so(served: Stack) -> None:
         client.generate("Hi", FEW)
     with pytest.raises(RuntimeError, match="make another client"):
         next(pieces)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # they say that nobody closed it
+def test_a_client_that_was_dropped_leaves_no_thread(served: Stack) -> None:
+    def threads() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if one.name == "tito-client"}
+
+    before = threads()
+    assert Client(served.url).generate("Hi", FEW).output_ids
+    gc.collect()
+    for thread in threads() - before:
+        thread.join(30)
+        assert not thread.is_alive()
+    gc.collect()
 
 
 FORKS = """
