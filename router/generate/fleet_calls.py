@@ -25,6 +25,9 @@ PAUSES = 4
 
 LONGEST_PAUSE = 10.0
 
+_ROOM = 200
+"""Levels of JSON, and of calls, that the client's answer needs around what a worker said."""
+
 _WORDS = 300
 """Characters of a worker's own message in the one line that says why it did not do a call."""
 
@@ -180,7 +183,9 @@ def _success(body: Any, call: FleetCall) -> bool:
 
 
 def _readable(content: bytes) -> Any:
+    """Return a body as its value if it is JSON that can be printed again inside of the client's answer, else as text."""
     try:
+        msgspec.json.decode(b"[" * _ROOM + content + b"]" * _ROOM)
         return msgspec.json.decode(content)
     except JSON_ERRORS:
         return content.decode("utf-8", "replace")

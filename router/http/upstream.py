@@ -106,7 +106,7 @@ def retry_after(response: UpstreamResponse) -> float | None:
             text = value.decode("latin-1").strip()
             if text.isascii() and text.isdigit():
                 return float(text)
-            with suppress(ValueError):
+            with suppress(ValueError, OverflowError):
                 return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     return None
 

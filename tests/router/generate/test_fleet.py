@@ -256,3 +256,17 @@ def test_dead_and_refusing_workers_are_told_apart() -> None:
             assert (await tell(router, "/flush_cache"))[0] == 400
 
     asyncio.run(main())
+
+
+def test_an_answer_nested_as_deeply_as_can_be_read_is_no_error_here() -> None:
+    """Some depths can be read, and not be printed inside of the answer to the client."""
+
+    async def main() -> None:
+        engine = Engine()
+        async with fleet(engine) as router:
+            for depth in range(1, 1100, 4):
+                engine.said = b"[" * depth + b"]" * depth
+                status, found = await tell(router, "/flush_cache")
+                assert (status, found["success"]) == (200, True)
+
+    asyncio.run(main())

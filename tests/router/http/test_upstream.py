@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from router.http.upstream import KEEPALIVE_SECONDS, AiohttpUpstream
+from router.http.upstream import KEEPALIVE_SECONDS, AiohttpUpstream, retry_after
 from tests.router.conftest import GatedWorker
 from tests.support.serving import read_request, serving, serving_socket
 
@@ -70,3 +70,20 @@ def test_what_comes_on_an_idle_connection_answers_no_later_request(late: bytes) 
             assert connections == 2
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "said", [b"soon", b"-1", b"\xb2", b"Mon, 01 Jan 2026 00:00:00 +" + b"9" * 20, b"Mon, 01 Jan 99999 00:00:00 GMT"]
+)
+def test_a_wish_to_be_asked_later_that_makes_no_sense_is_none(said: bytes) -> None:
+    class Refusal:
+        status = 503
+        headers = ((b"Retry-After", said),)
+
+        async def read(self) -> bytes:
+            return b""
+
+        def close(self) -> None:
+            pass
+
+    assert retry_after(Refusal()) is None
