@@ -110,7 +110,7 @@ class ChatTemplate(TurnForms):
             return ""
         if options:
             check_options(options)
-        last = self._taken(last, tools, options)
+        last = self._taken(last)
         calls: Messages = last.get("tool_calls") or ()
         following, called = [], bool(calls)
         for message in behind:
@@ -154,7 +154,7 @@ class ChatTemplate(TurnForms):
         shown = [TOOL] if tools else None
         turns: list[tuple[str, Messages, Own | None]] = []
         for number, at in enumerate(marked):
-            calls: Messages = self._taken(messages[at], tools, options).get("tool_calls") or ()
+            calls: Messages = self._taken(messages[at]).get("tool_calls") or ()
             own = self._own_of(calls, tools, shown, options) if calls else None
             sentinel = f"{self._sentinel}{number:06}"
             turns.append((sentinel, calls, own))
@@ -239,7 +239,7 @@ class ChatTemplate(TurnForms):
         continue_final: bool,
     ) -> str:
         """Return the tail in the conversation itself. The turn keeps its own text, for templates that read it."""
-        before = [self._plain(self._taken(message, tools, options)) for message in earlier]
+        before = [self._plain(self._taken(message)) for message in earlier]
         calls: Messages = last.get("tool_calls") or ()
         if calls:
             with suppress(BadRequestError, RenderingError):

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from middleware_hub.chat.messages import Message
 from middleware_hub.templates.reads import reads_of
 from middleware_hub.templates.renderer import Messages, Options, Renderer, RenderingError, Tools, check_options
-from middleware_hub.templates.trials import ASKED, CALL, ONE, RESULT, SAID, SHORT, TOOL
+from middleware_hub.templates.trials import ASKED, CALL, ONE, RESULT, SAID, SHORT, TOOL, TWO
 from router.errors import BadRequestError
 
 REMEMBERED = 1024
@@ -75,7 +75,6 @@ class TurnForms(Renderer):
         self._scaffolds: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._headers: dict[tuple[object, ...], str] = {}
         self._openings: dict[tuple[object, ...], frozenset[str]] = {}
-        self._alone: dict[tuple[object, ...], bool] = {}
         self._asked_before: tuple[str, ...] = ()
         """Generation prompts that no short conversation shows, the last ones first."""
 
@@ -142,6 +141,7 @@ class TurnForms(Renderer):
         found = self._headers.get(key)
         if found is None:
             known = [*self.scaffolds(tools, options), *self._openings_of((), None, tools, options)]
+            known += self._openings_of((), None, tools, options, reasoning=True)
             found, *others = [one for one in known if one] or [""]
             for other in others:
                 found = found[: _alike(found, other)]
@@ -178,12 +178,19 @@ class TurnForms(Renderer):
 
     # What is a turn's own -----------------------------------------------------------------------------------------------
 
-    def _openings_of(self, calls: Messages, own: Own | None, tools: Tools, options: Options) -> frozenset[str]:
-        """Return the texts that short conversations show between earlier messages and the sentinel in a turn."""
-        key = (self._called(calls), own and own.place, options_key(options), bool(tools))
+    def _openings_of(
+        self, calls: Messages, own: Own | None, tools: Tools, options: Options, *, reasoning: bool = False
+    ) -> frozenset[str]:
+        """Return the texts that short conversations show between earlier messages and the sentinel in a turn.
+
+        `reasoning`: that of the turn is among them, as far as the template writes it.
+        """
+        key = (self._called(calls), own and own.place, options_key(options), bool(tools), reasoning)
         found = self._openings.get(key)
         if found is None:
             turn = self._marked(calls, own.place if own else "content", self._sentinel)
+            if reasoning:
+                turn["reasoning_content"] = "Hm."
             answers = [{**RESULT, "tool_call_id": call.get("id"), "name": call["function"]["name"]} for call in calls]
             openings: set[str] = set()
             for behind in ([], [ASKED]):
@@ -230,28 +237,19 @@ class TurnForms(Renderer):
             remember(self._owns, key, own)
         return own
 
-    def _taken(self, turn: Message, tools: Tools, options: Options) -> Message:
+    def _taken(self, turn: Message) -> Message:
         """Return a turn, with the first of its calls only if the template takes one call alone, as Llama 3.1's does.
 
         A model may sample more of them. Its turn is never rendered, and what is written behind it is the same.
         """
         calls: Messages = turn.get("tool_calls") or ()
-        if len(calls) < 2:
-            return turn
-        key = (len(calls), options_key(options), bool(tools))
-        alone = self._alone.get(key)
-        if alone is None:
-            alone = self._refuses(calls, tools, options) and not self._refuses(calls[:1], tools, options)
-            remember(self._alone, key, alone)
-        return {**turn, "tool_calls": calls[:1]} if alone else turn
+        return turn if len(calls) < 2 or not self._refuses_two else {**turn, "tool_calls": calls[:1]}
 
-    def _refuses(self, calls: Messages, tools: Tools, options: Options) -> bool:
-        turn = self._marked(calls, "arguments", self._sentinel)
-        for behind in ((), SHORT):
-            with contextlib.suppress(BadRequestError):
-                self._render([*SHORT, turn, *behind], [TOOL] if tools else None, options)
-                return False
-        return True
+    @cached_property
+    def _refuses_two(self) -> bool:
+        """Whether the template takes a turn with one call, and refuses one with two."""
+        one, two = (self._attempt([*SHORT, self._plain(turn)]) for turn in (ONE, TWO))
+        return one is not None and two is None
 
     def _called(self, calls: Messages) -> tuple[object, ...]:
         """Return what the text around calls' arguments depends on: their names, and in some templates their ids."""

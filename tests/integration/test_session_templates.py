@@ -150,3 +150,16 @@ def test_a_turn_with_more_calls_than_the_template_takes_goes_on(model: Model, op
     third = agent.must(*messages, second.message, user("Open it."), says="It is open.", **options)
     assert third.sent[: len(second.chain)] == second.chain
     assert all(one["exact"] for one in agent.finalize())
+
+
+@pytest.mark.parametrize("model", ["glm4moe"], indirect=True)
+def test_reasoning_that_nobody_sampled_here_may_be_dropped_later(model: Model) -> None:
+    """GLM's template writes it up to the next question, and an empty thought in its place where thinking is off."""
+    agent = AgentSession.make(model.stack, tools=TOOLS, options={"chat_template_kwargs": {"enable_thinking": False}})
+    thought = {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [CALL]}
+    messages = [user("Where is it?"), thought, tool(CALL, "nothing")]
+    first = agent.must(*messages, says="Nowhere.")
+    assert "Hm." in model.spell(first.sent)
+    agent.must(*messages, first.message, user("And now?"), says="There.")
+    (only,) = agent.finalize()
+    assert only["exact"], only["reasons"]
