@@ -247,7 +247,7 @@ class TestEnds:
             if not reply["text"]:  # only a text that spells its tail continues it, and no text spells half a character
                 wanted -= 1.5
                 continue
-            wanted += 0.0 if ends_inside else 1.0
+            wanted = min(wanted if ends_inside else wanted + 1.0, 100.0)  # more is no bias that an engine takes
             truth, text = truth.after(reply), text + reply["text"] + "<|im_end|>\n" + user(f"Turn {turn}: 你好")
             cut += ends_inside
         assert cut > 5
