@@ -192,6 +192,10 @@ class LimitedConnection(HttpToolsProtocol):
         self._client = ServedClient()
         self.scope["extensions"] = {EXTENSION: cast(Any, self._client)}  # an object, where the standard has a dict
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # The parser leaves white space behind a value, which is no part of it: a session or a key would have another name.
+        super().on_header(name, value.rstrip(b" \t"))
+
     def on_headers_complete(self) -> None:
         """Note that the application gets the request now, or after the requests before it."""
         self.head_without_offer = self._without_offer() if self.parser.should_upgrade() else None

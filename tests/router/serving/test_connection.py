@@ -311,6 +311,24 @@ def test_what_is_no_request(raw: bytes) -> None:
     asyncio.run(main())
 
 
+def test_white_space_around_the_value_of_a_header_is_no_part_of_it() -> None:
+    seen: list[bytes] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            seen.append(dict(scope["headers"])[b"x-session-id"])
+            await refuse(scope, receive, send)
+
+    async def main() -> None:
+        async with limits(app) as connect:
+            client = await connect()
+            await client.say(b"GET / HTTP/1.1\r\nhost: a\r\nx-session-id: \t a b \t\r\n\r\n")
+            await client.answer()
+
+    asyncio.run(main())
+    assert seen == [b"a b"]
+
+
 @pytest.mark.parametrize("offer", [b"h2c", b"websocket"])
 def test_a_request_that_offers_another_protocol_is_served_in_this_one(offer: bytes) -> None:
     """With its body, as Java's client and `curl --http2` send it; the connection goes on, and a body may say the same."""
