@@ -28,6 +28,7 @@ class AsyncClient(Sending):
         super().__init__(urls, **options)
         # By event loop: trainers make new loops.
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self._keepers: dict[asyncio.AbstractEventLoop, AsyncGenerator[aiohttp.ClientSession, None]] = {}
 
     async def __aenter__(self) -> Self:
         return self
@@ -39,30 +40,37 @@ class AsyncClient(Sending):
 
     async def close(self) -> None:
         """Close all connections of the running loop."""
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.close()
-        await self._leave_closed_loops()
+        await self._end(asyncio.get_running_loop())
 
     async def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
         found = self._sessions.get(loop)
         if found is None:
-            # No limits by the library itself. An idle connection is closed here before the router closes it.
-            found = self._sessions[loop] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-            await self._leave_closed_loops()
+            keeper = self._keepers[loop] = self._kept(loop)
+            found = await anext(keeper)
+            for other in [one for one in tuple(self._keepers) if one.is_closed()]:  # without having been shut down
+                await self._end(other)
         return found
 
-    async def _leave_closed_loops(self) -> None:
-        """Drop what loops have opened that are closed: a session keeps its loop and its sockets as long as it is kept."""
-        for loop in [one for one in tuple(self._sessions) if one.is_closed()]:
-            session = self._sessions.pop(loop, None)
-            if session is not None:
-                await session.close()
+    async def _end(self, loop: asyncio.AbstractEventLoop) -> None:
+        keeper = self._keepers.pop(loop, None)
+        if keeper is not None:
+            await keeper.aclose()
+
+    async def _kept(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[aiohttp.ClientSession, None]:
+        """Yield a session. A loop that is shut down closes its generators, and so the session: trainers run many loops."""
+        # No limits by the library itself. An idle connection is closed here before the router closes it.
+        session = self._sessions[loop] = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        try:
+            yield session
+        finally:
+            self._sessions.pop(loop, None)
+            self._keepers.pop(loop, None)
+            await session.close()
 
     async def run(self, operation: Operation[T]) -> T:
         """Send a request, again if that is harmless, and return what its answer says."""
