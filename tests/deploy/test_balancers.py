@@ -132,28 +132,41 @@ def balanced(name: str, folder: Path, routers: list[str]) -> Iterator[Balanced]:
         process.wait(10)
 
 
+TRIES = 4
+"""A balancer may take a router for busy or dead for some seconds, on a busy machine. A wrong one is wrong each time."""
+
+
+def _astray(front: Balanced) -> dict[str, object]:
+    """Return what is wrong with the routers that 60 conversations, and as many requests without one, come to."""
+    homes, strays = collections.Counter[str](), 0
+    for word in map("w{}".format, range(60)):
+        asked = collections.Counter(
+            [
+                front.who(x_router_affinity=word),
+                front.who(f"/sessions/{word}/v1/chat/completions"),
+                front.who(f"/sessions/{word}"),
+                front.who("/v1/chat/completions", x_session_id=word),
+                front.who(f"/sessions/{word}", x_router_affinity="another"),
+            ]
+        )
+        homes[asked.most_common(1)[0][0]] += 1
+        strays += len(asked) - 1
+    found: dict[str, object] = {"strays": strays} if strays > 3 else {}  # spread at random, 56 words stray
+    bare = collections.Counter(front.who() for _ in range(60))
+    new = collections.Counter(front.who("/sessions") for _ in range(60))
+    spread = {"conversations": homes, "without a word": bare, "new sessions": new}
+    return found | {what: one for what, one in spread.items() if len(one) < 2 or min(one.values()) <= 12}
+
+
 @pytest.mark.parametrize("name", BALANCERS)
 def test_a_conversation_stays_and_the_rest_is_spread(name: str, tmp_path: Path) -> None:
     with serve(_router("one")) as one, serve(_router("two")) as two, balanced(name, tmp_path, [one, two]) as front:  # type: ignore[arg-type]
-        homes, strays = collections.Counter[str](), 0
-        for word in map("w{}".format, range(60)):
-            asked = collections.Counter(
-                [
-                    front.who(x_router_affinity=word),
-                    front.who(f"/sessions/{word}/v1/chat/completions"),
-                    front.who(f"/sessions/{word}"),
-                    front.who("/v1/chat/completions", x_session_id=word),
-                    front.who(f"/sessions/{word}", x_router_affinity="another"),
-                ]
-            )
-            homes[asked.most_common(1)[0][0]] += 1
-            strays += len(asked) - 1
-        assert strays <= 3, (
-            "a balancer may take a router for busy or dead for a moment; spread at random, 56 words stray"
-        )
-        assert min(homes.values()) > 12, homes
-        assert min(collections.Counter(front.who() for _ in range(60)).values()) > 12, "without a word"
-        assert min(collections.Counter(front.who("/sessions") for _ in range(60)).values()) > 12, "a new session"
+        for _ in range(TRIES):
+            found = _astray(front)
+            if not found:
+                break
+            time.sleep(2)
+        assert found == {}
 
 
 @pytest.mark.parametrize("name", BALANCERS)
