@@ -2,7 +2,7 @@
 
 Clients of every kind go on through it: plain replies, streams, batches, several samples, sessions. Each continues its
 conversation at whichever router answers. What they were told, and what the worker says it was sent, is the truth.
-It kills 5 times, or `TITO_KILLS` times.
+It kills 10 times, or `TITO_KILLS` times.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.vocabularies import vocabulary
 
 pytestmark = pytest.mark.slow
 
-KILLS = int(os.environ.get("TITO_KILLS", "5"))
+KILLS = int(os.environ.get("TITO_KILLS", "10"))
 TURNS = 5
 Json = dict[str, Any]
 GONE = (OSError, http.client.HTTPException)

@@ -20,7 +20,7 @@ from tests.support.redis_server import empty_redis
 
 pytestmark = pytest.mark.slow
 
-KILLS = 5
+KILLS = 10
 CLIENTS = 4
 
 
