@@ -133,19 +133,30 @@ class SessionsMiddleware:
                 if path == COMPLETIONS:
                     return self._completions(scope, receive, send)
         elif scope["type"] == "lifespan":
-            return self._hub.live(self.app, scope, self._closing(receive), send)
+            return self._hub.live(self.app, scope, self._closing(receive), self._beginning(send))
         return self.app(scope, receive, send)
+
+    def _beginning(self, send: Send) -> Send:
+        """Return a `send` of the lifespan that begins the sessions' own work after the layers inside have started.
+
+        Earlier, the thread that warms the template would hold up their start.
+        """
+
+        async def beginning(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                self._sweeper = asyncio.create_task(self.registry.keep_sweeping())
+                if self._chats is not None:
+                    self._chats.warm()
+            await send(message)
+
+        return beginning
 
     def _closing(self, receive: Receive) -> Receive:
         """Return a `receive` of the lifespan that ends the sessions before the layers inside shut down."""
 
         async def closing() -> Message:
             message = await receive()
-            if message["type"] == "lifespan.startup":
-                self._sweeper = asyncio.create_task(self.registry.keep_sweeping())
-                if self._chats is not None:
-                    self._chats.warm()
-            elif message["type"] == "lifespan.shutdown":
+            if message["type"] == "lifespan.shutdown":
                 if self._sweeper is not None:
                     self._sweeper.cancel()
                 await self.registry.close()

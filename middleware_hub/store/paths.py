@@ -37,8 +37,10 @@ STEP: Final = 4
 GROUP: Final = 16
 _SIZE: Final = 16
 _NEAR: Final = 4
-_KEY: Final = 12
-"""Bytes of a key. Hashes of texts have 8: their collisions cost time, since texts are compared."""
+KEY: Final = 12
+"""Bytes of a key."""
+HASH: Final = 8
+"""Bytes of the hash of a text: a collision costs time, since texts are compared."""
 
 _EMPTY: Final = blake2b(digest_size=_SIZE)
 
@@ -75,7 +77,7 @@ class TextEnd(msgspec.Struct, frozen=True, gc=False):
     def place(self) -> tuple[bytes, int, bytes]:
         """Return the first three fields of the `Place` of a reply whose whole text ends here; `rest` is less than a block."""
         state, rest = self.state, self.rest.encode("utf-8", "surrogatepass")
-        key = state.group + state.digest[_NEAR:_KEY]
+        key = state.group + state.digest[_NEAR:KEY]
         return key, BLOCK * state.blocks + len(self.rest), xxh3_64_digest(state.digest + rest)
 
 
@@ -144,7 +146,7 @@ class TextPath:
     def key(self, block: int) -> bytes:
         """Return the key of the end of the first `block` blocks."""
         at = self._index(block)
-        return self._groups[at] + self._digests[at][_NEAR:_KEY]
+        return self._groups[at] + self._digests[at][_NEAR:KEY]
 
     def digest(self, block: int) -> bytes:
         """Return the digest at the end of the first `block` blocks: that of the whole text up to there."""
@@ -160,7 +162,7 @@ class TextPath:
         at = self._index(block)
         digest = self._digests[at]
         rest = self.text[block * BLOCK : length].encode("utf-8", "surrogatepass")
-        return Place(self._groups[at] + digest[_NEAR:_KEY], length, xxh3_64_digest(digest + rest), kind)
+        return Place(self._groups[at] + digest[_NEAR:KEY], length, xxh3_64_digest(digest + rest), kind)
 
     def passing(self, start: int, end: int, kind: int) -> list[Place]:
         """Return where a record is entered that passes these characters."""
@@ -204,7 +206,7 @@ def ways(path: TextPath, start: int, end: int) -> list[Place]:
 def name_place(namespace: Namespace, name: str) -> Place:
     """Return where a reply is entered by its name (a request id)."""
     data = _salt(namespace) + name.encode("utf-8", "surrogatepass")
-    return Place(blake2b(data, digest_size=_KEY, person=b"name").digest(), 0, b"", NAME)
+    return Place(blake2b(data, digest_size=KEY, person=b"name").digest(), 0, b"", NAME)
 
 
 @lru_cache(1024)

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from middleware_hub.tokenizer import kept
 from middleware_hub.tokenizer.library_logs import quiet_their_handlers
+from middleware_hub.tokenizer.settings import fingerprint, read_settings
 from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ LIBRARIES = ("transformers", "tokenizers", "huggingface-hub", "sentencepiece", "
 _FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*")
 """A folder with none of these has no tokenizer."""
 
-_VERSION = 1
+_VERSION = 2
 """The version of `LoadedTokenizer`. Raise it when that class changes, or what it is made from."""
 
 
@@ -40,6 +41,7 @@ class LoadedTokenizer(msgspec.Struct, frozen=True):
         special_tokens_map: `bos_token` and so on, with their texts.
         vocabulary_size: the model's, if known: models pad their vocabulary.
         probes: the ids that it makes of `PROBES`.
+        fingerprint: see `settings.fingerprint`.
     """
 
     tokenizer_json: str
@@ -47,6 +49,7 @@ class LoadedTokenizer(msgspec.Struct, frozen=True):
     special_tokens_map: dict[str, str]
     vocabulary_size: int | None
     probes: list[list[int]]
+    fingerprint: str
 
 
 _decoder = msgspec.json.Decoder(LoadedTokenizer)
@@ -108,13 +111,15 @@ def _asked(path: str, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backend
     probes = [list(loaded(text)["input_ids"]) for text in PROBES]
     backend.no_truncation()
     backend.no_padding()
+    tokenizer_json = backend.to_str()
     return (
         LoadedTokenizer(
-            tokenizer_json=backend.to_str(),
+            tokenizer_json=tokenizer_json,
             chat_template=loaded.chat_template,
             special_tokens_map=special,
             vocabulary_size=next((size for size in sizes if isinstance(size, int)), None),
             probes=probes,
+            fingerprint=fingerprint(read_settings(tokenizer_json)),
         ),
         backend,
     )

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from middleware_hub.spans.chain import SpanFlag, pack_ids, unpack_ids
 from middleware_hub.tokenizer import loaded
 from middleware_hub.tokenizer.alignment import Alignment, align_context
 from middleware_hub.tokenizer.encoder import Encode, FastEncoder, LateEncoder, encoder
-from middleware_hub.tokenizer.settings import is_verbatim, read_settings, tail_settings
+from middleware_hub.tokenizer.settings import fingerprint, is_verbatim, read_settings, tail_settings
 from middleware_hub.tokenizer.spellings import read_vocabulary
 from router.config.radix import SpecialTokens, TokenizerBackend
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
@@ -110,6 +109,7 @@ class Tokenizer:
         )
         tokenizer.chat_template = found.chat_template
         tokenizer.special_tokens_map = found.special_tokens_map
+        tokenizer.fingerprint = found.fingerprint
         for text, expected in zip(loaded.PROBES, found.probes, strict=True):
             mine = tokenizer.bos + backend.encode(text, add_special_tokens=False).ids
             if add_special_tokens == "auto" and expected[: len(mine)] != mine:
@@ -192,10 +192,8 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of vocabulary, added tokens and normalizer: ids mean the same text to a tokenizer with the same hash."""
-        settings = read_settings(self._start.to_str())
-        parts = [settings["model"]["vocab"], settings["added_tokens"], settings["normalizer"]]
-        return blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=16).hexdigest()
+        """See `settings.fingerprint`."""
+        return fingerprint(read_settings(self._start.to_str()))
 
     @cached_property
     def _tail(self) -> Backend:

@@ -41,11 +41,6 @@ class Reader:
             self.connection.execute("PRAGMA busy_timeout = 0")
         self._known: Container[bytes] = ()
         self.connection.create_function("known", 1, lambda i: i in self._known)
-        self._search: Search | None = None
-        self.connection.create_function("digest", 2, self._digest)
-
-    def _digest(self, key: bytes, length: int) -> bytes | None:
-        return None if self._search is None else self._search.digest(key, length)
 
     def newest(self) -> int:
         """Return the number of the last record, or 0."""
@@ -87,12 +82,9 @@ class Reader:
         one does.
         """
         with self.snapshot():
-            self._search = search = Search(self.connection, query)
-            try:
-                wanted = search.wanted()
-                alone = None if horizon is None else search.alone(horizon)
-            finally:
-                self._search = None
+            search = Search(self.connection, query)
+            wanted = search.wanted()
+            alone = None if horizon is None else search.alone(horizon)
             return self._fetch(wanted, query.known, most), alone
 
     def get(self, ids: Sequence[bytes], known: Container[bytes]) -> Found:

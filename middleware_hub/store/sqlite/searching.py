@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 import msgspec
@@ -16,33 +18,55 @@ import msgspec
 from middleware_hub.spans.chain import names_of
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
 from middleware_hub.store.look_up import MOST_CHAINS, MOST_VARIANTS, Choice, Hit, last_step
-from middleware_hub.store.paths import BLOCK, END, END_ALONE, NAME, PASS, START, WAY, TextPath, name_place
+from middleware_hub.store.paths import BLOCK, END, END_ALONE, HASH, KEY, NAME, PASS, START, WAY, TextPath, name_place
 from middleware_hub.store.protocol import Query
 from middleware_hub.store.records import SpanRecord, decode
-from middleware_hub.store.sqlite.rows import marks, padded
+from middleware_hub.store.sqlite.rows import marks
 
 logger = logging.getLogger(__name__)
 
+_Row = tuple[int, int, int]
+
+_encode = msgspec.json.encode
+_lengths = msgspec.json.Decoder(list[tuple[int, int]])
+_rows = msgspec.json.Decoder(list[_Row])
 _numbers = msgspec.json.Decoder(list[int])
 
-_MOST_BLOCKS: Final = 512
-"""Keys of one statement."""
-_NEWEST: Final = (
+_FEW: Final = 256
+"""Up to this many records, and four of each place, are read without a choice of the newest."""
+_MOST: Final = {
+    START: MOST_CHAINS + 1,
+    PASS: 2 * MOST_CHAINS + 1,
+    END: MOST_VARIANTS + 1,
+    END_ALONE: MOST_VARIANTS + 1,
+}
+"""How many records of a place are read, by kind: the newest ones."""
+
+# Each statement answers in one step and calls nothing of Python's (see `rows`), and its text is always the same, so that it is
+# compiled once: keys and hashes come as one blob, numbers as JSON. A place without a hash has no length there.
+_LENGTHS: Final = f"""
+WITH RECURSIVE keys(i, key) AS (
+    SELECT value, substr(?1, 1 + {KEY} * value, {KEY}) FROM json_each(?2)
+), lengths(i, key, length) AS (
+    SELECT i, key, (SELECT length FROM places p WHERE p.key = keys.key ORDER BY length LIMIT 1) FROM keys
+    UNION ALL
+    SELECT i, key, (SELECT length FROM places p WHERE p.key = l.key AND p.length > l.length ORDER BY length LIMIT 1)
+    FROM lengths l WHERE length IS NOT NULL)
+SELECT json_group_array(json_array(i, length)) FROM lengths WHERE length IS NOT NULL"""
+_GIVEN: Final = f"""
+WITH f(i, key, length, hash) AS MATERIALIZED (
+    SELECT key, substr(?1, 1 + {KEY + HASH} * key, {KEY}), ifnull(value, 0),
+        iif(value IS NULL, x'', substr(?1, 1 + {KEY} + {KEY + HASH} * key, {HASH})) FROM json_each(?2))"""
+_ALL: Final = f"""{_GIVEN}
+SELECT json_group_array(json_array(i, kind, record)) FROM (
+    SELECT i, kind, record FROM f CROSS JOIN places p ON p.key = f.key AND p.length = f.length AND p.hash = f.hash LIMIT ?3)"""
+_OF_KIND: Final = (
     "(SELECT json_group_array(record) FROM (SELECT record FROM places p WHERE p.key = f.key AND p.length = f.length "
     "AND p.hash = f.hash AND p.kind = {kind} ORDER BY record DESC LIMIT {most}))"
 )
-_SEARCH: Final = f"""
-WITH RECURSIVE keys(key) AS (VALUES {{keys}}), lengths(key, length) AS (
-    SELECT key, (SELECT length FROM places p WHERE p.key = keys.key ORDER BY length LIMIT 1) FROM keys
-    UNION ALL
-    SELECT key, (SELECT length FROM places p WHERE p.key = lengths.key AND p.length > lengths.length ORDER BY length LIMIT 1)
-    FROM lengths WHERE length IS NOT NULL
-), f(key, length, hash) AS MATERIALIZED (
-    SELECT key, length, digest(key, length) FROM lengths WHERE length IS NOT NULL
-    UNION ALL SELECT key, 0, x'' FROM lengths WHERE length = 0)
-SELECT key, length, {_NEWEST.format(kind=START, most=MOST_CHAINS + 1)}, {_NEWEST.format(kind=PASS, most=2 * MOST_CHAINS + 1)},
-    {_NEWEST.format(kind=END, most=MOST_VARIANTS + 1)}, {_NEWEST.format(kind=END_ALONE, most=MOST_VARIANTS + 1)}
-FROM f WHERE EXISTS (SELECT 1 FROM places p WHERE p.key = f.key AND p.length = f.length AND p.hash = f.hash)"""
+_NEWEST: Final = (
+    f"{_GIVEN} SELECT i, {', '.join(_OF_KIND.format(kind=kind, most=most) for kind, most in _MOST.items())} FROM f"
+)
 _NAMED: Final = (
     "SELECT n, body FROM places JOIN records ON n = record "
     f"WHERE key = ? AND length = 0 AND hash = x'' AND kind = {NAME} ORDER BY record DESC LIMIT 8"
@@ -68,7 +92,6 @@ class Search:
         self._query = query
         self._path: TextPath = query.path
         self._size = len(query.path.text)
-        self._blocks: dict[bytes, int] = {}
 
     def wanted(self) -> Wanted:
         first = max(self._path.first, last_step(self._query.known_from))
@@ -85,17 +108,39 @@ class Search:
 
     def _hits(self, blocks: range) -> list[Hit[int]]:
         """Return all places of our text, from its beginning to its end."""
-        of_key = self._blocks = {self._path.key(block): block for block in blocks}
-        found: list[Hit[int]] = []
-        for some in padded(list(of_key), _MOST_BLOCKS):
-            keys = ",".join(["(?)"] * len(some))
-            for key, length, *newest in self._connection.execute(_SEARCH.format(keys=keys), some):
-                found.append(Hit(of_key[key], length, *map(_numbers.decode, newest)))
-        return sorted(found)
+        path = self._path
+        keys = b"".join([path.key(block) for block in blocks])
+        ((answer,),) = self._connection.execute(_LENGTHS, (keys, _encode(list(range(len(blocks))))))
+        places: list[tuple[int, int, bytes]] = []
+        for i, length in sorted(_lengths.decode(answer)):
+            block = blocks[i]
+            if not length:
+                places.append((block, 0, b""))
+            if BLOCK * block <= length <= self._size:
+                places.append((block, length, path.hash(length)))
+        return [Hit(*places[i][:2], *newest) for i, newest in self._newest(places)]
 
-    def digest(self, key: bytes, length: int) -> bytes | None:
-        """Return the hash of the first characters of our text, which end in the block of this key; None if they do not."""
-        return self._path.hash(length) if BLOCK * self._blocks[key] <= length <= self._size else None
+    def _newest(self, places: Sequence[tuple[int, int, bytes]]) -> Iterator[tuple[int, Sequence[list[int]]]]:
+        """Yield the newest records of each place (block, length, hash) that has any: those of each kind of `_MOST`.
+
+        The hash is empty where no text ends.
+        """
+        path, most = self._path, _FEW + 4 * len(places)
+        blob = b"".join([path.key(block) + digest.ljust(HASH) for block, _, digest in places])
+        given = blob, _encode([length if digest else None for _, length, digest in places])
+        ((answer,),) = self._connection.execute(_ALL, (*given, most))
+        rows = _rows.decode(answer)
+        if len(rows) == most:  # a crowd
+            for i, *newest in self._connection.execute(_NEWEST, given):
+                if any(answer != "[]" for answer in newest):
+                    yield i, [_numbers.decode(answer) for answer in newest]
+            return
+        wanted = sorted((row for row in rows if row[1] in _MOST), key=_newest_first)
+        for i, of_place in groupby(wanted, key=itemgetter(0)):
+            of_kind: dict[int, list[int]] = {kind: [] for kind in _MOST}
+            for _, kind, record in of_place:
+                of_kind[kind].append(record)
+            yield i, [of_kind[kind][:count] for kind, count in _MOST.items()]
 
     def _named(self) -> Iterator[tuple[int, int]]:
         """Yield the number of each named parent, and the end of its text."""
@@ -115,6 +160,10 @@ class Search:
             return []
         sql = f"SELECT max(n) FROM records WHERE n IN ({marks(len(replies))}) GROUP BY parent"
         return [n for (n,) in self._connection.execute(sql, replies)]
+
+
+def _newest_first(row: _Row) -> tuple[int, int]:
+    return row[0], -row[2]
 
 
 def decode_all(bodies: Iterable[bytes]) -> tuple[list[SpanRecord], int]:

@@ -129,18 +129,22 @@ def test_a_tokenizer_that_was_kept_is_the_one_that_was_loaded(name: Name, cache:
     assert second == first
     assert again.to_str() == backend.to_str() == first.tokenizer_json
     assert [again.encode(text).ids for text in loaded.PROBES] == first.probes
+    assert Tokenizer(backend).fingerprint == Tokenizer.load(path).fingerprint == first.fingerprint
 
 
 def test_a_changed_folder_is_loaded_anew(source: Path, cache: Path) -> None:
     """Ids that are another vocabulary's must never be sent."""
     made = json.loads((source / "tokenizer.json").read_text())
     (source / "tokenizer.json").write_text(json.dumps(made))  # as it is written below: of the same size
-    spelled = Tokenizer.load(str(source)).vocabulary.spell([1000])
+    first = Tokenizer.load(str(source))
+    spelled, fingerprint = first.vocabulary.spell([1000]), first.fingerprint
     vocab = made["model"]["vocab"]
     one, other = (next(token for token, number in vocab.items() if number == wanted) for wanted in (1000, 1001))
     vocab[one], vocab[other] = 1001, 1000
     (source / "tokenizer.json").write_text(json.dumps(made))
-    vocabulary = Tokenizer.load(str(source)).vocabulary
+    changed = Tokenizer.load(str(source))
+    vocabulary = changed.vocabulary
+    assert changed.fingerprint != fingerprint
     assert (vocabulary.spell([1001]), vocabulary.spell([1000]) == spelled) == (spelled, False)
     assert len(list(cache.iterdir())) == 2
 
