@@ -254,9 +254,9 @@ class SameFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._log = log_of(path)
-        self._found = _which(path)
+        self._path = str(path)
+        self._log = str(log_of(path))
+        self._found = _which(self._path)
         self._found_log = _which(self._log)
 
     def __bool__(self) -> bool:
@@ -268,7 +268,7 @@ class SameFile:
         return _which(self._path) == self._found and _which(self._log) != self._found_log
 
     def check(self) -> None:
-        """Raise StoreUnreachableError if they are gone. A call takes 4 us."""
+        """Raise StoreUnreachableError if they are gone."""
         if self:
             return
         what = self._log if self.lacks_log else f"the store {self._path}"
@@ -298,7 +298,7 @@ def _check_log(path: Path) -> None:
         )
 
 
-def _which(path: Path) -> tuple[int, int] | None:
+def _which(path: str) -> tuple[int, int] | None:
     try:
         found = os.stat(path)
     except OSError:
