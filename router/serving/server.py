@@ -21,6 +21,7 @@ from router.errors import RouterError
 from router.serving.connection import Limits, limited_by
 from router.serving.descriptors import connections_for, raise_limit
 from router.serving.listening import url_of
+from router.serving.shared_listener import SharedListener
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,9 @@ class Entrance(Protocol):
 
 def serve(app: DrainingApp, config: ServerConfig, listener: socket.socket) -> int:
     """Serve until SIGTERM or SIGINT, finish the requests in flight, and return the exit code. Raises the app's `fault`."""
-    server = _DrainingServer(app, config)
+    # Windows' event loop cannot wait for a listening socket of ours.
+    alone = None if sys.platform == "win32" else SharedListener.alone(listener)
+    server = _DrainingServer(app, config, alone)
     server.run(sockets=[listener])
     return 1 if server.force_exit else 0
 
@@ -124,7 +127,7 @@ class _DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._starting = asyncio.current_task()
         try:
-            await super().startup(sockets)
+            await super().startup(sockets if self._entrance is None else [])
         except asyncio.CancelledError:
             if not self.should_exit:
                 raise

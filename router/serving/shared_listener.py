@@ -1,10 +1,13 @@
-"""A listening socket from which several processes accept, and evenly.
+"""A listening socket from which one or several processes accept: whole crowds, and evenly.
 
-Left to themselves, the processes race for each connection, and the one that happens to be awake wins: of 256 connections that
-came two milliseconds apart, one of two processes got 98%. A socket of its own for each (SO_REUSEPORT) spreads by a hash: fair
-on average only, and what waits at a process that dies is lost, at one that hangs waits with it. So here all accept from one
-queue, and each looks at a board in shared memory before it does: a process that has more connections than another one leaves a
-new one for it, and takes it only if it is still there a moment later, because the others are busy or hang.
+uvloop accepts one connection in each turn of the event loop. A busy loop turns some dozen times a second, so the last of 256
+connections that came at once waited for 7 s. Here a turn takes all that are there.
+
+Left to themselves, several processes race for each connection, and the one that happens to be awake wins: of 256 connections
+that came two milliseconds apart, one of two processes got 98%. A socket of its own for each (SO_REUSEPORT) spreads by a hash:
+fair on average only, and what waits at a process that dies is lost, at one that hangs waits with it. So here all accept from
+one queue, and each looks at a board in shared memory before it does: it takes what makes all have the same number, and leaves
+the rest to the others. It takes that too if it is still there a moment later, because the others are busy or hang.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import logging
 import mmap
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -27,13 +31,15 @@ MANNERS_SECONDS = 0.05
 """How long a process with more connections leaves a new one to the others."""
 
 MOST_AT_ONCE = 64
-"""How many of those that are still there it takes then: one at first, and twice as many each time that the others have still
-not moved. So clients hardly notice a process that hangs, and one that was busy for a moment gets its part of a crowd."""
+"""How many connections a process takes in one turn of its event loop. Of those that others have left it takes one at first, and
+twice as many each time that the others have still not moved. So clients hardly notice a process that hangs, and one that was
+busy for a moment gets its part of a crowd."""
 
 TROUBLE_SECONDS = 0.5
 """How long not to accept after an error, such as too many open files."""
 
 _INT = 4
+_UNACKED = slice(24, 28)
 
 
 class ConnectionBoard:
@@ -60,10 +66,10 @@ class ConnectionBoard:
         """Return the connections of all processes but this one."""
         return [count for each, count in enumerate(self._counts, 1) if each != number]
 
-    def has_fewest(self, number: int) -> bool:
-        """Return whether no other process has fewer connections than this one."""
-        mine = self._counts[number - 1]
-        return all(count == ABSENT or mine <= count for count in self._counts)
+    def part(self, number: int, waiting: int) -> int:
+        """Return how many of the waiting connections a process has to take so that all have the same number, or one more."""
+        serving = [count for count in self._counts if count != ABSENT]
+        return max(0, -(-(sum(serving) + waiting) // len(serving)) - self._counts[number - 1])
 
     def add(self, number: int) -> None:
         """Count one more connection of a process."""
@@ -82,6 +88,11 @@ class SharedListener:
         self._later: asyncio.TimerHandle | None = None
         self._connecting: set[asyncio.Task[object]] = set()
         listener.setblocking(False)
+
+    @classmethod
+    def alone(cls, listener: socket.socket) -> SharedListener:
+        """Return that of a process which shares the socket with no other."""
+        return cls(listener, ConnectionBoard(ConnectionBoard.create(1), 1), 1)
 
     def count(self, connections: int) -> None:
         """Note how many connections this process has."""
@@ -114,8 +125,9 @@ class SharedListener:
         self._later = loop.call_later(seconds, then)
 
     def _on_connection(self) -> None:
-        if self._board.has_fewest(self._number):
-            self._accept()
+        part = self._board.part(self._number, _waiting(self._listener))
+        if part:
+            self._accept_some(min(part, MOST_AT_ONCE))
         else:
             self._pause(MANNERS_SECONDS, partial(self._take_what_is_left, self._board.others(self._number)))
 
@@ -124,10 +136,12 @@ class SharedListener:
         if self._board.others(self._number) != before:
             self._at_once = 1
             return
-        for _ in range(self._at_once):
-            if not self._accept():
-                return
-        self._at_once = min(2 * self._at_once, MOST_AT_ONCE)
+        if self._accept_some(self._at_once):
+            self._at_once = min(2 * self._at_once, MOST_AT_ONCE)
+
+    def _accept_some(self, count: int) -> bool:
+        """Accept so many connections. Return False if there are fewer, or they cannot be accepted now."""
+        return all(self._accept() for _ in range(count))
 
     def _accept(self) -> bool:
         """Accept one connection. Return False if there is none, or it cannot be accepted now."""
@@ -154,3 +168,14 @@ class SharedListener:
         self._connecting.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.info("a connection was lost at once: %s", task.exception())
+
+
+def _waiting(listener: socket.socket) -> int:
+    """Return how many connections wait to be accepted, at least 1, which is all that is known where the system does not tell.
+
+    Linux has the number in `tcpi_unacked` of a listening socket (`struct tcp_info`, linux/tcp.h).
+    """
+    if sys.platform != "linux":
+        return 1
+    info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED.stop)
+    return max(1, int.from_bytes(info[_UNACKED], sys.byteorder))

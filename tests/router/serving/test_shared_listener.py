@@ -6,6 +6,8 @@ import asyncio
 import os
 import socket
 
+import pytest
+
 from router.serving.shared_listener import ABSENT, ConnectionBoard, SharedListener
 
 
@@ -76,6 +78,33 @@ def test_a_crowd_is_spread_evenly() -> None:
         for _ in range(6):
             await town.connect(1)
         assert town.spread() == [12, 12, 12]
+        town.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_crowd_waits_for_a_few_turns_of_a_busy_loop(count: int) -> None:
+    """uvloop takes one connection in each turn, so the last one of a crowd would wait for as many turns as there are."""
+
+    async def run() -> None:
+        town, turns = Town(count), 0
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            if sum(town.spread()) < 120:
+                asyncio.get_running_loop().call_soon(turn)
+
+        for _ in range(120):
+            town.clients.append(socket.create_connection(town.listener.getsockname()))
+        town.begin(*range(1, count + 1))
+        turn()
+        async with asyncio.timeout(10):
+            while sum(town.spread()) < 120:  # noqa: ASYNC110 - see `Town.connect`
+                await asyncio.sleep(0)
+        assert town.spread() == [120 // count] * count
+        assert turns < 20
         town.close()
 
     asyncio.run(run())
