@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support import forking
 from tests.support.engine_server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +29,7 @@ class Process:
         self._up = up
         self._folder = folder
         self._starts = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | forking.Forked | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -42,14 +43,17 @@ class Process:
     def start(self) -> None:
         """Return at once."""
         self._starts += 1
+        self._process = self._started({**os.environ, **forking.SETTINGS})
+
+    def _started(self, environment: dict[str, str]) -> subprocess.Popen[bytes] | forking.Forked:
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 self._command,
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+                env=environment,
             )
 
     def wait_until_up(self) -> None:
@@ -122,5 +126,12 @@ class Program(Process):
         """`name` is what its logs are called; `arguments` are those of `tito-router`."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = sys.executable, "-m", "router", *arguments, "--port", str(self.port)
+        self._arguments = *arguments, "--port", str(self.port)
+        command = sys.executable, "-m", "router", *self._arguments
         super().__init__(name, *command, folder=folder, up="listening on")
+
+    def _started(self, environment: dict[str, str]) -> subprocess.Popen[bytes] | forking.Forked:
+        if not forking.is_used:
+            return super()._started(environment)
+        self._log.touch()
+        return forking.start(self._arguments, environment, self._log)
