@@ -214,7 +214,15 @@ class Client:
 
 
 @pytest.mark.parametrize(("routers", "budget"), [(1, None), (2, None), (1, 40), (2, 1), (3, 40)])
-@pytest.mark.parametrize(("kind", "seed"), [("sqlite", 0), ("sqlite", 1), ("redis", 0), ("redis", 1)])
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        ("sqlite", 0),
+        pytest.param("sqlite", 1, marks=pytest.mark.slow),
+        pytest.param("redis", 0, marks=pytest.mark.slow),
+        ("redis", 1),
+    ],
+)
 def test_routers_over_a_store_answer_as_one_that_never_died(
     worker: EmbeddedWorker, tmp_path: Path, routers: int, budget: int | None, kind: str, seed: int
 ) -> None:
