@@ -1,8 +1,8 @@
 """Programs that are forked from a process that has imported what they import: importing takes each a second or two.
 
-A forked program runs `python -m router` from its first line on, with arguments, environment and log of its own, and is a
-child of the process of the tests, as one that was started. What it reads at its start it reads itself. Only Linux has
-this; and benchmarks, and `make test-slow`, start programs as users do.
+A forked program runs a module from its first line on, as `python -m router` does, with arguments, environment and log of its
+own, and is a child of the process of the tests, as one that was started. What it reads at its start it reads itself. Only
+Linux has this. Benchmarks and `make test-slow` start programs as users do.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ class _Source:
 source = cache(_Source)
 
 
-def start(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
-    """Start `python -m router`, whose output goes to a file; return at once."""
-    return source().fork({"arguments": arguments, "environment": dict(environment), "log": str(log)})
+def start(words: Sequence[str], environment: Mapping[str, str], log: Path) -> Forked:
+    """Start `python -m` with these words, the first of which is a module. The output goes to a file that is there."""
+    return source().fork({"words": words, "environment": dict(environment), "log": str(log)})
 
 
 def _serve() -> None:
@@ -140,15 +140,15 @@ def _run_in_a_fork(order: dict[str, Any], told: int) -> None:
         os._exit(0)
     os.close(told)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    log = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    log = os.open(order["log"], os.O_WRONLY)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(order["environment"])
-    sys.argv = ["router", *order["arguments"]]
-    runpy.run_module("router", run_name="__main__", alter_sys=True)
+    sys.argv = order["words"]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

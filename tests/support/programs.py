@@ -43,11 +43,12 @@ class Process:
     def start(self) -> None:
         """Return at once."""
         self._starts += 1
-        self._process = self._started({**os.environ, **forking.SETTINGS})
-
-    def _started(self, environment: dict[str, str]) -> subprocess.Popen[bytes] | forking.Forked:
+        environment = {**os.environ, **forking.SETTINGS}
         with self._log.open("wb") as log:
-            return subprocess.Popen(
+            if forking.is_used and self._command[:2] == (sys.executable, "-m"):
+                self._process = forking.start(self._command[2:], environment, self._log)
+                return
+            self._process = subprocess.Popen(
                 self._command,
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
@@ -126,12 +127,5 @@ class Program(Process):
         """`name` is what its logs are called; `arguments` are those of `tito-router`."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._arguments = *arguments, "--port", str(self.port)
-        command = sys.executable, "-m", "router", *self._arguments
+        command = sys.executable, "-m", "router", *arguments, "--port", str(self.port)
         super().__init__(name, *command, folder=folder, up="listening on")
-
-    def _started(self, environment: dict[str, str]) -> subprocess.Popen[bytes] | forking.Forked:
-        if not forking.is_used:
-            return super()._started(environment)
-        self._log.touch()
-        return forking.start(self._arguments, environment, self._log)
