@@ -6,20 +6,25 @@
 
 import gc
 import os
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import forking
+
 MORE = int(os.environ.get("TITO_EXAMPLES", "0"))
 SLOW = os.environ.get("TITO_SLOW") == "1"
 SHARE = 3
 """`make test` looks at one of so many examples."""
+DEAR = 12
+"""And of those that take a tenth of a second each, at one of so many."""
 
 
-def examples(count: int) -> int:
+def examples(count: int, share: int = SHARE) -> int:
     """Return the number of examples for a random test that names `count`."""
-    return count * MORE if MORE else count if SLOW else -(-count // SHARE)
+    return count * MORE if MORE else count if SLOW else -(-count // share)
 
 
 # How long an example takes is the machine's business, and the first text of all takes a second on a slow one.
@@ -28,6 +33,7 @@ settings.register_profile("same", max_examples=examples(100), derandomize=True, 
 settings.register_profile("explore", max_examples=examples(100), print_blob=True, **UNTIMED)
 settings.load_profile("explore" if MORE else "same")
 
+forking.is_used = sys.platform == "linux" and not SLOW
 
 gc.disable()  # while tests are imported and collected: all of that stays
 

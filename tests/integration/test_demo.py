@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "router", "demo"]
 
 
+@pytest.mark.slow  # README.md has another one, which tests run
 def test_the_demo_recovers_every_conversation() -> None:
     done = subprocess.run(
         [*DEMO, "--conversations", "3", "--turns", "3"], cwd=ROOT, capture_output=True, text=True, timeout=120

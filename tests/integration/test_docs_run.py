@@ -198,15 +198,21 @@ def test_the_plain_loop_is_exact(read: Callable[..., Reading]) -> None:
 # -- what agents do is what was sampled --------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
+    """docs/agents.md, run once for all of its agents, with one worker left."""
+    with reading(tmp_path_factory.mktemp("agents")) as reader:
+        reader.read(PIECES["docs/agents.md"])
+        for other in reader.workers[1:]:
+            call(f"{reader.router}/remove_worker", {"url": other.url})
+        yield reader
+
+
 @pytest.mark.parametrize("agent", ["ask_openai", "ask_anthropic", "ask_langchain"])
-def test_the_agents_lose_no_token(read: Callable[..., Reading], agent: str) -> None:
+def test_the_agents_lose_no_token(agents: Reading, agent: str) -> None:
     """Run a loop of each library with scripted tool calls, and check the batch made from it."""
-    reader = read("docs/agents.md")
-    names = reader.namespace
-    worker, *others = reader.workers
-    for other in others:
-        call(f"{reader.router}/remove_worker", {"url": other.url})
-    reader.forget()
+    names, worker = agents.namespace, agents.workers[0]
+    agents.forget()
     for city in ("Hamburg", "Oslo"):
         asks = json.dumps({"name": "weather", "arguments": {"city": city}})
         worker.script(text=f"I look.\n<tool_call>\n{asks}\n</tool_call>")
@@ -218,7 +224,7 @@ def test_the_agents_lose_no_token(read: Callable[..., Reading], agent: str) -> N
     assert found["num_turns"] == len(worker.log) == 3
     tools = [message["content"] for message in found["messages"] if message["role"] == "tool"]
     assert [json.loads(content)["city"] for content in tools] == ["Hamburg", "Oslo"]
-    check(reader, found["prompt_ids"], found["response_ids"], found["response_mask"], found["response_logprobs"])
+    check(agents, found["prompt_ids"], found["response_ids"], found["response_mask"], found["response_logprobs"])
 
     batch = names["padded"]([found, {**found, "response_ids": [], "response_mask": [], "response_logprobs": []}])
     whole = found["prompt_ids"] + found["response_ids"]

@@ -73,7 +73,7 @@ def at_both(router: Processes, worker: EmbeddedWorker, asks: list[Asking], body:
         assert len(asks) < 50
 
 
-@pytest.mark.parametrize("count", [8, 32])
+@pytest.mark.parametrize("count", [8, pytest.param(32, marks=pytest.mark.slow)])
 def test_connections_are_spread_evenly(
     count: int, worker: EmbeddedWorker, router: Processes, asks: list[Asking]
 ) -> None:
@@ -101,7 +101,7 @@ def test_connections_are_spread_evenly(
     assert router.metric("tito_router_requests_total", route="generate", status="200") == count
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
 def test_all_are_one_memory(kind: str, worker: EmbeddedWorker, tmp_path: Path) -> None:
     """A conversation and a session go on at whichever process has the connection, turn by turn."""
     template = str(templates.folder() / "qwen2_5.jinja")
@@ -231,7 +231,7 @@ def test_processes_end_with_their_parent(worker: EmbeddedWorker, router: Process
     until(lambda: _free(router.port), 5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_all_finish_what_they_have(
     number: signal.Signals, worker: EmbeddedWorker, router: Processes, asks: list[Asking]
 ) -> None:
@@ -251,7 +251,7 @@ def test_all_finish_what_they_have(
     assert router.exit_code() == 0
 
 
-@pytest.mark.parametrize("group", [False, True])
+@pytest.mark.parametrize("group", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_second_signal_ends_all_at_once(
     group: bool, worker: EmbeddedWorker, router: Processes, asks: list[Asking]
 ) -> None:

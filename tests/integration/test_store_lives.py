@@ -213,8 +213,19 @@ class Client:
             assert router.stack.post("/v1/chat/completions", body).status == 200
 
 
-@pytest.mark.parametrize(("routers", "budget"), [(1, None), (2, None), (1, 40), (2, 1), (3, 40)])
-@pytest.mark.parametrize(("kind", "seed"), [("sqlite", 0), ("sqlite", 1), ("redis", 0), ("redis", 1)])
+MATRIX = [
+    (routers, budget, kind, seed)
+    for routers, budget in [(1, None), (2, None), (1, 40), (2, 1), (3, 40)]
+    for kind, seed in [("sqlite", 0), ("sqlite", 1), ("redis", 0), ("redis", 1)]
+]
+USUAL = {(1, None, "redis", 0), (2, None, "sqlite", 0), (1, 40, "sqlite", 1), (2, 1, "redis", 1), (3, 40, "redis", 0)}
+"""What `make test` plays, of `MATRIX`: each number of routers with each budget, over one store."""
+
+
+@pytest.mark.parametrize(
+    ("routers", "budget", "kind", "seed"),
+    [pytest.param(*play, marks=[] if play in USUAL else [pytest.mark.slow]) for play in MATRIX],
+)
 def test_routers_over_a_store_answer_as_one_that_never_died(
     worker: EmbeddedWorker, tmp_path: Path, routers: int, budget: int | None, kind: str, seed: int
 ) -> None:

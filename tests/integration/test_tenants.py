@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.config import AbortConfig
-from tests.conftest import examples
+from tests.conftest import DEAR, examples
 from tests.support import client
 from tests.support.asking import Asking
 from tests.support.client import Answer
@@ -303,7 +303,7 @@ def ids_shown(answer: Answer) -> list[str]:
 # -- the property ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200, DEAR), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(CALLS, max_size=12))
 def test_a_tenant_sees_what_it_would_see_alone(worlds: tuple[Stack, Stack], calls: list[Any]) -> None:
     """Answers, headers, and the tokens that the worker gets; and nothing in them was sampled for the other one."""

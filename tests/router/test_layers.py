@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,7 @@ MAY_EMBED = "router.demo."
 ORDER = list(LAYERS)
 
 
+@cache
 def layer_of(module: str) -> str | None:
     """The layer with the longest pattern that fits a module, or a name in it."""
     fits = [
@@ -190,6 +192,7 @@ def faults(module: str, source: str) -> list[str]:
     return found
 
 
+@cache
 def modules() -> dict[str, str]:
     found = {}
     for package in OURS:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support import forking
 from tests.support.engine_server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +29,7 @@ class Process:
         self._up = up
         self._folder = folder
         self._starts = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | forking.Forked | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -42,14 +43,18 @@ class Process:
     def start(self) -> None:
         """Return at once."""
         self._starts += 1
+        environment = {**os.environ, **forking.SETTINGS}
         with self._log.open("wb") as log:
+            if forking.is_used and self._command[:2] == (sys.executable, "-m"):
+                self._process = forking.start(self._command[2:], environment, self._log)
+                return
             self._process = subprocess.Popen(
                 self._command,
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+                env=environment,
             )
 
     def wait_until_up(self) -> None:

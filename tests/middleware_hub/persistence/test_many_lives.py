@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from middleware_hub.persistence import saving
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.records import Serials
-from tests.conftest import examples
+from tests.conftest import DEAR, examples
 from tests.middleware_hub.persistence.drawn import NAMESPACES, PICK, REQUEST, request_of
 from tests.middleware_hub.persistence.lives import Ask, Life, Lives
 
@@ -100,7 +100,7 @@ class Play:
 
 
 @pytest.mark.parametrize("scheme", ["memory", "sqlite", "redis"])
-@settings(max_examples=examples(300), deadline=None, report_multiple_bugs=False)
+@settings(max_examples=examples(300, DEAR), deadline=None, report_multiple_bugs=False)
 @given(
     lives=st.integers(1, 3),
     steps=st.lists(STEP, min_size=2, max_size=16),

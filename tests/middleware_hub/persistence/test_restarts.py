@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import examples
+from tests.conftest import DEAR, examples
 from tests.middleware_hub.persistence.drawn import NAMESPACES, PICK, REQUEST, request_of
 from tests.middleware_hub.persistence.lives import VOCABULARY, Ask, Lives
 
@@ -51,21 +51,21 @@ async def play(lives: Lives, steps: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["memory", "sqlite"])
-@settings(max_examples=examples(300), deadline=None, report_multiple_bugs=False)
+@settings(max_examples=examples(300, DEAR), deadline=None, report_multiple_bugs=False)
 @given(steps=st.lists(STEP, min_size=2, max_size=14))
 def test_a_tree_that_is_restarted_answers_as_one_that_never_died(scheme: str, steps: list[Any]) -> None:
     asyncio.run(play(Lives(scheme, 1), steps))
 
 
 @pytest.mark.parametrize("scheme", ["memory", "sqlite"])
-@settings(max_examples=examples(300), deadline=None, report_multiple_bugs=False)
+@settings(max_examples=examples(300, DEAR), deadline=None, report_multiple_bugs=False)
 @given(steps=st.lists(STEP, min_size=2, max_size=14))
 def test_two_trees_in_turns_answer_as_one(scheme: str, steps: list[Any]) -> None:
     asyncio.run(play(Lives(scheme, 2), steps))
 
 
 @pytest.mark.parametrize("scheme", ["memory", "sqlite"])
-@settings(max_examples=examples(300), deadline=None, report_multiple_bugs=False)
+@settings(max_examples=examples(300, DEAR), deadline=None, report_multiple_bugs=False)
 @given(steps=st.lists(STEP, min_size=2, max_size=14), budget=st.integers(0, 30))
 def test_a_tree_with_no_room_answers_as_one_with_plenty(scheme: str, steps: list[Any], budget: int) -> None:
     asyncio.run(play(Lives(scheme, 1, budget), steps))

@@ -30,7 +30,7 @@ from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
 from middleware_hub.store.redis.store import RedisStore
 from router.errors import BadRequestError
-from tests.conftest import examples
+from tests.conftest import DEAR, examples
 from tests.middleware_hub.store.world import (
     EOS,
     MEMORY,
@@ -115,7 +115,7 @@ def asked(draw: st.DrawFn, world: World) -> tuple[str, tuple[str, ...]]:
 @pytest.mark.parametrize(
     "kind", ["memory", "sqlite", "redis", "valkey", pytest.param("cluster", marks=pytest.mark.slow)]
 )
-@settings(max_examples=examples(400))
+@settings(max_examples=examples(400, DEAR))
 @given(data=st.data())
 def test_find_against_the_oracle(kind: str, data: st.DataObject) -> None:
     """All complete replies of the path are found, and what the text has of others behind them; nothing from elsewhere."""

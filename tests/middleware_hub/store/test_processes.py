@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import sqlite3
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -23,19 +21,14 @@ from middleware_hub.store.sqlite.file import FORMAT
 from middleware_hub.store.sqlite.store import SqliteStore
 from tests.conftest import SLOW
 from tests.middleware_hub.store.world import World, address_of, closed, findings, ids, query, sqlite, with_store
+from tests.support.programs import Process
 
-ROOT = Path(__file__).parents[3]
 KILLS = 100 if SLOW else 20
 
 
-def start(address: str, name: str, turns: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.middleware_hub.store.appender", address, name, str(turns)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+def appender(address: str, name: str, turns: int, folder: Path) -> Process:
+    command = sys.executable, "-m", "tests.middleware_hub.store.appender", address, name, str(turns)
+    return Process(name, *command, folder=folder, up="open\n")
 
 
 def acknowledged(lines: list[str]) -> list[bytes]:
@@ -48,9 +41,9 @@ def acknowledged(lines: list[str]) -> list[bytes]:
 def test_two_processes_share_a_store(kind: str, tmp_path: Path) -> None:
     """All of both is there, each sees the other's, and their events stand in one log without gaps."""
     address = address_of(kind, tmp_path)
-    processes = [start(address, name, 25) for name in ("one", "two")]
-    lines = [process.communicate()[0].splitlines() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
+    with appender(address, "one", 25, tmp_path) as one, appender(address, "two", 25, tmp_path) as two:
+        assert [process.exit_code() for process in (one, two)] == [0, 0]
+        lines = [process.log.splitlines() for process in (one, two)]
     assert [some[-1] for some in lines] == ["done", "done"]
 
     async def work(store: Store) -> None:
@@ -77,12 +70,11 @@ def test_a_killed_process_loses_nothing_that_was_acknowledged(kind: str, tmp_pat
     replies: list[bytes] = []
     address = address_of(kind, tmp_path)
     for number in range(KILLS):
-        process = start(address, f"process {number}", 10_000)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n"
-        time.sleep(source.uniform(0, 0.15))
-        process.kill()
-        replies += acknowledged(process.communicate()[0].split("\n"))
+        with appender(address, f"process {number}", 10_000, tmp_path) as process:
+            process.wait_until_up()
+            time.sleep(source.uniform(0, 0.15))
+            process.kill()
+            replies += acknowledged(process.log.split("\n"))
 
     async def work(store: Store) -> None:
         assert len(replies) > 5 * KILLS

@@ -211,6 +211,7 @@ def test_tails_add_up_to_the_conversation(name: str) -> None:
     check()
 
 
+@pytest.mark.slow  # some of them, in all that can be asked, are above
 def test_every_published_template_has_tails() -> None:
     """Wherever the turn is found in the full rendering, the tail ends it. Six take no text, only parts with a text."""
     calling = said("", call("weather", x=MARK))

@@ -78,7 +78,9 @@ _made: dict[str, list[ChatTemplate]] = {}
 
 def made(name: str) -> ChatTemplate:
     """Return one of two equal templates, in turn: making one takes long."""
-    found = _made.setdefault(name, [ChatTemplate(SHIPPED[name], SPECIAL) for _ in range(2)])
+    if name not in _made:
+        _made[name] = [ChatTemplate(SHIPPED[name], SPECIAL) for _ in range(2)]
+    found = _made[name]
     found.reverse()
     return found[0]
 

@@ -215,6 +215,7 @@ def resident(template: ChatTemplate, messages: list[Message], tools: list[Tool] 
     return [any(piece + one == text for one in kinds) for piece, text in zip(found.pieces, sent, strict=True)]
 
 
+@pytest.mark.slow  # some of them, in all that can be asked, are above
 def test_which_published_templates_splice() -> None:
     """All that take text, in all that they do not refuse, but for one; with their twins for training that is 84."""
     for path in sorted(folder().glob("*.jinja")):

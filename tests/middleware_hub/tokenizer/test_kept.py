@@ -120,7 +120,10 @@ def test_a_folder_full_of_files_has_no_fingerprint(source: Path, monkeypatch: py
 # Tokenizers ------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["qwen", "mistral-v1", "mistral-v1-legacy", "tekken"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen", "mistral-v1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral-v1-legacy", "tekken"))],
+)
 def test_a_tokenizer_that_was_kept_is_the_one_that_was_loaded(name: Name, cache: Path) -> None:
     path = str(vocabulary(name))
     first, backend = loaded.load(path, trust_remote_code=False)

@@ -363,6 +363,7 @@ def test_an_encoded_text_is_aligned_with_itself(name: Name) -> None:
     check()
 
 
+@pytest.mark.slow  # a vocabulary with all entries; the others cut such texts, too, with those that `make test` has
 def test_a_normalized_text_is_cut_where_its_own_characters_end() -> None:
     """NFC makes two characters one: the offsets of the tokenizer tell where that is in the text that was sent."""
     made = tokenizer("qwen-whole")

@@ -32,7 +32,7 @@ from middleware_hub.trajectories.events import (
 )
 from middleware_hub.trajectories.ledger import Ledger
 from middleware_hub.trajectories.samples import Choice
-from tests.conftest import examples
+from tests.conftest import DEAR, examples
 
 GROUPS = ("g", "h")
 SIZES = (None, None, 1, 1, 2, 3)
@@ -336,5 +336,5 @@ def given(ledger: Ledger, live: set[str]) -> list[tuple[bytes, tuple[bytes, ...]
     return [(sample.id, tuple(m.key for m in sample.members)) for one in found for sample in one.samples]
 
 
-Trainers.TestCase.settings = settings(max_examples=examples(300), stateful_step_count=60, deadline=None)
+Trainers.TestCase.settings = settings(max_examples=examples(300, DEAR), stateful_step_count=60, deadline=None)
 TestTrainers = Trainers.TestCase
