@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch, Store
-from middleware_hub.trajectories.events import Acknowledged, AnyEvent, Claimed, Dropped, Sampled
-from middleware_hub.trajectories.journal import StoreJournal
+from middleware_hub.trajectories.events import Acknowledged, AnyEvent, Claimed, Dropped, Ended, Joined, Sampled
+from middleware_hub.trajectories.journal import MemoryJournal, StoreJournal
 from middleware_hub.trajectories.samples import Built, Member, Sample
-from middleware_hub.trajectories.settling import HandedOutError, Settling, reward
+from middleware_hub.trajectories.settling import HandedOutError, Settling, reward, reward_session
 from tests.middleware_hub.store.world import address_of, with_store
 
 
@@ -206,3 +208,45 @@ def test_of_a_claim_and_a_reward_after_a_lease_one_is_first(tmp_path: Path, kind
         assert routers.there.ledger.claim("over 2").taken == (sampled(2).key,)  # type: ignore[union-attr]
 
     with_store(address_of(kind, tmp_path), work)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
+def test_a_reward_of_a_session_that_a_claim_overtakes_is_refused(tmp_path: Path, kind: str) -> None:
+    """The claim came before or after the session's log had the reward: no router knows, so the client hears of it."""
+
+    async def work(store: Store) -> None:
+        routers = Routers(store)
+        for number in (1, 2):
+            session = f"s{number}"
+            key = number.to_bytes(16, "big")
+            await routers.append(Joined(key=key, group=f"g{number}", size=1, session=session, time=0.0))
+            await routers.append(Ended(session=session, time=0.0))
+
+        async def claimed_meanwhile() -> bool:
+            await routers.claim(1)
+            return True
+
+        async def happen() -> bool:
+            return True
+
+        with pytest.raises(HandedOutError, match="session 's1'"):
+            await reward_session(routers.here, "s1", b"{}", claimed_meanwhile)
+        assert await reward_session(routers.here, "s2", b"{}", happen)
+        await routers.there.lease("c2", 60)
+        await routers.claim(2)
+        assert await reward_session(routers.here, "s2", b"{}", happen), "its client lost the answer"
+        with pytest.raises(HandedOutError, match="session 's2'"):
+            await reward_session(routers.here, "s2", b'{"other":1}', happen)
+
+    with_store(address_of(kind, tmp_path), work)
+
+
+def test_a_reward_of_a_session_waits_for_a_store_that_is_away() -> None:
+    class Away(MemoryJournal):
+        async def read_on(self) -> None:
+            raise StoreUnreachableError("away")
+
+    async def happen() -> bool:
+        return False
+
+    assert asyncio.run(reward_session(Away(), "s", b"{}", happen)) is False
