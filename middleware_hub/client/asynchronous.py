@@ -185,9 +185,12 @@ class AsyncClient(Sending):
         """Begin the lease of a claim again. Raises RefusedError if it was over and others have some of the samples."""
         await self.run(operations.settle("renew", claim, lease_seconds=lease_seconds))
 
-    async def reward(self, request_id: str, reward: float | None, info: Mapping[str, Any] | None = None) -> None:
-        """Give the reward of a rollout, which is named by its last reply and is complete now."""
-        await self.run(operations.reward(request_id, reward, info))
+    async def reward(self, request_id: str, reward: float | None, info: Mapping[str, Any] | None = None) -> bool:
+        """Give the reward of a rollout, which is named by its last reply and is complete now.
+
+        Returns False if the router says that its store did not take it (yet): trainers at other routers do not know it.
+        """
+        return await self.run(operations.reward(request_id, reward, info))
 
     async def workers(self) -> list[dict[str, Any]]:
         """Return the workers of the router."""

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 from middleware_hub.client.claims import Claim, ClaimOptions
 from middleware_hub.client.errors import InconsistentAnswerError, refused
 from middleware_hub.client.trajectory import Cover, Trajectory
-from middleware_hub.client.wire import Answer, Call, Reply, read_json, read_replies
+from middleware_hub.client.wire import Answer, Call, Reply, is_saved, read_json, read_replies
 
 T = TypeVar("T")
 
@@ -227,7 +227,7 @@ def settle(what: str, claimed: Claim | str, **more: Any) -> Operation[dict[str, 
     return plain(Call("POST", f"/trajectories/{what}", {"claim_id": name, **more}, again=True))
 
 
-def reward(request_id: str, value: float | None, info: Mapping[str, Any] | None) -> Operation[dict[str, Any]]:
+def reward(request_id: str, value: float | None, info: Mapping[str, Any] | None) -> Operation[bool]:
     """Return a reward, which may be of any type that makes a float. Raises ValueError if it is not finite."""
     if value is not None:
         value = finite({"reward": float(value)})["reward"]
@@ -244,9 +244,15 @@ def finite(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     return fields
 
 
-def rewards(given: Sequence[Mapping[str, Any]]) -> Operation[dict[str, Any]]:
-    body = {"rewards": [dict(one) for one in given]}
-    return plain(Call("POST", "/trajectories/reward", body, again=True))
+def rewards(given: Sequence[Mapping[str, Any]]) -> Operation[bool]:
+    """Return several rewards, of which all count or none. The result says whether the store has them."""
+    call = Call("POST", "/trajectories/reward", {"rewards": [dict(one) for one in given]}, again=True)
+
+    def read(answer: Answer) -> bool:
+        read_json(call, answer)
+        return is_saved(answer.headers)
+
+    return Operation(call, read)
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from middleware_hub.client.errors import InconsistentAnswerError, refused
-from middleware_hub.client.wire import Reply, read_reply
+from middleware_hub.client.wire import SAVED, Reply, read_reply
 
-_SAVED = "x-radix-saved"
 _COMMENT = b": x-radix-saved:"
 
 
@@ -20,7 +19,7 @@ class StreamReader:
         from router.engines.sglang.stream import StreamedReply  # it needs numpy, which only streams load
 
         self._headers = {
-            name: value for name, value in headers.items() if name != _SAVED
+            name: value for name, value in headers.items() if name != SAVED
         }  # a comment says it at the end
         self._reply = StreamedReply(added=[])
 
@@ -32,7 +31,7 @@ class StreamReader:
     def feed(self, line: bytes) -> str:
         """Take a line; return what it adds to the text. Raises RefusedError for an error in the place of an event."""
         if line.startswith(_COMMENT):
-            self._headers[_SAVED] = line[len(_COMMENT) :].strip().decode("latin-1")
+            self._headers[SAVED] = line[len(_COMMENT) :].strip().decode("latin-1")
         if not line.startswith(b"data:"):
             return ""
         self._reply.feed(line[5:].strip())

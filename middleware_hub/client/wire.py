@@ -57,6 +57,14 @@ class Answer:
     content: bytes
 
 
+SAVED: Final = "x-radix-saved"
+
+
+def is_saved(headers: Mapping[str, str]) -> bool:
+    """Return False if the router says that its store did not take something (yet): other routers do not know it."""
+    return headers.get(SAVED) != "no"
+
+
 @dataclass(frozen=True)
 class Reply:
     """One reply of `/generate`.
@@ -105,7 +113,7 @@ class Reply:
     @property
     def saved(self) -> bool:
         """Return False if the router says that its store did not take the reply (yet): other routers do not know it."""
-        return self.headers.get("x-radix-saved") != "no"
+        return is_saved(self.headers)
 
     @property
     def trajectory(self) -> Trajectory | None:

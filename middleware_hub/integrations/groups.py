@@ -20,8 +20,9 @@ logger = logging.getLogger(__name__)
 class Told(Protocol):
     """The part of a client that takes rewards."""
 
-    async def reward(self, request_id: str, reward: float | None) -> None:
+    async def reward(self, request_id: str, reward: float | None) -> bool:
         """Give the reward of a rollout, which is named by its last reply and is complete now."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from middleware_hub.client import operations
 from middleware_hub.client.asynchronous import AsyncClient
 from middleware_hub.client.conversation import AsyncConversation, Transcript
-from middleware_hub.client.errors import not_usable
-from middleware_hub.client.operations import plain
+from middleware_hub.client.errors import RouterClientError, UnknownReplyError, not_usable
 from middleware_hub.client.session import AsyncSession
 from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.client.wire import Call
 from middleware_hub.integrations.groups import Group, as_number
-from middleware_hub.integrations.response import Response, Wanted, response_of
+from middleware_hub.integrations.response import LOST, Response, Wanted, response_of
 from middleware_hub.integrations.samples import client_for
 from middleware_hub.integrations.text_loop import Progress, Rules, talk
 from middleware_hub.integrations.versions import require
@@ -151,7 +151,7 @@ class RouterLoop(AgentLoopBase):
         mode = (trainer.get("v1") or {}).get("trainer_mode", "sync") if trainer.get("use_v1", True) else "sync"
         mode = "fully async" if self.config.get("async_training") is not None else mode
         step = fields.get("global_steps")
-        if mode != "sync":
+        if mode != "sync" and made.version_runs:
             raise RuntimeError(
                 f"verl's trainer is {mode}, and the engines say the weight versions {sorted(set(made.version_runs))}, which "
                 "are no steps: set the version after each update, POST /update_weight_version {'new_version': STEP, "
@@ -233,6 +233,7 @@ class SessionAgentLoop(RouterLoop):
         session = await AsyncSession.create(
             client, sampling_params=params, response_budget=budget, group_id=group.id, group_size=group.size
         )
+        said: Mapping[str, Any] | None = None
         kept = False
         began = time.monotonic()
         try:
@@ -245,8 +246,13 @@ class SessionAgentLoop(RouterLoop):
             )
             if group.id is not None and (reward := as_number((said or {}).get("reward"))) is not None:
                 await session.reward({"reward": reward})
-            found = await session.finalize()
+            found = (await session.finalize()).trajectories
             kept = group.id is not None  # for the trainer that claims it
+        except Exception as error:
+            if not await _is_lost(session):
+                raise
+            logger.warning("the session of an agent is lost: %s", error)
+            found = (LOST,)
         finally:
             if not kept:
                 await session.delete()
@@ -261,6 +267,17 @@ class SessionAgentLoop(RouterLoop):
         if not outputs:
             raise not_usable("the agent asked for no reply", ["nothing_sampled"])
         return _several(self, outputs)
+
+
+async def _is_lost(session: AsyncSession) -> bool:
+    """Return whether the router does not have a session any more: then its agent may have failed for that reason."""
+    try:
+        await session.client.run(operations.in_session("GET", session.id, ""))
+    except UnknownReplyError:
+        return True
+    except RouterClientError:
+        pass
+    return False
 
 
 def _several(loop: RouterLoop, outputs: list[AgentLoopOutput]) -> Any:
@@ -296,7 +313,7 @@ async def add_workers(client: AsyncClient) -> None:
             break
         host, port = await server.get_server_address.remote()
         where = f"[{host}]" if ":" in str(host) else host
-        await client.run(plain(Call("POST", "/add_worker", {"url": f"http://{where}:{port}"}, again=True)))
+        await client.run(operations.plain(Call("POST", "/add_worker", {"url": f"http://{where}:{port}"}, again=True)))
     _registered[id(client)] = now
 
 

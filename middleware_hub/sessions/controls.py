@@ -23,8 +23,10 @@ from middleware_hub.sessions.log.events import Completed, Rewarded, as_json
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import LOOK_SECONDS, Act, Session, SessionPhase
+from middleware_hub.store.errors import NOT_SAVED
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.members import memberships
+from middleware_hub.trajectories.settling import reward_session
 from router.config.sessions import SessionsConfig
 from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
@@ -159,7 +161,7 @@ class Controls:
         return {method: bound(call) for method, call in self.places.get(place, {}).items()}
 
     async def _show(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
-        more = {"tree": topology(session.trie)} if is_on(query_of(scope), "tree") else {}
+        more: dict[str, Any] = {"tree": topology(session.trie)} if is_on(query_of(scope), "tree") else {}
         await _send_summary(send, session, **more)
 
     async def _delete(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
@@ -174,20 +176,27 @@ class Controls:
             raise BadRequestError("`reward_info` is missing: give an object")
         info = typed(fields, "reward_info", dict[str, Any], "an object") or {}
         branch = typed(fields, "branch", str, "the id of a generation")
-        await session.happen(Rewarded(as_json(info), branch, time=time.time()))
+        saved = await self._rewarded(session, info, branch)
         session.touch()
-        await _send_summary(send, session)
+        await _send_summary(send, session, saved)
+
+    async def _rewarded(self, session: Session, info: dict[str, Any], branch: str | None) -> bool:
+        """Attach a reward; return whether it is in the store, if there is one. Raises HandedOutError."""
+        event = Rewarded(as_json(info), branch, time=time.time())
+        if session.group is None:
+            return await session.happen(event)
+        journal = self._groups.journal(session.tenant, session.group[1])
+        return await reward_session(journal, session.id, as_json([branch, info]), lambda: session.happen(event))
 
     async def _complete(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         fields = await self._fields(scope, receive)
         info = typed(fields, "reward_info", dict[str, Any], "an object")
         session.require(Act.COMPLETE)
-        if info is not None:
-            await session.happen(Rewarded(as_json(info), None, time=time.time()))
+        saved = info is None or await self._rewarded(session, info, None)
         await session.happen(Completed(time=time.time()))
         await self._ended(session)
         session.touch()
-        await _send_summary(send, session)
+        await _send_summary(send, session, saved)
 
     async def _ended(self, session: Session) -> None:
         """Note in a session's group that the session has ended."""
@@ -216,8 +225,11 @@ class Controls:
         return fields_of(await read_json(scope, receive, self._max_body_bytes))
 
 
-async def _send_summary(send: Send, session: Session, **more: Any) -> None:
-    await send_json(send, 200, msgspec.json.encode({**session.summary(), **more}), signs(session))
+async def _send_summary(send: Send, session: Session, saved: bool = True, **more: Any) -> None:
+    headers = signs(session)
+    if not saved and NOT_SAVED not in headers:
+        headers = [NOT_SAVED, *headers]
+    await send_json(send, 200, msgspec.json.encode({**session.summary(), **more}), headers)
 
 
 def _check_name(name: str, place: str) -> None:

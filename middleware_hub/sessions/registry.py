@@ -257,9 +257,10 @@ class SessionRegistry:
 
     async def delete(self, session: Session) -> None:
         """Forget a session, everywhere. Raises SessionOverError if that has happened already."""
-        if session.log is not None:
+        if session.log is not None and self.archive is not None:
             await session.happen(Ended("deleted", time=time.time()))
             self._owing.add(session.log)
+            self.archive.deleted(session)
         self._remove(session)
         self._metrics.sessions.labels("deleted").inc()
         await session.abort()

@@ -43,7 +43,8 @@ class SessionSamples:
         session.visitors += 1
         try:
             unread = session.unread or not await filled(session)
-            found = list(branches(session.trie.checkpoints(terminal=True), session.reward_info, unread=unread))
+            ends, lost = session.trie.checkpoints(terminal=True), session.lost
+            found = list(branches(ends, session.reward_info, missing=lost, unread=unread))
             session.touch()
         finally:
             session.visitors -= 1

@@ -31,7 +31,7 @@ from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.journal import Journal
 from middleware_hub.trajectories.members import MOST_SIZE
 from middleware_hub.trajectories.samples import Group, Member, SampleTrajectories
-from middleware_hub.trajectories.settling import Settling
+from middleware_hub.trajectories.settling import Settling, reward
 from router.engines.sglang.fields import parse_object, typed
 from router.errors import BadRequestError, NotFoundError
 from router.http.bodies import read_json
@@ -146,7 +146,7 @@ class Calls:
         _, journal = self._at(scope)
         await journal.read_on()
         given = [_rewarded(journal, one) for one in ([fields] if several is None else several)]
-        saved = await self._settling.reward(journal, [one for one in given if one is not None])
+        saved = await reward(journal, [one for one in given if one is not None])
         more = [] if saved else [NOT_SAVED]
         answer: dict[str, Any] = {"rewarded": len(given)}
         known = _REWARD if several is None else _REWARD | {"rewards"}

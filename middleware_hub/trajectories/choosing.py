@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from typing import Final, TypeVar
 
 from middleware_hub.trajectories.ledger import Ledger
-from middleware_hub.trajectories.samples import Choice, Group, Sample
+from middleware_hub.trajectories.samples import Choice, Group, Member, Sample
 
 Refusal = Callable[[Sample], str | None]
 """Returns the reason for which a sample is not wanted; None if it is wanted."""
@@ -26,6 +26,24 @@ def groups_in_steps(ledger: Ledger) -> Iterator[Sequence[Group]]:
     groups = list(ledger.groups.values())
     for begin in range(0, len(groups), GROUPS_AT_ONCE):
         yield groups[begin : begin + GROUPS_AT_ONCE]
+
+
+def overflow(ledger: Ledger, most: int, before: int = 0) -> list[Member]:
+    """Return the members to drop: those of the oldest groups, so that at most `most` are left, and early ones.
+
+    Early members are those of events before number `before`: the log is kept from the first member's event on.
+    """
+    found: list[Member] = []
+    for group in ledger.groups.values():
+        crowded = len(ledger) - len(found) > most
+        if not crowded and next(iter(group.members.values())).number >= before:
+            break
+        found += [
+            one
+            for one in group.members.values()
+            if (crowded or one.number < before) and not one.done and not (one.sample and one.sample.held)
+        ]
+    return found
 
 
 def choosing(

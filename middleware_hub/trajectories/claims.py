@@ -24,10 +24,10 @@ from middleware_hub.persistence.backing import Backing
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import StoreError
 from middleware_hub.trajectories.answers import described, waiting
-from middleware_hub.trajectories.choosing import Steps, choosing
-from middleware_hub.trajectories.events import Claimed, Dropped, Judged, Released
+from middleware_hub.trajectories.choosing import Steps, choosing, overflow
+from middleware_hub.trajectories.events import Claimed, Judged, Released
 from middleware_hub.trajectories.journal import MOST_EVENTS, MOST_MEMBERS, Journal
-from middleware_hub.trajectories.samples import Built, Choice, Claim, Sample, SampleTrajectories
+from middleware_hub.trajectories.samples import Built, Choice, Claim, Sample, SampleTrajectories, dropping
 
 logger = logging.getLogger(__name__)
 
@@ -118,9 +118,9 @@ class Claims:
             if wanted.max_staleness is not None and self._memory is not None:
                 await self._memory.read_versions()  # this router may be one through which nothing is sampled
             ledger = journal.ledger
-            too_many = ledger.overflow(MOST_MEMBERS, ledger.last - MOST_EVENTS)
+            too_many = overflow(ledger, MOST_MEMBERS, ledger.last - MOST_EVENTS)
             if too_many:
-                await journal.append(Dropped(keys=too_many, why="evicted", time=time.time()))
+                await journal.append(dropping(too_many, "evicted", time.time()))
                 self._counts["evicted"] += len(too_many)
                 logger.warning(
                     "%d replies were given up that no trainer had claimed: too many waited, or too long", len(too_many)
@@ -235,8 +235,7 @@ class Claims:
         if built is None:
             lost.append({"id": sample.id.hex(), "group_id": sample.group.id})
             logger.warning("a sample of group %r is lost: its tokens were evicted or forgotten", sample.group.id)
-            keys = tuple(one.key for one in sample.members)
-            await journal.append(Dropped(keys=keys, why="lost", time=time.time()))
+            await journal.append(dropping(sample.members, "lost", time.time()))
             self._counts["lost"] += 1
             await journal.read_on()
             return None

@@ -64,26 +64,39 @@ class Ended(GroupEvent, tag="ended", frozen=True):
     session: str
 
 
+State = tuple[str, int] | None
+"""The claim that had a sample last, with the number of its renewals; None if no claim ever had it.
+
+An event that takes samples says in which state its router saw them. It does not count for those whose state is another one by
+then: another router was faster.
+"""
+
+
 class Reward(msgspec.Struct, array_like=True, frozen=True):
-    """What a reply was worth. `info` is JSON, or nothing."""
+    """What a reply or a session was worth. `info` is JSON, or nothing; `before`: the state of its sample."""
 
     key: bytes
     reward: float | None
     info: bytes
+    before: State = None
 
 
 class Rewarded(GroupEvent, tag="rewarded", frozen=True):
-    """A reply was given a reward, which ends its rollout; those of `more` were given with it: all of them count, or none."""
+    """A reply was given a reward, which ends its rollout; those of `more` were given with it: all of them count, or none.
+
+    A session may have been given one as well: its log has it, and this event says whether that was in time.
+    """
 
     key: bytes
     reward: float | None
     info: bytes
     more: tuple[Reward, ...] = ()
+    before: State = None
 
     @property
     def rewards(self) -> tuple[Reward, ...]:
         """Return all of them."""
-        return Reward(self.key, self.reward, self.info), *self.more
+        return Reward(self.key, self.reward, self.info, self.before), *self.more
 
 
 class Taken(msgspec.Struct, array_like=True, frozen=True):
@@ -92,12 +105,12 @@ class Taken(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         id: the id of the sample.
         members: its replies, or its session.
-        before: the claim that held it last and is over, with the number of its renewals; None if no claim ever held it.
+        before: its state.
     """
 
     id: bytes
     members: tuple[bytes, ...]
-    before: tuple[str, int] | None
+    before: State
 
 
 class Claimed(GroupEvent, tag="claimed", frozen=True):
@@ -135,10 +148,14 @@ class Judged(GroupEvent, tag="judged", frozen=True):
 
 
 class Dropped(GroupEvent, tag="dropped", frozen=True):
-    """Replies or sessions are not handed out (any more): `dropped` by a client, `evicted` for lack of room, or `lost`."""
+    """Replies or sessions are not handed out (any more): `dropped` by a client, `evicted` for lack of room, or `lost`.
+
+    `before`: the states of their samples, one for each key; empty in old logs, where an event counts in any state.
+    """
 
     keys: tuple[bytes, ...]
     why: str
+    before: tuple[State, ...] = ()
 
 
 AnyEvent = Sampled | Joined | Ended | Rewarded | Claimed | Renewed | Acknowledged | Released | Judged | Dropped

@@ -14,7 +14,8 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import INEXACT, REASONS, SpanFlag, TokenSpan, links, version_names
 from middleware_hub.store.chains import Stored
 from middleware_hub.store.records import Event, new_id
-from middleware_hub.trajectories.events import Dropped, Ended, Joined, Sampled
+from middleware_hub.trajectories.choosing import overflow
+from middleware_hub.trajectories.events import Ended, Joined, Sampled
 from middleware_hub.trajectories.journal import (
     MOST_MEMBERS,
     Appends,
@@ -25,6 +26,7 @@ from middleware_hub.trajectories.journal import (
     stored,
 )
 from middleware_hub.trajectories.members import Membership
+from middleware_hub.trajectories.samples import dropping
 
 MOST_LEDGERS: Final = 256
 """Tenants and namespaces whose ledgers are kept at once."""
@@ -108,9 +110,9 @@ class Groups:
         assert isinstance(journal, MemoryJournal)
         journal.happen(_sampled(namespace[1], member, generation))
         self.counts["joined"] += 1
-        too_many = journal.ledger.overflow(MOST_MEMBERS)
+        too_many = overflow(journal.ledger, MOST_MEMBERS)
         if too_many:
-            journal.happen(Dropped(keys=too_many, why="evicted", time=time.time()))
+            journal.happen(dropping(too_many, "evicted", time.time()))
             self.counts["evicted"] += len(too_many)
             logger.warning("%d replies were given up that no trainer had claimed: there were too many", len(too_many))
 
@@ -130,7 +132,7 @@ class Groups:
         await journal.read_on()
         member = journal.ledger.session(session)
         if member is not None and not (member.sample and member.sample.held):
-            await journal.keep(Dropped(keys=(member.key,), why="dropped", time=time.time()))
+            await journal.keep(dropping([member], "dropped", time.time()))
             self.counts["dropped"] += 1
 
 

@@ -44,7 +44,7 @@ from middleware_hub.trajectories.samples import Claim, Group, Member, Sample, dr
 MOST_CLAIMS: Final = 10_000
 """Finished claims that are remembered, so that an acknowledgement may be sent twice."""
 MOST_SETTLED: Final = 10_000
-"""Replies of settled groups whose group and reward can still be looked up."""
+"""Replies, and sessions, of settled groups whose reward can still be looked up."""
 
 Standing = tuple[str, float | None]
 """The group of a reply, and its reward."""
@@ -69,6 +69,7 @@ class Ledger:
         self._claims: dict[str, Claim] = {}
         self._over: dict[str, None] = {}
         self._settled: dict[str, Standing] = {}
+        self._trained: dict[str, bytes] = {}
 
     def __len__(self) -> int:
         """Return the number of members."""
@@ -105,9 +106,9 @@ class Ledger:
                 if member is not None and member.sample is not None:
                     member.sample.inexact = inexact
                     member.sample.versions = versions
-            case Dropped(keys=keys, why=why):
-                for member in [self._members[key] for key in keys if key in self._members]:
-                    if not member.done:
+            case Dropped(keys=keys, why=why, before=before):
+                for at, member in enumerate([self._members.get(key) for key in keys]):
+                    if member is not None and not member.done and (not before or member.state == before[at]):
                         self._drop(member)
                         self.counts[why] += 1
 
@@ -126,6 +127,7 @@ class Ledger:
                 known.session = ""  # the old session was deleted, and another has its name
             member = Member(event.key, group, number, event.session)
             self._sessions[event.session] = member
+            self._trained.pop(event.session, None)
         else:
             member = Member(
                 event.key,
@@ -156,11 +158,15 @@ class Ledger:
     def _reward(self, number: int, event: Rewarded) -> None:
         """Note all rewards of an event; none if one of them came too late."""
         given = [(self._members.get(one.key), one) for one in event.rewards]
-        if not all(member is not None and member.takes(one.reward, one.info) for member, one in given):
+        if not all(member is not None and member.takes(one) for member, one in given):
             return
         for member, one in given:
-            if member is not None and not member.handed_out:
-                member.reward, member.info, member.rewarded = one.reward, one.info, number
+            if member is None or member.done or member.state != one.before:
+                continue
+            member.reward, member.info, member.rewarded = one.reward, one.info, number
+            if member.sample is not None:
+                self._take_away(member.sample)  # the trainer whose lease is over does not know of this reward
+            if member.session is None:
                 self._end(member, event.time)
 
     def _claim(self, number: int, event: Claimed) -> None:
@@ -194,16 +200,20 @@ class Ledger:
         member = self._members.get(taken.id)
         if member is None or member.done or member.sample is None:
             return None  # acknowledged or dropped meanwhile
-        sample = member.sample
-        if sample.claim is None or (sample.claim.id, sample.claim.renewals) != taken.before:
+        if member.state != taken.before:
             return None
-        before = sample.claim
-        if before.held.pop(taken.id, None) is not None:
-            before.taken += (taken.id,)
-            self.counts["expired"] += 1
-            if not before.held:
-                self._finish(before)
-        return sample
+        self.counts["expired"] += self._take_away(member.sample)
+        return member.sample
+
+    def _take_away(self, sample: Sample) -> bool:
+        """Take a sample from a claim whose lease is over; return whether the claim still had it."""
+        claim = sample.claim
+        if claim is None or claim.held.pop(sample.id, None) is None:
+            return False
+        claim.taken += (sample.id,)
+        if not claim.held:
+            self._finish(claim)
+        return True
 
     def _acknowledge(self, claim: Claim | None) -> None:
         if claim is None or claim.acknowledged is not None or claim.released:
@@ -267,8 +277,11 @@ class Ledger:
         for name in member.names:
             self._settled.pop(name, None)
             self._settled[name] = member.group.id, member.reward
-        while len(self._settled) > MOST_SETTLED:
-            del self._settled[next(iter(self._settled))]
+        if member.session and member.sample is not None:
+            self._trained[member.session] = member.info
+        for kept in (self._settled, self._trained):
+            while len(kept) > MOST_SETTLED:
+                del kept[next(iter(kept))]
 
     def _finish(self, claim: Claim) -> None:
         self._over[claim.id] = None
@@ -294,9 +307,7 @@ class Ledger:
 
     def taking(self, sample: Sample) -> Taken:
         """Return a sample as `Claimed` names it, in its present state."""
-        claim = sample.claim
-        before = None if claim is None else (claim.id, claim.renewals)
-        return Taken(sample.id, tuple(one.key for one in sample.members), before)
+        return Taken(sample.id, tuple(one.key for one in sample.members), sample.members[0].state)
 
     # Finding -----------------------------------------------------------------------------------------------------------
 
@@ -325,22 +336,9 @@ class Ledger:
         """Return the member for this session."""
         return self._sessions.get(session)
 
-    def overflow(self, most: int, before: int = 0) -> tuple[bytes, ...]:
-        """Return the members to drop: those of the oldest groups, so that at most `most` are left, and early ones.
-
-        Early members are those of events before number `before`: the log is kept from the first member's event on.
-        """
-        found: list[bytes] = []
-        for group in self.groups.values():
-            crowded = len(self) - len(found) > most
-            if not crowded and next(iter(group.members.values())).number >= before:
-                break
-            found += [
-                one.key
-                for one in group.members.values()
-                if (crowded or one.number < before) and not one.done and not (one.sample and one.sample.held)
-            ]
-        return tuple(found)
+    def trained(self, session: str) -> bytes | None:
+        """Return the `info` of a session that a trainer has, and whose group was settled lately; None if there is none."""
+        return self._trained.get(session)
 
     @property
     def needed(self) -> int:

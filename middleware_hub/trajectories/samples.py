@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Raw
 
+from middleware_hub.trajectories.events import Dropped, Reward, State
+
 
 class Member(msgspec.Struct, eq=False):
     """A reply or a session; fields not described here are those of `Sampled` and `Joined`.
@@ -37,13 +39,22 @@ class Member(msgspec.Struct, eq=False):
     done: bool = False
 
     @property
-    def handed_out(self) -> bool:
-        """Return whether it is too late for a reward: a claim had it, or it was dropped."""
-        return self.sample is not None or self.done
+    def state(self) -> State:
+        """Return the state of its sample."""
+        claim = None if self.sample is None else self.sample.claim
+        return None if claim is None else (claim.id, claim.renewals)
 
-    def takes(self, reward: float | None, info: bytes) -> bool:
-        """Return whether a reward may be given: it is not too late, or it has this very one, and a client sends it again."""
-        return not self.handed_out or (self.rewarded > 0 and (self.reward, self.info) == (reward, info))
+    def is_open(self, live: Collection[str]) -> bool:
+        """Return whether no trainer has it: it may be claimed, rewarded and dropped. `live`: as in `Sample.open_to`."""
+        return not self.done and (self.sample is None or self.sample.open_to(live))
+
+    def has(self, reward: Reward) -> bool:
+        """Return whether it has this very reward: then a client sends it again."""
+        return self.rewarded > 0 and (self.reward, self.info) == (reward.reward, reward.info)
+
+    def takes(self, reward: Reward) -> bool:
+        """Return whether a reward counts: no trainer was faster, or the member has it already."""
+        return (not self.done and self.state == reward.before) or self.has(reward)
 
 
 class Sample(msgspec.Struct, eq=False):
@@ -153,6 +164,12 @@ class Choice(msgspec.Struct, frozen=True):
     group: Group
     samples: tuple[Sample, ...]
     partial: bool
+
+
+def dropping(members: Sequence[Member], why: str, time: float) -> Dropped:
+    """Return the event that drops members unless another router takes their samples first."""
+    keys, states = tuple(one.key for one in members), tuple(one.state for one in members)
+    return Dropped(keys=keys, why=why, before=states, time=time)
 
 
 def drafts_of(group: Group) -> Iterator[Sample]:

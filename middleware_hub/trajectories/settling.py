@@ -1,14 +1,20 @@
-"""Settles claims and samples: claims are acknowledged, given back or renewed; samples are rewarded or dropped."""
+"""Settles claims and samples: claims are acknowledged, given back or renewed; samples are rewarded or dropped.
+
+A reward counts for a sample that no trainer has: it was never claimed, it was given back, or the lease of its claim is over.
+That claim then has lost the sample, which is handed out again.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
-from middleware_hub.trajectories.events import Acknowledged, Dropped, Released, Renewed, Reward, Rewarded
+from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.trajectories.events import Acknowledged, Released, Renewed, Reward, Rewarded
 from middleware_hub.trajectories.journal import Journal
-from middleware_hub.trajectories.samples import Claim, Group, Member, SampleTrajectories
+from middleware_hub.trajectories.samples import Claim, Group, Member, SampleTrajectories, dropping
 from router.errors import NotFoundError, RouterError
 
 
@@ -84,47 +90,82 @@ class Settling:
             )
         return claim
 
-    # Rewards and drops -------------------------------------------------------------------------------------------------
-
-    async def reward(self, journal: Journal, given: Sequence[tuple[Member, float | None, bytes]]) -> bool:
-        """Give rewards to replies; return whether the store has taken them. Raises HandedOutError: then nothing has changed.
-
-        A reward with which the sample was handed out is no error: a client that lost the answer sends it again.
-        """
-        newest = {member.key: (member, Reward(member.key, reward, info)) for member, reward, info in given}
-        _require_in_time(newest.values())
-        fresh = [one for member, one in newest.values() if not member.handed_out]
-        if not fresh:
-            return True
-        first, *more = fresh
-        event = Rewarded(key=first.key, reward=first.reward, info=first.info, more=tuple(more), time=time.time())
-        saved = await journal.keep(event)
-        if saved:
-            await journal.read_on()
-            _require_in_time(newest.values())  # a claim may have come first, at another router or here
-        return saved
-
     async def drop(self, journal: Journal, group: Group) -> int:
         """Drop what no trainer holds of a group; return the number of replies and sessions."""
         live = await journal.live()
-        members = [one for one in group.members.values() if not one.done]
-        keys = tuple(one.key for one in members if one.sample is None or one.sample.open_to(live))
-        if keys:
-            await journal.append(Dropped(keys=keys, why="dropped", time=time.time()))
-            self._counts["dropped"] += len(keys)
+        members = [one for one in group.members.values() if one.is_open(live)]
+        if members:
+            await journal.append(dropping(members, "dropped", time.time()))
             await journal.read_on()
-        return len(keys)
+        count = sum(one.done for one in members)  # a trainer keeps what it has claimed meanwhile
+        self._counts["dropped"] += count
+        return count
 
 
-def _require_in_time(given: Iterable[tuple[Member, Reward]]) -> None:
-    for member, one in given:
-        if not member.takes(one.reward, one.info):
-            raise HandedOutError(
-                f"the sample of {_called(member)} was handed out already: give a reward before a trainer claims it"
-            )
+Given = tuple[Member, float | None, bytes]
+"""A reply or a session, its reward, and the `info` of that."""
+
+
+async def _require_in_time(journal: Journal, given: Sequence[Given]) -> list[tuple[Member, Reward]]:
+    """Return the rewards of members that do not have them yet. Raises HandedOutError if a trainer has a sample without them.
+
+    Of several for one member the last counts. A reward with which the sample was handed out is no error: a client that lost the
+    answer sends it again.
+    """
+    newest = {member.key: (member, Reward(member.key, reward, info, member.state)) for member, reward, info in given}
+    live = await journal.live() if any(member.sample is not None for member, _ in newest.values()) else ()
+    for member, one in newest.values():
+        if not (member.is_open(live) or member.has(one)):
+            raise _handed_out(_called(member))
+    return [(member, one) for member, one in newest.values() if member.sample is None or not member.has(one)]
+
+
+async def reward(journal: Journal, given: Sequence[Given]) -> bool:
+    """Note rewards; return whether the store has taken them. Raises HandedOutError: then none counts."""
+    fresh = await _require_in_time(journal, given)
+    if not fresh:
+        return True
+    (_, first), *others = fresh
+    more, now = tuple(one for _, one in others), time.time()
+    saved = await journal.keep(
+        Rewarded(key=first.key, reward=first.reward, info=first.info, more=more, before=first.before, time=now)
+    )
+    if saved:
+        await journal.read_on()
+        for member, one in fresh:
+            if not member.takes(one):  # a claim came first, at another router or here
+                raise _handed_out(_called(member))
+    return saved
+
+
+async def reward_session(journal: Journal, session: str, info: bytes, happen: Callable[[], Awaitable[bool]]) -> bool:
+    """Give a session a reward, by `happen`; return whether the store has taken it. Raises HandedOutError.
+
+    The reward is in the session's own log. The event after it says in which order the reward and a claim came: a claim behind
+    it reads the reward.
+    """
+    given = list[Given]()
+    with suppress(StoreUnreachableError):  # then the reward waits for the store, and the answer says so
+        await journal.read_on()
+        member = journal.ledger.session(session)
+        if member is None and journal.ledger.trained(session) not in (None, info):
+            raise _handed_out(f"session {session!r}")
+        if member is not None and (member.sample is not None or not member.done):
+            given.append((member, None, info))
+        await _require_in_time(journal, given)
+    return await happen() and (not given or await reward(journal, given))
+
+
+def _handed_out(what: str) -> HandedOutError:
+    """Return the error for a reward of this."""
+    return HandedOutError(
+        f"the sample of {what} was handed out already: give a reward before a trainer claims it, or when its lease is over"
+    )
 
 
 def _called(member: Member) -> str:
+    if member.session is not None:
+        return f"session {member.session!r}"
     return f"rollout {member.rollout!r}" if member.rollout is not None else f"reply {next(iter(member.names), '')!r}"
 
 
@@ -137,8 +178,8 @@ def _over(claim: Claim) -> ClaimOverError:
             acknowledged=claim.acknowledged,
         )
     return ClaimOverError(
-        f"the lease of claim {claim.id!r} was over, and {len(claim.taken)} of its samples were handed out again: ask for a "
-        "longer lease_seconds, or renew it in time",
+        f"the lease of claim {claim.id!r} was over, and {len(claim.taken)} of its samples were handed out again, or given "
+        "a reward: ask for a longer lease_seconds, or renew it in time",
         acknowledged=claim.acknowledged or 0,
         taken=[one.hex() for one in claim.taken],
     )

@@ -471,6 +471,75 @@ def test_a_reward_that_is_sent_again_is_no_error(buffer: Buffer) -> None:
     buffer.reward(reply, 0.5, status=404, group_id="another")
 
 
+@pytest.mark.parametrize("how", ["released", "lease over"])
+def test_what_no_trainer_has_any_more_takes_a_reward(buffer: Buffer, how: str) -> None:
+    """The trainer whose lease is over does not know of the reward: the sample is not its own any more."""
+    reply = buffer.say("Later ", "g", x_group_size="1", x_rollout_end="true")
+    first = buffer.claim(lease_seconds=0.05 if how == "lease over" else 600)
+    if how == "released":
+        buffer.release(first)
+    until(lambda: buffer.group("g")["samples"][0]["state"] == "complete")
+    buffer.reward(reply, 0.5)
+    buffer.reward(reply, 0.5)
+    buffer.acknowledge(first, 409)
+    second = buffer.claim()
+    assert [(one["id"], one["reward"]) for one in second["samples"]] == [(*ids(first), 0.5)]
+    buffer.reward(reply, 0.75, status=409)
+    assert buffer.acknowledge(second)["acknowledged"] == 1
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["whole group", "part of a group"])
+def test_a_reward_of_a_session_behind_a_claim_is_refused(buffer: Buffer, left: bool) -> None:
+    """As that of a reply: also after the acknowledgement, unless the trainer has this very reward."""
+    name, agent = uuid.uuid4().hex, Agent(buffer, "g", 1)
+    agent.make(name)
+    agent.play(name)
+    given = {"reward_info": {"reward": 0.5}}
+    buffer.call(f"/sessions/{name}/reward_info", given)
+    claim = buffer.claim()
+    if left:
+        buffer.say("Another sample", "g")
+    for acknowledge in (False, True):
+        if acknowledge:
+            buffer.acknowledge(claim)
+        for path, body in (
+            ("reward_info", {"reward_info": {"reward": 1.0}}),
+            ("complete", {"reward_info": {"score": 2}}),
+        ):
+            answer = buffer.call(f"/sessions/{name}/{path}", body, 409)
+            assert answer["error"]["type"] == "handed_out"
+            assert name in answer["error"]["message"]
+        assert buffer.call(f"/sessions/{name}/reward_info", given)["reward_info"] == {"reward": 0.5}
+        buffer.call(f"/sessions/{name}/complete", {})
+    assert [one["reward"] for one in claim["samples"]] == [0.5]
+
+
+@pytest.mark.parametrize("how", ["released", "lease over"])
+def test_a_session_that_no_trainer_has_any_more_takes_a_reward(buffer: Buffer, how: str) -> None:
+    name, agent = uuid.uuid4().hex, Agent(buffer, "g", 1)
+    agent.make(name)
+    agent.play(name)
+    first = buffer.claim(lease_seconds=0.05 if how == "lease over" else 600)
+    if how == "released":
+        buffer.release(first)
+    until(lambda: buffer.group("g")["samples"][0]["state"] == "complete")
+    buffer.call(f"/sessions/{name}/complete", {"reward_info": {"reward": 0.5}})
+    buffer.acknowledge(first, 409)
+    second = buffer.claim()
+    assert [(one["session_id"], one["reward"]) for one in second["samples"]] == [(name, 0.5)]
+    assert buffer.acknowledge(second)["acknowledged"] == 1
+
+
+def test_a_reward_does_not_end_a_session(buffer: Buffer) -> None:
+    """Nor does the end of its group: its own client may still export it."""
+    name, agent = uuid.uuid4().hex, Agent(buffer, "g", 1)
+    agent.make(name)
+    buffer.call(f"/sessions/{name}/reward_info", {"reward_info": {"reward": 0.5}})
+    assert buffer.claim()["samples"] == []
+    assert buffer.call("/trajectories/drop", {"group_id": "g"})["dropped"] == 1
+    assert buffer.call(f"/sessions/{name}/reward_info", {"reward_info": {"score": 1}})["reward_info"]["score"] == 1
+
+
 def test_unknown_fields_are_named(buffer: Buffer) -> None:
     assert buffer.claim(leese_seconds=5)["ignored"] == ["leese_seconds"]
 

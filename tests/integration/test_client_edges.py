@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from middleware_hub.client import AsyncClient, Client, Retries, Session
+from middleware_hub.client import AsyncClient, Client, Retries, Session, operations
+from middleware_hub.client.wire import Answer
 from middleware_hub.integrations.groups import as_number
 from tests.support.stack import Stack, stack
 
@@ -193,6 +194,12 @@ def test_a_reward_of_any_number_arrives(client: Client, reward: Any) -> None:
     client.reward(reply.id, reward)
     (sample,) = client.claim()
     assert sample.reward == as_number(reward) == reward
+
+
+@pytest.mark.parametrize(("headers", "saved"), [({}, True), ({"x-radix-saved": "no"}, False)])
+def test_a_reward_says_whether_the_store_has_it(headers: dict[str, str], saved: bool) -> None:
+    given = operations.reward("n", 1.0, None)
+    assert given.read(Answer(200, headers, b'{"rewarded": 1}')) is saved
 
 
 def test_a_client_that_waits_for_hours_goes_on_waiting() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 
@@ -281,6 +282,29 @@ def test_an_agents_branches_are_outputs(loops: ModuleType, served: Stack) -> Non
     assert served.get("/sessions").json()["sessions"] == []
     if batch is not None:
         assert [tag["status"] for tag in batch["tags"]] == ["success"] * 2
+
+
+@pytest.mark.parametrize("heard", [False, True], ids=["agent says nothing", "agent fails"])
+def test_a_session_that_is_lost_breaks_no_batch(loops: ModuleType, served: Stack, heard: bool) -> None:
+    """Its router restarted without a store, say. An agent that fails for another reason fails its rollout."""
+
+    async def forgotten(base_url: str, **_more: Any) -> dict[str, Any]:
+        async with aiohttp.ClientSession() as http, http.delete(base_url) as answer:
+            assert answer.status == 200
+        if heard:
+            raise ValueError("404: there is no session")
+        return {"reward": 0.25}
+
+    async def broken(**_more: Any) -> dict[str, Any]:
+        raise ValueError("no such tool")
+
+    (output,), _ = Verl(loops, served.url).run("SessionAgentLoop", agent=forgotten)
+    assert sum(output.response_mask) == 0
+    assert "unknown_reply" in output.extra_fields["reasons"]
+    with pytest.raises(Exception, match="unknown_reply"):
+        Verl(loops, served.url).run("SessionAgentLoop", agent=forgotten, inexact="raise")
+    with pytest.raises(Exception, match="no such tool"):
+        Verl(loops, served.url).run("SessionAgentLoop", agent=broken)
 
 
 def test_workers_are_registered_by_verls_names(

@@ -55,6 +55,8 @@ _PAGE: Final = 200
 _SWEPT: Final = 100
 """Logs that one round of sweeping looks at."""
 _TELL_SECONDS: Final = 60.0
+MOST_DELETED: Final = 10_000
+"""Logs of deleted sessions that a router knows."""
 
 
 class Holder(Protocol):
@@ -99,6 +101,7 @@ class Archive:
         self._told = -_TELL_SECONDS
         self._opened = time.time()
         self._swept = PREFIX
+        self._deleted: dict[str, None] = {}
         self._shelf = Shelf(saving, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere)
 
     def _failed(self, count: int, error: Exception) -> None:
@@ -201,8 +204,17 @@ class Archive:
             raise SessionExistsError(f"there is a session {session.id!r} already") from None
         session.log = log
 
+    def deleted(self, session: Session) -> None:
+        """Note that a session was deleted here. If the store forgets that, no router may bring the session back."""
+        if isinstance(session.log, StoredLog):
+            self._deleted[session.log.key] = None
+            if len(self._deleted) > MOST_DELETED:
+                del self._deleted[next(iter(self._deleted))]
+
     async def refill(self, store: Refill) -> None:
-        """Write again what the store has lost of the sessions that are here. Raises StoreUnreachableError."""
+        """Write again what the store has lost of the sessions that are here or were deleted. Raises StoreUnreachableError."""
+        for log in list(self._deleted):
+            await _close(store, log)
         for session in list(self._holder):
             if isinstance(session.log, StoredLog):
                 try:
@@ -259,3 +271,15 @@ class Archive:
         except (LogMovedError, ClosedLogError):
             return False
         return True
+
+
+async def _close(store: Refill, log: str) -> None:
+    """Close the log of a session that was deleted. Another router that has not heard of that may be writing it again."""
+    (last,) = await store.ends([log])
+    while True:
+        try:
+            return await store.append(Batch(events=stored(log, [Ended(time=time.time(), why="deleted")], last)))
+        except LogMovedError as moved:
+            last = moved.last
+        except ClosedLogError:
+            return None

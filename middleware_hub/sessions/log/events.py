@@ -201,6 +201,9 @@ class Archive(Protocol[S]):
     async def create(self, session: S) -> None:
         """Write down a new session. Raises SessionExistsError."""
 
+    def deleted(self, session: S) -> None:
+        """Note that a session was deleted here: if the store forgets that, no router may bring the session back."""
+
     def names(self, tenant: str) -> AsyncIterator[str]:
         """Yield the ids of all sessions of a tenant."""
 

@@ -79,7 +79,7 @@ class History:
             except LogMovedError as moved:
                 end = moved.last  # another router does the same work
             except ClosedLogError:
-                return True
+                return False
         return True
 
     async def _is_same(self, store: Refill, events: Sequence[Event]) -> bool:

@@ -17,13 +17,7 @@ from tests.support.redis_server import RedisServer, redis_server
 __all__ = ["ids"]
 
 STEPS = 40
-
-
-class Kept(Life):
-    """One in which no session is deleted: a router that has not heard of that yet would bring it back."""
-
-    def _end(self, name: str) -> Any:
-        return self._look(name)
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "Is it?"}]}
 
 
 class Losing:
@@ -65,7 +59,7 @@ def test_sessions_that_a_router_has_are_whole_again(tmp_path: Path, ids: Ids, ro
     async def work(server: RedisServer) -> None:
         dice = random.Random(f"{rooms} {how}")
         one, many = Side("one", ids), Side("many", ids, server.address)
-        life, only = Kept(dice), await one.begin()
+        life, only = Life(dice), await one.begin()
         losing = Losing(server, many)
         for _ in range(rooms):
             await many.begin()
@@ -106,3 +100,31 @@ def without_extras(answer: Any) -> Any:
         left_out = ("routed_experts", "other", "extra", "per_token")
         return {key: without_extras(value) for key, value in answer.items() if key not in left_out}
     return [without_extras(one) for one in answer] if isinstance(answer, list | tuple) else answer
+
+
+def test_a_deleted_session_does_not_come_back(tmp_path: Path, ids: Ids) -> None:
+    """Another router still has it, and has not heard of its end when the store forgets that."""
+
+    async def work(server: RedisServer) -> None:
+        side = Side("many", ids, server.address)
+        one, two = [await side.begin() for _ in range(2)]
+        losing = Losing(server, side)
+        await losing.lose("emptied")
+        for name, there in ("kept", one), ("gone", two):
+            await one.call("POST", "/sessions", {"session_id": name})
+            side.engine.says("Yes.")
+            await one.call("POST", f"/sessions/{name}/v1/chat/completions", ASKED)
+            await there.call("GET", f"/sessions/{name}")
+        await one.call("DELETE", "/sessions/gone")
+        await losing.lose("emptied")
+        late = await side.begin()
+        for room in (two, one, late):
+            assert (await room.call("GET", "/sessions/gone"))[0] == 404
+            assert [found["session_id"] for found in (await room.call("GET", "/sessions"))[1]["sessions"]] == ["kept"]
+        assert (await two.call("POST", "/sessions", {"session_id": "gone"}))[0] == 201
+        assert (await one.call("GET", "/sessions/gone"))[1]["num_generations"] == 0
+        for room in list(side.rooms):
+            await side.end(room, killed=False)
+
+    with redis_server(tmp_path, ("appendonly", "no")) as server:
+        asyncio.run(work(server))

@@ -6,7 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from middleware_hub.sessions.samples import SessionSamples
 from middleware_hub.store.protocol import Batch
+from middleware_hub.trajectories.samples import Group, Member, Sample
 from tests.middleware_hub.sessions.in_process import Client, Room
 from tests.middleware_hub.sessions.test_shared_sessions import BODY, Broken, more, routers
 
@@ -88,5 +90,27 @@ def test_an_answer_from_memory_says_that_the_store_was_not_asked(tmp_path: Path)
             for one in (room, other):
                 _, found = await one.call("GET", "/sessions/s/trajectories")
                 assert [each["reasons"] for each in found["trajectories"]] == [[], ["store_unreachable"]]
+
+    asyncio.run(work())
+
+
+def test_trainers_are_told_too(tmp_path: Path) -> None:
+    """A claim says what an export of the session says. The router that continued it has not heard of the loss."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room, other = await both.another(), await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            store = Forgetful(room)
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            store.mend()
+            assert (await room.ask(more(more(BODY))).answer())[0] == 503
+            assert (await other.ask(more(more(BODY))).answer())[0] == 200
+            (exported,) = (await room.call("GET", "/sessions/s/trajectories"))[1]["trajectories"]
+            sample = Sample((Member(b"", Group("g"), 1, "s"),), complete=True)
+            built = await SessionSamples(room.app.registry).built("", sample, {})
+            assert built is not None
+            assert (built.exact, exported["exact"], exported["reasons"]) == (False, False, ["unknown_reply"])
 
     asyncio.run(work())

@@ -15,6 +15,7 @@ import pytest
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.trajectories import groups, journal
+from middleware_hub.trajectories.choosing import overflow
 from middleware_hub.trajectories.claims import Claims, Wanted
 from middleware_hub.trajectories.events import Acknowledged, AnyEvent, Claimed, Dropped, Sampled
 from middleware_hub.trajectories.groups import Groups
@@ -129,10 +130,11 @@ def test_what_nobody_claims_does_not_keep_the_log_for_ever() -> None:
     for number in range(2, 13):
         one.happen(sampled(number, "used"))
     first = (1).to_bytes(16, "big")
-    assert one.ledger.overflow(100, 1) == ()
-    assert one.ledger.overflow(100, 2) == one.ledger.overflow(11) == (first,)
-    assert len(one.ledger.overflow(100, 4)) == 3, "of a group that goes on only what is too old"
-    assert len(one.ledger.overflow(10)) == 12, "of groups that are too many all"
+    assert overflow(one.ledger, 100, 1) == []
+    assert [member.key for member in overflow(one.ledger, 100, 2)] == [first]
+    assert [member.key for member in overflow(one.ledger, 11)] == [first]
+    assert len(overflow(one.ledger, 100, 4)) == 3, "of a group that goes on only what is too old"
+    assert len(overflow(one.ledger, 10)) == 12, "of groups that are too many all"
     one.happen(Dropped(keys=(first,), why="evicted", time=0.0))
     assert one.ledger.needed == 2
 

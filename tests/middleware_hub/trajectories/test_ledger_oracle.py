@@ -31,7 +31,7 @@ from middleware_hub.trajectories.events import (
     Sampled,
 )
 from middleware_hub.trajectories.ledger import Ledger
-from middleware_hub.trajectories.samples import Choice
+from middleware_hub.trajectories.samples import Choice, Member
 from tests.conftest import DEAR, examples
 
 GROUPS = ("g", "h")
@@ -91,12 +91,20 @@ class Oracle:
                     for name in samples or list(holder):
                         if holder.get(name) == claim:
                             del holder[name]
-                case Dropped(keys=keys):
-                    for key in here.intersection(keys):
+                case Dropped(keys=keys, before=before):
+                    for key, state in zip(keys, before, strict=True):
                         whole = next((name for name, one in parts.items() if key in one), None)
+                        last = had.get(whole or b"")
+                        if key not in here or state != (None if last is None else (last[0], renewals[last[0]])):
+                            continue
                         gone.update((key,) if whole is None else parts[whole])
                         if whole is not None:
                             holder.pop(whole, None)
+                case Rewarded(key=key, before=before) if before is not None and key not in gone:
+                    whole = next((name for name, one in parts.items() if key in one), b"")
+                    last = had.get(whole)
+                    if last is not None and before == (last[0], renewals[last[0]]):
+                        holder.pop(whole, None)  # the trainer whose lease is over does not know of the reward
         self.gone = gone
         return holder, parts, acknowledged
 
@@ -196,10 +204,16 @@ class Trainers(RuleBasedStateMachine):
     def end(self, number: int) -> None:
         self.append(Ended(session=f"s{number}", time=0.0))
 
-    @rule(number=st.integers(1, 12))
-    def reward(self, number: int) -> None:
-        """A reward of a reply that is sealed is refused where it is asked for; here it comes too late, and changes nothing."""
-        self.append(Rewarded(key=number.to_bytes(16, "big"), reward=1.0, info=b"", time=0.0))
+    @rule(number=st.integers(1, 12), router=st.integers(0, 1))
+    def reward(self, number: int, router: int) -> None:
+        """A reward of what a trainer has is refused where it is asked for. Here it may be in the log all the same."""
+        key = number.to_bytes(16, "big")
+        member = self.member(router, key)
+        self.append(Rewarded(key=key, reward=1.0, info=b"", before=member and member.state, time=0.0))
+
+    def member(self, router: int, key: bytes) -> Member | None:
+        """A reply or a session as a router knows it, which has perhaps not read on."""
+        return next((one.members[key] for one in self.routers[router].groups.values() if key in one.members), None)
 
     # What trainers do --------------------------------------------------------------------------------------------------
 
@@ -287,9 +301,11 @@ class Trainers(RuleBasedStateMachine):
         mine = [one for one, who in holder.items() if who == name]
         self.append(Released(claim=name, samples=tuple(mine[:1]) if some else (), time=0.0))
 
-    @rule(number=st.integers(1, 12))
-    def drop(self, number: int) -> None:
-        self.append(Dropped(keys=(number.to_bytes(16, "big"),), why="dropped", time=0.0))
+    @rule(number=st.integers(1, 12), router=st.integers(0, 1))
+    def drop(self, number: int, router: int) -> None:
+        key = number.to_bytes(16, "big")
+        member = self.member(router, key)
+        self.append(Dropped(keys=(key,), why="dropped", before=(member and member.state,), time=0.0))
 
     @rule(router=st.integers(0, 1))
     def restart(self, router: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch, Store
-from middleware_hub.trajectories.events import AnyEvent, Claimed, Dropped, Sampled
-from middleware_hub.trajectories.journal import StoreJournal
+from middleware_hub.trajectories.events import Acknowledged, AnyEvent, Claimed, Dropped, Ended, Joined, Sampled
+from middleware_hub.trajectories.journal import MemoryJournal, StoreJournal
 from middleware_hub.trajectories.samples import Built, Member, Sample
-from middleware_hub.trajectories.settling import HandedOutError, Settling
+from middleware_hub.trajectories.settling import HandedOutError, Settling, reward, reward_session
 from tests.middleware_hub.store.world import address_of, with_store
 
 
@@ -74,15 +76,16 @@ class Routers:
 
     async def reward(self, at: StoreJournal, rewards: Mapping[int, float]) -> bool:
         await at.read_on()
-        given = [(self.member(at, number), reward, b"") for number, reward in rewards.items()]
-        return await self.settling.reward(at, given)
+        given = [(self.member(at, number), one, b"") for number, one in rewards.items()]
+        return await reward(at, given)
 
-    async def claim(self, number: int) -> float | None:
-        """Claim a group; return the reward that its sample is handed out with."""
+    async def claim(self, number: int, name: str | None = None) -> float | None:
+        """Claim a group, whether or not its lease is over; return the reward that its sample is handed out with."""
         await self.there.read_on()
         (sample,) = self.there.ledger.samples(self.there.ledger.groups[f"g{number}"])
-        await self.append(Claimed(claim=f"c{number}", samples=(self.there.ledger.taking(sample),), time=0.0))
-        claim = self.there.ledger.claim(f"c{number}")
+        name = name or f"c{number}"
+        await self.append(Claimed(claim=name, samples=(self.there.ledger.taking(sample),), time=0.0))
+        claim = self.there.ledger.claim(name)
         assert claim is not None
         (held,) = claim.held.values()
         return None if held.rewarded is None else held.rewarded.reward
@@ -152,9 +155,98 @@ def test_of_two_rewards_for_one_reply_the_last_counts() -> None:
         routers = Routers(store)
         await routers.begin()
         one = routers.member(routers.here, 1)
-        assert await routers.settling.reward(routers.here, [(one, 0.5, b""), (one, 0.75, b"")])
+        assert await reward(routers.here, [(one, 0.5, b""), (one, 0.75, b"")])
         assert await routers.claim(1) == 0.75
         await routers.here.read_on()
-        assert await routers.settling.reward(routers.here, [(one, 0.5, b""), (one, 0.75, b"")])
+        assert await reward(routers.here, [(one, 0.5, b""), (one, 0.75, b"")])
 
     with_store("memory:", work)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
+@pytest.mark.parametrize("lease", ["never claimed", "over"])
+def test_a_trainer_keeps_what_another_router_drops_in_the_same_instant(tmp_path: Path, kind: str, lease: str) -> None:
+    """Also a sample that was claimed before: the router that drops it took that claim for over."""
+
+    async def work(store: Store) -> None:
+        routers = Routers(store)
+        await routers.begin()
+        if lease == "over":
+            await routers.claim(1, "first")
+        await routers.here.read_on()
+
+        async def claim() -> None:
+            await routers.claim(1)
+
+        routers.saving.meanwhile = claim
+        assert await routers.settling.drop(routers.here, routers.here.ledger.groups["g1"]) == 0
+        await routers.append(Acknowledged(claim="c1", time=0.0))
+        assert routers.there.ledger.claim("c1").acknowledged == 1  # type: ignore[union-attr]
+        assert await routers.settling.drop(routers.here, routers.here.ledger.groups["g2"]) == 1
+
+    with_store(address_of(kind, tmp_path), work)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
+def test_of_a_claim_and_a_reward_after_a_lease_one_is_first(tmp_path: Path, kind: str) -> None:
+    """Two routers see that a lease is over: at one a trainer claims the sample, at the other its reward is changed."""
+
+    async def work(store: Store) -> None:
+        routers = Routers(store)
+        await routers.begin()
+        for number in (1, 2):
+            await routers.claim(number, f"over {number}")
+
+        async def claim() -> None:
+            assert await routers.claim(1) is None
+
+        routers.saving.meanwhile = claim
+        with pytest.raises(HandedOutError):
+            await routers.reward(routers.here, {1: 0.5})
+        assert await routers.reward(routers.here, {2: 0.5})
+        assert await routers.claim(2) == 0.5
+        assert routers.there.ledger.claim("over 2").taken == (sampled(2).key,)  # type: ignore[union-attr]
+
+    with_store(address_of(kind, tmp_path), work)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
+def test_a_reward_of_a_session_that_a_claim_overtakes_is_refused(tmp_path: Path, kind: str) -> None:
+    """The claim came before or after the session's log had the reward: no router knows, so the client hears of it."""
+
+    async def work(store: Store) -> None:
+        routers = Routers(store)
+        for number in (1, 2):
+            session = f"s{number}"
+            key = number.to_bytes(16, "big")
+            await routers.append(Joined(key=key, group=f"g{number}", size=1, session=session, time=0.0))
+            await routers.append(Ended(session=session, time=0.0))
+
+        async def claimed_meanwhile() -> bool:
+            await routers.claim(1)
+            return True
+
+        async def happen() -> bool:
+            return True
+
+        with pytest.raises(HandedOutError, match="session 's1'"):
+            await reward_session(routers.here, "s1", b"{}", claimed_meanwhile)
+        assert await reward_session(routers.here, "s2", b"{}", happen)
+        await routers.there.lease("c2", 60)
+        await routers.claim(2)
+        assert await reward_session(routers.here, "s2", b"{}", happen), "its client lost the answer"
+        with pytest.raises(HandedOutError, match="session 's2'"):
+            await reward_session(routers.here, "s2", b'{"other":1}', happen)
+
+    with_store(address_of(kind, tmp_path), work)
+
+
+def test_a_reward_of_a_session_waits_for_a_store_that_is_away() -> None:
+    class Away(MemoryJournal):
+        async def read_on(self) -> None:
+            raise StoreUnreachableError("away")
+
+    async def happen() -> bool:
+        return False
+
+    assert asyncio.run(reward_session(Away(), "s", b"{}", happen)) is False
