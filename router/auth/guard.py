@@ -50,13 +50,13 @@ class ApiKeyGuard:
         await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope, right: Right) -> Caller:
-        caller = self._keys.identify(_key_of(scope))
+        given = _key_of(scope)
+        caller = self._keys.identify(given)
         if caller is None and right is Right.USE:
             caller = self._keys.anonymous()
         if caller is None:
-            raise UnauthorizedError(
-                "this router needs a key: Authorization: Bearer KEY", headers=(("www-authenticate", "Bearer"),)
-            )
+            wrong = "this router does not know the key of this request" if given else "this router needs a key"
+            raise UnauthorizedError(f"{wrong}: Authorization: Bearer KEY", headers=(("www-authenticate", "Bearer"),))
         if right is Right.ADMIN and not caller.admin:
             raise ForbiddenError(f"{scope.get('method', 'GET')} {scope['path']} wants an admin key (--admin-key)")
         tenant = header(scope, ACT_AS)

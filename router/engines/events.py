@@ -16,6 +16,8 @@ END_BYTES = 64
 """The last bytes of a stream that `has_ended` needs."""
 
 _END = re.compile(rb"(?:\A|\n)data:[ \t]*\[DONE\]\s*\Z")
+_EMPTY_LINE = b"\n", b"\r\n"
+"""SGLang and vLLM end their lines with the first; other servers of events, and proxies, with the second."""
 
 
 @dataclass(slots=True)
@@ -32,12 +34,12 @@ class EventSplitter:
             yield chunk  # one whole event, as a worker sends it: nothing to copy
             return
         rest += chunk
-        begin, at = 0, max(0, self._seen - 1)
+        begin, at = 0, max(0, self._seen - len(_EMPTY_LINE[1]))
         # Finding one line break is many times faster than finding two, and the JSON contains none.
         while (at := rest.find(b"\n", at)) >= 0:
             at += 1
-            if rest.startswith(b"\n", at):
-                at += 1
+            if rest.startswith(_EMPTY_LINE, at):
+                at = rest.find(b"\n", at) + 1
                 with memoryview(rest) as view:
                     event = bytes(view[begin:at])
                 begin = self._seen = at
@@ -54,10 +56,16 @@ class EventSplitter:
 
 
 def event_data(event: bytes) -> bytes | None:
-    """Return the payload of a `data:` event; None for any other event."""
+    """Return the payload of an event that has one, whatever other fields the event has; None for any other event."""
     if event.startswith(b"data: {") and event.endswith(b"}\n\n"):
         return event[6:-2]
-    return event[5:].strip() if event.startswith(b"data:") else None
+    lines = [line[5:].strip() for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines) if lines else None
+
+
+def has_event(part: bytes) -> bool:
+    """Return whether an event ends in a part of a stream."""
+    return b"\n\n" in part or b"\n\r\n" in part
 
 
 def has_ended(stream: bytes | bytearray) -> bool:

@@ -18,7 +18,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from router.config.workers import WorkersConfig
-from router.engines.events import END_BYTES, has_ended
+from router.engines.events import END_BYTES, has_ended, has_event
 from router.engines.sglang.beginnings import ReplyBeginnings
 from router.engines.sglang.outcome import is_error, refusal_status
 from router.errors import NoWorkerError
@@ -313,9 +313,9 @@ async def _begun(response: UpstreamResponse, in_flight: InFlight | None) -> _Beg
     first = piece = await response.read()
     if in_flight is not None and (in_flight.whole or stream):
         begun = [first]
-        last = b""  # byte of the piece before: an event may end between two pieces
-        while piece and (in_flight.whole or (last + piece).find(b"\n\n") < 0):
-            last = piece[-1:]
+        last = b""  # the two bytes before a piece: an event may end between two pieces
+        while piece and (in_flight.whole or not has_event(last + piece)):
+            last = (last + piece)[-2:]
             piece = await response.read()
             begun.append(piece)
         first = b"".join(begun)

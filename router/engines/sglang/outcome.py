@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Raw
 
-from router.engines.events import event_data
+from router.engines.events import EventSplitter, event_data
 from router.engines.json import JSON_ERRORS
 from router.engines.sglang.reply import UnreadableReplyError, edit_meta, split_list
 
@@ -50,7 +50,8 @@ def refusal_status(event: bytes) -> int | None:
     if b'"error"' not in event and b'"abort"' not in event:
         return None
     try:
-        head = _head.decode(event_data(event.partition(b"\n\n")[0]) or event)
+        first = next(EventSplitter().feed(event), event)
+        head = _head.decode(event_data(first) or event)
     except JSON_ERRORS:
         return None
     finish = None if head.meta_info is None else head.meta_info.finish_reason

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.engines.events import EventSplitter, event_data, event_index
+from router.engines.events import EventSplitter, event_data, event_index, has_event
 from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply
 from router.engines.sglang.stream import StreamedReply
 from tests.router.engines.sglang.json_values import compact
@@ -21,6 +21,7 @@ EVENTS = [
     b": ping\n\n",
     "data: é\n\n".encode(),
     b"data: x\ndata: y\n\n",
+    b"id: 1\r\ndata: x\r\n\r\n",
     b"data: [DONE]\n\n",
 ]
 
@@ -44,11 +45,12 @@ def test_events_byte_by_byte() -> None:
 
 @given(st.lists(st.binary(max_size=8)))
 @example([b"\n", b"\n\n", b"\n"])
+@example([b"\n\r", b"\n\r\n", b"\r"])
 def test_no_byte_of_a_stream_is_lost(chunks: list[bytes]) -> None:
     splitter = EventSplitter()
     events = [event for chunk in chunks for event in splitter.feed(chunk)]
     assert b"".join(events) + splitter.flush() == b"".join(chunks)
-    assert all(event.endswith(b"\n\n") for event in events)
+    assert all(event.endswith((b"\n\n", b"\n\r\n")) for event in events)
 
 
 def test_a_splitter_can_be_used_again_after_a_flush() -> None:
@@ -66,11 +68,20 @@ def test_a_splitter_can_be_used_again_after_a_flush() -> None:
         (b"data: \n\n", b""),
         (b": ping\n\n", None),
         (b"event: error\n\n", None),
+        (b'data: {"a": 1}\r\n\r\n', b'{"a": 1}'),
+        (b'event: message\r\nid: 7\r\ndata:{"a": 1}\r\n\r\n', b'{"a": 1}'),
+        (b"data: x\ndata: y\n\n", b"x\ny"),
         (b"\n\n", None),
     ],
 )
 def test_the_payload_of_an_event(event: bytes, data: bytes | None) -> None:
     assert event_data(event) == data
+
+
+@given(st.lists(st.sampled_from([b"\n", b"\r", b"data: x", b"\r\n", b": y\n\n"])))
+def test_an_event_is_seen_wherever_a_splitter_finds_one(parts: list[bytes]) -> None:
+    whole = b"".join(parts)
+    assert has_event(whole) is bool(list(EventSplitter().feed(whole)))
 
 
 @pytest.mark.parametrize(
