@@ -20,6 +20,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 logger = logging.getLogger(__name__)
@@ -175,7 +176,9 @@ def _waiting(listener: socket.socket) -> int:
 
     Linux has the number in `tcpi_unacked` of a listening socket (`struct tcp_info`, linux/tcp.h).
     """
-    if sys.platform != "linux":
-        return 1
-    info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED.stop)
-    return max(1, int.from_bytes(info[_UNACKED], sys.byteorder))
+    found = 0
+    if sys.platform == "linux":
+        with suppress(OSError):
+            info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _UNACKED.stop)
+            found = int.from_bytes(info[_UNACKED], sys.byteorder)
+    return max(1, found)
