@@ -203,11 +203,9 @@ class Path(NamedTuple):
 
 def _says_lost(context: TokenSpan | None, above: TokenSpan | None) -> bool:
     """Return whether a context has a flag, true only for its own request, that something before it may be missing."""
-    while context is not None and context is not above:
-        if context.flags & SpanFlag.LOST:
-            return True
+    while context is not None and context is not above and not context.flags & SpanFlag.LOST:
         context = context.parent
-    return False
+    return context is not None and context is not above
 
 
 class PrefixMatch(msgspec.Struct, frozen=True):
@@ -225,6 +223,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
         path: how far the text goes down the tree, from where `RadixTree.record` goes on.
         mismatched: the text holds a reply whose ids do not spell it (`engine_mismatch`), encoded as the client saw it.
         unasked: the store, which may know more of this text, could not be asked (`store_unreachable`).
+        hidden_parent: the parent that the request named has only hidden tokens, and the prompt has none of them.
         foreign: the chain was recorded under another text than this one (the ids of both are the same).
         hashed: the hashes of the text that the store behind the tree has computed.
     """
@@ -236,6 +235,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     known: TokenSpan | None = None
     ambiguous: bool = False
     unknown_parent: bool = False
+    hidden_parent: bool = False
     foreign: bool = False
     edited: bool = False
     mismatched: bool = False
@@ -245,9 +245,9 @@ class PrefixMatch(msgspec.Struct, frozen=True):
 
     @property
     def tail_left_out(self) -> bool:
-        """Return whether sampled tokens at the end of the continued reply were left out (`tail_left_out`)."""
-        span = self.cut.span
-        return self.continues is not None and span is self.continues.span and self.cut.take < span.count
+        """Return whether the prompt lacks tokens at the end of the reply that it follows (`tail_left_out`)."""
+        line, cut = self.continues, self.cut
+        return self.hidden_parent or (line is not None and cut.span is line.span and cut.take < line.span.count)
 
     @property
     def flags(self) -> int:

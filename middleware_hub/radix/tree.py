@@ -116,7 +116,8 @@ class RadixTree:
         cut = match.cut
         named = next(((span, take) for span, take in links(cut.span, cut.take) if span.named(parent)), None)
         if named is None:
-            return replace(match, unknown_parent=not self.left_out(match.namespace, match.text, parent))
+            left_out = self.left_out(match.namespace, match.text, parent)
+            return replace(match, unknown_parent=not left_out, hidden_parent=left_out)
         span, take = named
         return replace(match, unknown_parent=False, edited=take < span.visible)
 

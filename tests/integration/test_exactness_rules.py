@@ -371,6 +371,22 @@ def test_an_empty_reply_is_no_chain_of_its_prompt(talk: Talk) -> None:
     assert spelled == [*first.input_ids, talk.eos, *talk.ids("x")]
 
 
+def test_an_empty_reply_that_a_request_names_is_told_to_be_left_out(talk: Talk) -> None:
+    """It is known, so nothing is missing; but the request has none of its tokens, and says so. Without a name nobody knows."""
+    first = talk.say("A:Hello", [])
+    name = first.body["meta_info"]["id"]
+    named = talk.say("A:Hello there", talk.ids("z"), parent=name, body={"return_trajectory": True})
+    assert named.record.input_ids == talk.start("A:Hello there")
+    assert named.answer.headers["x-radix-reasons"] == "tail_left_out"
+    assert named.body["meta_info"]["trajectory"]["exact"]
+    by_ids = talk.say(None, talk.ids("z"), input_ids=talk.start("A:Hello there"), parent=name)
+    assert by_ids.answer.headers["x-radix-reasons"] == "tail_left_out"
+    spelled = talk.say(f"A:Hello{talk.eos_text}x", talk.ids("z"), parent=name)
+    assert spelled.record.input_ids[: len(first.record.input_ids) + 1] == [*first.record.input_ids, talk.eos]
+    assert "x-radix-reasons" not in spelled.answer.headers
+    assert "x-radix-reasons" not in talk.say("A:Hello you", talk.ids("z")).answer.headers
+
+
 STOPPED = [
     # sampled pieces, stop, later text, how many sampled tokens stay, what is encoded behind them
     pytest.param(("Hel", "ST", "OP"), "STOP", "", 1, "", id="at the end"),
