@@ -372,15 +372,24 @@ def test_keys_are_for_all_processes(worker: EmbeddedWorker, tmp_path: Path) -> N
                 assert call(f"{router.url}{path}", headers=headers).status == status, path
 
 
-def test_a_router_is_not_its_own_worker(worker: EmbeddedWorker, router: Processes) -> None:
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """A router for tests that leave it as it is."""
+    folder = tmp_path_factory.mktemp("standing")
+    with EmbeddedWorker(vocabulary("qwen")) as worker, Processes("router", worker.url, folder=folder) as found:
+        found.wait_until_up()
+        yield found
+
+
+def test_a_router_is_not_its_own_worker(standing: Processes) -> None:
     """A probe that comes back to another of the processes is recognized, too."""
     with ExitStack() as stack:
         for _ in range(6):
-            end = Kept(router.url)
+            end = Kept(standing.url)
             stack.callback(end.close)
-            answer = call(f"{router.url}/add_worker?url={router.url}", {})
+            answer = call(f"{standing.url}/add_worker?url={standing.url}", {})
             assert answer.status == 400, answer.content
-    assert router.get("/workers")["total"] == 1
+    assert standing.get("/workers")["total"] == 1
 
 
 def _free(port: int) -> bool:
@@ -399,7 +408,7 @@ def _connects(port: int) -> bool:
     return True
 
 
-def test_the_inspector_says_that_it_shows_the_memory_of_one_process(router: Processes) -> None:
+def test_the_inspector_says_that_it_shows_the_memory_of_one_process(standing: Processes) -> None:
     """Else a list that another process answers next looks as if conversations had been lost."""
-    remembered = call(f"{router.url}/inspect/api/conversations").json()["remembered"]
-    assert remembered["processes"] == len(router.children)
+    remembered = call(f"{standing.url}/inspect/api/conversations").json()["remembered"]
+    assert remembered["processes"] == len(standing.children)

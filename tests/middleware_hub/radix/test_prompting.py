@@ -63,16 +63,16 @@ def test_a_batch_is_put_together_prompt_by_prompt() -> None:
 @pytest.mark.parametrize(
     ("prompts", "batch", "says"),
     [
-        ([["a", [5], [6, -1]]], False, "`prompt_segments[2].ids` has -1 in it, and the vocabulary is 0 to 151649"),
-        ([[[151650]]], False, "`prompt_segments[0].ids` has 151650"),
+        ([["a", [5], [6, -1]]], False, "`prompt_segments[2].ids` has -1 in it, and the vocabulary is 0 to 31999"),
+        ([[[32000]]], False, "`prompt_segments[0].ids` has 32000"),
         ([["a"], ["b", [10**12]]], True, "`prompt_segments[1][1].ids` has 1000000000000"),
-        ([["a" * 10, [5] * 20]], False, "has 22 tokens, and the model's context 22"),
+        ([["a" * 10, [5] * 18]], False, "has 22 tokens, and the model's context 22"),
         ([["a"], [[5] * 99]], True, "has 99 tokens"),
     ],
 )
 def test_what_cannot_be_sent_is_refused(prompts: list[list[Segment]], batch: bool, says: str) -> None:
     with pytest.raises(BadRequestError) as caught:
-        asyncio.run(assemble(tokenizer("qwen-whole"), prompts, batch=batch, max_context=22))
+        asyncio.run(assemble(tokenizer("mistral-v1"), prompts, batch=batch, max_context=22))
     assert says in caught.value.message
 
 
