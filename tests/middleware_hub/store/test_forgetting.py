@@ -13,7 +13,7 @@ from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Forgotten, Store
 from middleware_hub.store.records import Blob, Event, Mark
 from middleware_hub.store.sqlite import checkpoints
-from middleware_hub.store.sqlite.file import connect, place_of
+from middleware_hub.store.sqlite.file import connect, place_of, store_error
 from middleware_hub.store.sqlite.forgetting import forget_some, plan_roots
 from middleware_hub.store.sqlite.store import SqliteStore
 from tests.middleware_hub.store.world import (
@@ -377,6 +377,13 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path) -> None:
         assert await findings(store) == []
 
     with_store(sqlite(tmp_path), work)
+
+
+def test_a_disk_without_room_for_the_index_of_the_log_is_full() -> None:
+    """SQLite says "disk I/O error"."""
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+    assert "the disk is full" in store_error(Path("store.sqlite3"), error).message
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
