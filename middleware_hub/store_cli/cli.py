@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
 
 from middleware_hub.store.protocol import Store
 from middleware_hub.store_cli.command import STATUS, add_store, opened, run_and_exit
 from middleware_hub.store_cli.export import export
-from middleware_hub.store_cli.handover import handover
+from middleware_hub.store_cli.handover import handover, tell_of_waiting
 from middleware_hub.store_cli.prune import prune
 from middleware_hub.store_cli.selection import add_places, moment
 from middleware_hub.store_cli.sizes import stats
@@ -96,4 +97,7 @@ async def _run(args: argparse.Namespace) -> int:
         return await handover(args)
     async with opened(args) as store:
         run: Command = args.run
-        return await run(store, args)
+        status = await run(store, args)
+    sys.stdout.flush()
+    tell_of_waiting(args)
+    return status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -50,7 +51,7 @@ def run_and_exit(
     """Run a command that works on a store, and exit with its status; a failure is one line on standard error."""
     try:
         args.store = store_address(args.store)
-        sys.exit(asyncio.run(run(args)))
+        sys.exit(asyncio.run(_until_terminated(run(args))))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at exit
         sys.exit(1)
@@ -61,4 +62,14 @@ def run_and_exit(
     except BadRequestError as error:
         flags.exit(2, f"{flags.prog}: error: {error.message}\n")
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(128 + signal.SIGINT)
+    except asyncio.CancelledError:
+        sys.exit(128 + signal.SIGTERM)
+
+
+async def _until_terminated(work: Coroutine[Any, Any, int]) -> int:
+    """Do the work. SIGTERM cancels it as Ctrl-C does, so that it removes what it has not completed."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await work

@@ -38,6 +38,28 @@ async def handover(args: argparse.Namespace) -> int:
     return int(bool(left))
 
 
+def tell_of_waiting(args: argparse.Namespace) -> None:
+    """Say on standard error what routers of this machine have recorded and the store does not have yet."""
+    replies = others = 0
+    files = []
+    for path in SpoolFolder(None, identity(args.store, args.store_prefix), None, 0).paths():
+        try:
+            waiting = SpoolFile.waiting_in(path)
+        except OSError as error:
+            sys.stderr.write(f"{path}: {error.strerror}\n")
+            continue
+        if waiting:
+            files.append(str(path))
+            replies += sum(one.replies for one in waiting)
+            others += sum(not one.replies for one in waiting)
+    if files:
+        what = [f"{replies} replies"] * bool(replies) + [f"{others} other records"] * bool(others)
+        sys.stderr.write(
+            f"not in the store yet: {' and '.join(what)}, in {', '.join(files)}. A router that starts hands them over, or "
+            "`tito-router store handover`\n"
+        )
+
+
 def _files(args: argparse.Namespace) -> Iterable[SpoolFile]:
     paths = [Path(path) for path in args.paths]
     if not paths:

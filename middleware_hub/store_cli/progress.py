@@ -24,7 +24,13 @@ def bar(title: str, total: int) -> Iterator[Advance]:
         return
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=total)
-        yield lambda count: progress.advance(task, count)
+
+        def advance(count: int) -> None:
+            progress.advance(task, count)
+            if progress.tasks[0].finished:  # 100% would say that the work is done, and it goes on
+                progress.update(task, total=None)
+
+        yield advance
 
 
 def _nothing(_: int) -> None:

@@ -62,9 +62,14 @@ async def _read_all(store: Store, records: int) -> dict[str, Any]:
         "characters": characters,
         "parts": [
             {**dict(zip(fields, key, strict=True)), "replies": count, "sampled_tokens": sampled[key]}
-            for key, count in sorted(replies.items())
+            for key, count in sorted(replies.items(), key=lambda part: (part[0][:3], _in_order(part[0][3])))
         ],
     }
+
+
+def _in_order(version: str) -> tuple[bool, int, str]:
+    """Return the place of a weight version: numbers by their value, then names."""
+    return (False, int(version), "") if version.isdecimal() else (True, 0, version)
 
 
 def size(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -95,7 +96,7 @@ class RowWriter:
 def opened(path: str) -> Iterator[BinaryIO]:
     """Open the file of an export for the length of the block. The file gets its name once it is complete.
 
-    Raises BadRequestError for a terminal, and for a file that cannot be made.
+    A pipe or a device is written to as it is. Raises BadRequestError for a terminal, and for a file that cannot be made.
     """
     if path == STDOUT:
         if sys.stdout.isatty():
@@ -103,17 +104,24 @@ def opened(path: str) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    part = Path(f"{path}.part")
+    special = os.path.exists(path) and not os.path.isfile(path)
+    # Two exports to one name have a part each: the last one that is complete gets the name.
+    part = Path(path if special else f"{path}.{secrets.token_hex(4)}.part")
     try:
-        sink = part.open("wb")
+        sink = part.open("wb" if special else "xb")
     except OSError as error:
-        raise BadRequestError(f"--out {path}: {error}") from error
+        raise BadRequestError(f"--out {path}: {error.strerror}") from error
     try:
         with sink:
             yield sink
-        os.replace(part, path)
+        if not special:
+            os.replace(part, path)
+    except OSError as error:
+        error.filename = error.filename or path  # a full disk says only that it is full
+        raise
     finally:
-        part.unlink(missing_ok=True)
+        if not special:
+            part.unlink(missing_ok=True)
 
 
 class _Counted:

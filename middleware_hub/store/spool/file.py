@@ -119,7 +119,22 @@ class SpoolFile:
         if not _is_at(descriptor, path) or not found._scan(head):
             os.close(descriptor)
             return None
+        os.ftruncate(descriptor, found._end)
         return found
+
+    @classmethod
+    def waiting_in(cls, path: Path) -> list[Waiting]:
+        """Return what waits in a file, without a change to it: its router may be at work. Without such a file, nothing does."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return []
+        try:
+            found = cls(descriptor, path, SpoolHead("", None), 0)
+            found._scan(None)
+            return list(found.waiting)
+        finally:
+            os.close(descriptor)
 
     @property
     def full(self) -> bool:
@@ -249,7 +264,6 @@ class SpoolFile:
             at = end
         self._end = self._allocated = at
         self.torn_bytes = self._torn(at, size)
-        os.ftruncate(self._descriptor, at)
         return True
 
     def _frame(self, at: int, size: int) -> tuple[int, Literal["end", "damaged", "whole"], bytes]:

@@ -317,7 +317,9 @@ def mapped(path: Path) -> Iterator[None]:
 
 def store_error(path: Path, error: sqlite3.Error) -> StoreUnreachableError | StoreMismatchError | DamagedRecordError:
     """Return what an error of SQLite means, and what to do."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    full_code = getattr(error, "sqlite_errorcode", 0)
+    # A disk without room for the index of the log is full, which SQLite calls an I/O error.
+    code = sqlite3.SQLITE_FULL if full_code == sqlite3.SQLITE_IOERR_SHMSIZE else full_code & 0xFF
     if code == sqlite3.SQLITE_NOTADB:
         return StoreMismatchError(
             f"{path} is no SQLite file, or its first page is damaged: name another path with --store"

@@ -1,6 +1,7 @@
 """Forgets whole conversations: a reader plans it, and the writer does it in small transactions.
 
-A conversation that is longer than one transaction is forgotten from its end, so the rest is whole at any moment.
+Only a conversation that is longer than one transaction is split. It is forgotten from its end, so the rest is whole at any
+moment: if the process dies in between, the first turns are left, for the next call.
 """
 
 from __future__ import annotations
@@ -117,6 +118,8 @@ def forget_some(connection: sqlite3.Connection, plans: list[Plan]) -> tuple[list
         if (last or 0) > first.last:
             plans.pop(0)
             continue
+        if left < _RECORDS and len(first.records) > left:
+            break
         some, first.records = first.records[:left], first.records[left:]
         _delete(connection, some)
         left -= len(some)

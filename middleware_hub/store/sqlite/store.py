@@ -239,7 +239,11 @@ class SqliteStore:
         more = True
         while more:
             before = verifier.records
-            findings, more = await self._in_thread(verifier.page)
+            try:
+                findings, more = await self._in_thread(verifier.page)
+            except asyncio.CancelledError:
+                threaded.connection.interrupt()  # the check of a large file takes minutes
+                raise
             if checked is not None:
                 checked(verifier.records - before)
             for finding in findings:

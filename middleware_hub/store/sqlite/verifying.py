@@ -50,7 +50,8 @@ class Verifier:
             after = rows[-1][0]
             self.records += len(rows)
             with self._reader.snapshot():
-                yield [finding for row in rows if self._there(row[0]) for finding in self._record(row)]
+                found = [finding for row in rows if self._there(row[0]) for finding in self._record(row)]
+            yield found  # between two pages no transaction is open
         yield self._strays()
         yield from self._sealed("blobs", "rowid, name, body", self._blob)
         yield from self._sealed("events", "rowid, number, body", self._event)

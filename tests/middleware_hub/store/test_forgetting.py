@@ -13,7 +13,8 @@ from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Forgotten, Store
 from middleware_hub.store.records import Blob, Event, Mark
 from middleware_hub.store.sqlite import checkpoints
-from middleware_hub.store.sqlite.file import connect
+from middleware_hub.store.sqlite.file import connect, place_of, store_error
+from middleware_hub.store.sqlite.forgetting import forget_some, plan_roots
 from middleware_hub.store.sqlite.store import SqliteStore
 from tests.middleware_hub.store.world import (
     Turn,
@@ -131,6 +132,28 @@ def test_named_conversations_are_forgotten_and_no_others(kind: str, tmp_path: Pa
         assert await findings(store) == []
 
     with_store(address_of(kind, tmp_path), work)
+
+
+@pytest.mark.parametrize(
+    ("count", "turns", "steps"), [(3, 50, [[100], []]), (2, 140, [[24, 280], [280], [24], []])], ids=["short", "long"]
+)
+def test_a_transaction_splits_only_what_is_longer_than_one(
+    count: int, turns: int, steps: list[list[int]], tmp_path: Path
+) -> None:
+    """A process may be killed after each: `steps` are the records that are left then of each conversation."""
+    world = World()
+    talks = conversations(world, count, turns)
+    with_store(sqlite(tmp_path), lambda store: append_all(store, world.turns))
+    connection = connect(place_of(str(tmp_path)))
+    plans = plan_roots(connection, [talk[0].reply.root for talk in talks])
+    for left_there in steps:
+        connection.execute("BEGIN IMMEDIATE")
+        forget_some(connection, plans)
+        connection.execute("COMMIT")
+        counts = connection.execute("SELECT count(*) FROM records GROUP BY root ORDER BY root")
+        assert [count for (count,) in counts] == left_there
+    connection.close()
+    assert not plans
 
 
 @pytest.mark.parametrize("kind", LASTING)
@@ -354,6 +377,13 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path) -> None:
         assert await findings(store) == []
 
     with_store(sqlite(tmp_path), work)
+
+
+def test_a_disk_without_room_for_the_index_of_the_log_is_full() -> None:
+    """SQLite says "disk I/O error"."""
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+    assert "the disk is full" in store_error(Path("store.sqlite3"), error).message
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ import pytest
 
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
-from middleware_hub.store.protocol import Store
-from middleware_hub.store.records import Mark
+from middleware_hub.store.protocol import Batch, Store
+from middleware_hub.store.records import Event, Mark
+from middleware_hub.store.spool.folder import SpoolFolder, identity
+from middleware_hub.store.spool.packing import pack
 from tests.middleware_hub.store.world import World, append_all, findings, sqlite, with_store
 from tests.middleware_hub.store_cli.running import status
 
@@ -82,6 +84,39 @@ def test_stats_for_people_and_for_programs(tmp_path: Path, world: World, capsys:
     ]
     assert status("stats", "--store", store, "--tokens") == 0
     assert "tenant team, lora_path '', namespace eval, weight_version 7, replies 1" in capsys.readouterr().out
+
+
+def test_versions_that_are_numbers_are_sorted_by_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = World()
+    for version in ("10", "default", "9"):
+        world.turn(None, f"version {version}", "reply", stamp=version)
+    with_store(sqlite(tmp_path), lambda store: append_all(store, world.turns))
+    assert status("stats", "--store", sqlite(tmp_path), "--tokens", "--json") == 0
+    parts = json.loads(capsys.readouterr().out)["parts"]
+    assert [part["weight_version"] for part in parts] == ["9", "10", "default"]
+
+
+@pytest.mark.parametrize("command", ["stats", "verify", "export"])
+def test_what_waits_in_a_spool_is_told(
+    tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Whether its router lives or not; and the file stays as it is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store = sqlite(tmp_path)
+    flags = [command, "--store", store, *(["--out", str(tmp_path / "a.parquet")] if command == "export" else [])]
+    spool = SpoolFolder(None, identity(store), "toy", 1 << 20).make()
+    assert status(*flags) == 0
+    assert "not in the store yet" not in capsys.readouterr().err
+    spool.put(pack(world.turns[0].batch), replies=2)
+    spool.put(pack(Batch(events=[Event("log", "kind")])), replies=0)
+    assert spool.path is not None
+    before = spool.path.read_bytes()
+    assert status(*flags) == 0
+    told = capsys.readouterr().err
+    assert f"not in the store yet: 2 replies and 1 other records, in {spool.path}." in told
+    assert spool.path.read_bytes() == before
+    spool.done(2)
+    spool.close()
 
 
 def test_verify_counts(tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import random
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -280,6 +282,49 @@ def test_a_failed_export_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monk
     assert status("export", "--store", store, "--out", str(path)) == 1
     assert path.read_text() == "an older one"
     assert sorted(one.name for one in tmp_path.glob("rows*")) == ["rows.parquet"]
+
+
+def test_sigterm_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    for number in range(100):
+        world.turn(None, f"user {number}", "reply")
+    store = stored(tmp_path, world)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until the command has a handler of its own
+    monkeypatch.setattr(RowWriter, "add", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert status("export", "--store", store, "--out", str(tmp_path / "rows.parquet")) == 128 + signal.SIGTERM
+    assert not list(tmp_path.glob("rows*"))
+
+
+def test_two_exports_to_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One begins and ends while the other writes: neither damages the other's file."""
+    store = stored(tmp_path, grown(1)[0])
+    flags = ["export", "--store", store, "--out", str(tmp_path / "rows.parquet")]
+    whole = exported(store, tmp_path)
+    add = RowWriter.add
+
+    def interrupted(writer: RowWriter, rows: Any) -> None:
+        monkeypatch.setattr(RowWriter, "add", add)
+        subprocess.run([sys.executable, "-m", "router", "store", *flags], cwd=ROOT, check=True, timeout=60)
+        assert pq.read_table(tmp_path / "rows.parquet").to_pylist() == whole
+        add(writer, rows)
+
+    monkeypatch.setattr(RowWriter, "add", interrupted)
+    assert status(*flags) == 0
+    assert pq.read_table(tmp_path / "rows.parquet").to_pylist() == whole
+    assert sorted(one.name for one in tmp_path.glob("rows*")) == ["rows.parquet"]
+
+
+def test_a_pipe_with_a_name_stays_one(tmp_path: Path) -> None:
+    store = stored(tmp_path, grown(1)[0])
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+        try:
+            assert status("export", "--store", store, "--out", str(pipe), "--format", "parquet") == 0
+            assert pipe.is_fifo()
+            assert read(reader.communicate()[0], "parquet") == exported(store, tmp_path)
+        finally:
+            reader.kill()
 
 
 def test_a_missing_library_is_told(

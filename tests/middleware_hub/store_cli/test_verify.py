@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from middleware_hub.store.protocol import Store
+from middleware_hub.store.sqlite.store import SqliteStore
+from middleware_hub.store.sqlite.verifying import Verifier
 from tests.middleware_hub.store import test_damage
-from tests.middleware_hub.store.world import World, sqlite
+from tests.middleware_hub.store.world import World, sqlite, with_store
 from tests.middleware_hub.store_cli.running import status
 
 world = test_damage.world
@@ -47,6 +50,22 @@ def test_a_cut_file_is_told(tmp_path: Path, world: World, capsys: pytest.Capture
     assert re.search(
         r"^file: |error: .*(damaged|no SQLite file|something else)", printed.out + printed.err, re.MULTILINE
     )
+
+
+def test_no_transaction_is_open_between_two_pages(tmp_path: Path, world: World) -> None:
+    """It would keep routers from putting their log into the file, and would be an error when Ctrl-C ends the check."""
+    with_store(sqlite(tmp_path), _pages_end_without_a_transaction, None)
+
+
+async def _pages_end_without_a_transaction(store: Store) -> None:
+    assert isinstance(store, SqliteStore)
+    reader = store._open_readers()[1]
+    verifier, more, pages = Verifier(reader), True, 0
+    while more:
+        _, more = verifier.page()
+        pages += 1
+        assert not reader.connection.in_transaction
+    assert pages > 2
 
 
 def test_a_torn_log_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
