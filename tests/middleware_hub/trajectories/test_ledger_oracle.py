@@ -237,7 +237,7 @@ class Trainers(RuleBasedStateMachine):
             wanted = size or one.group.size
             assert one.partial or len(one.samples) == wanted
         if found:
-            samples = tuple(ledger.taking(sample) for one in found for sample in one.samples)
+            samples = tuple(sample.taking() for one in found for sample in one.samples)
             self.pending.append((f"c{len(self.claims)}", found, samples))
             self.claims.append(f"c{len(self.claims)}")
 
