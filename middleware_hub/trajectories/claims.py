@@ -142,7 +142,7 @@ class Claims:
                 return [], None, refused
             name = uuid.uuid4().hex
             chosen = [sample for choice in choices for sample in choice.samples]
-            samples = tuple(ledger.taking(sample) for sample in chosen)
+            samples = tuple(sample.taking() for sample in chosen)
             over = {sample.id for sample in chosen if sample.held}
             await journal.lease(name, wanted.lease_seconds)
             try:

@@ -72,6 +72,16 @@ then: another router was faster.
 """
 
 
+class TakingEvent(GroupEvent, kw_only=True, frozen=True):
+    """An event that counts for samples in a certain state only. Here, so that `before` is the last field in the log.
+
+    Attributes:
+        before: the states of the samples that it names, in their order. Empty in old logs.
+    """
+
+    before: tuple[State, ...] = ()
+
+
 class Reward(msgspec.Struct, array_like=True, frozen=True):
     """What a reply or a session was worth. `info` is JSON, or nothing; `before`: the state of its sample."""
 
@@ -81,7 +91,7 @@ class Reward(msgspec.Struct, array_like=True, frozen=True):
     before: State = None
 
 
-class Rewarded(GroupEvent, tag="rewarded", frozen=True):
+class Rewarded(TakingEvent, tag="rewarded", frozen=True):
     """A reply was given a reward, which ends its rollout; those of `more` were given with it: all of them count, or none.
 
     A session may have been given one as well: its log has it, and this event says whether that was in time.
@@ -91,12 +101,12 @@ class Rewarded(GroupEvent, tag="rewarded", frozen=True):
     reward: float | None
     info: bytes
     more: tuple[Reward, ...] = ()
-    before: State = None
 
     @property
     def rewards(self) -> tuple[Reward, ...]:
         """Return all of them."""
-        return Reward(self.key, self.reward, self.info, self.before), *self.more
+        first = self.before[0] if self.before else None
+        return Reward(self.key, self.reward, self.info, first), *self.more
 
 
 class Taken(msgspec.Struct, array_like=True, frozen=True):
@@ -147,15 +157,14 @@ class Judged(GroupEvent, tag="judged", frozen=True):
     versions: tuple[str, ...]
 
 
-class Dropped(GroupEvent, tag="dropped", frozen=True):
+class Dropped(TakingEvent, tag="dropped", frozen=True):
     """Replies or sessions are not handed out (any more): `dropped` by a client, `evicted` for lack of room, or `lost`.
 
-    `before`: the states of their samples, one for each key; empty in old logs, where an event counts in any state.
+    Without `before` it counts in any state.
     """
 
     keys: tuple[bytes, ...]
     why: str
-    before: tuple[State, ...] = ()
 
 
 AnyEvent = Sampled | Joined | Ended | Rewarded | Claimed | Renewed | Acknowledged | Released | Judged | Dropped

@@ -71,6 +71,12 @@ class Ledger:
         self._settled: dict[str, Standing] = {}
         self._trained: dict[str, bytes] = {}
 
+    def __del__(self) -> None:
+        for group in self.groups.values():
+            group.cut()
+        for claim in self._claims.values():
+            claim.held = {}
+
     def __len__(self) -> int:
         """Return the number of members."""
         return len(self._members)
@@ -87,8 +93,7 @@ class Ledger:
             case Sampled() | Joined():
                 self._join(number, event)
             case Ended(session=session):
-                member = self._sessions.get(session)
-                if member is not None:
+                if (member := self._sessions.get(session)) is not None:
                     self._end(member, event.time)
             case Rewarded():
                 self._reward(number, event)
@@ -272,6 +277,7 @@ class Ledger:
                     self._names[name] = left
                 else:
                     del self._names[name]
+        group.cut()
 
     def _settle(self, member: Member) -> None:
         for name in member.names:
@@ -304,10 +310,6 @@ class Ledger:
         if group.drafts is None:
             group.drafts = list(drafts_of(group))
         return group.drafts
-
-    def taking(self, sample: Sample) -> Taken:
-        """Return a sample as `Claimed` names it, in its present state."""
-        return Taken(sample.id, tuple(one.key for one in sample.members), sample.members[0].state)
 
     # Finding -----------------------------------------------------------------------------------------------------------
 

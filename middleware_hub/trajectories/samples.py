@@ -1,4 +1,8 @@
-"""The parts of a ledger: members, the samples that they make, groups, and claims."""
+"""The parts of a ledger: members, the samples that they make, groups, and claims.
+
+100,000 members may wait. Python's garbage collector does not track members and samples, because a full pass over them would
+hold up the event loop. So the ledger cuts their cycles itself (`Group.cut`).
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.trajectories.events import Dropped, Reward, State
+from middleware_hub.trajectories.events import Dropped, Reward, State, Taken
 
 
-class Member(msgspec.Struct, eq=False):
+class Member(msgspec.Struct, eq=False, gc=False):
     """A reply or a session; fields not described here are those of `Sampled` and `Joined`.
 
     Attributes:
@@ -57,7 +61,7 @@ class Member(msgspec.Struct, eq=False):
         return (not self.done and self.state == reward.before) or self.has(reward)
 
 
-class Sample(msgspec.Struct, eq=False):
+class Sample(msgspec.Struct, eq=False, gc=False):
     """One rollout. Its id is the key of its first member.
 
     Attributes:
@@ -89,6 +93,10 @@ class Sample(msgspec.Struct, eq=False):
         """Return whether it may be claimed. `live`: the claims whose lease is not over."""
         return not self.held or (self.claim is not None and self.claim.id not in live)
 
+    def taking(self) -> Taken:
+        """Return it as `Claimed` names it, in its present state."""
+        return Taken(self.id, tuple(one.key for one in self.members), self.members[0].state)
+
     @property
     def rewarded(self) -> Member | None:
         """Return the member that was given the sample's reward: the newest; of those given at once, the last one."""
@@ -112,6 +120,12 @@ class Group(msgspec.Struct, eq=False):
     sealed: dict[bytes, Sample] = {}
     acknowledged: int = 0
     drafts: list[Sample] | None = None
+
+    def cut(self) -> None:
+        """Let go of the members, and of their samples."""
+        for member in self.members.values():
+            member.sample = None
+        self.members, self.sealed, self.drafts = {}, {}, None
 
 
 class Claim(msgspec.Struct, eq=False):

@@ -128,7 +128,7 @@ async def reward(journal: Journal, given: Sequence[Given]) -> bool:
     (_, first), *others = fresh
     more, now = tuple(one for _, one in others), time.time()
     saved = await journal.keep(
-        Rewarded(key=first.key, reward=first.reward, info=first.info, more=more, before=first.before, time=now)
+        Rewarded(key=first.key, reward=first.reward, info=first.info, more=more, before=(first.before,), time=now)
     )
     if saved:
         await journal.read_on()

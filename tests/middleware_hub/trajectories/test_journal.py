@@ -11,13 +11,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.protocol import Batch, Store
+from middleware_hub.store.records import Event
 from middleware_hub.trajectories import groups, journal
 from middleware_hub.trajectories.choosing import overflow
 from middleware_hub.trajectories.claims import Claims, Wanted
-from middleware_hub.trajectories.events import Acknowledged, AnyEvent, Claimed, Dropped, Sampled
+from middleware_hub.trajectories.events import Acknowledged, AnyEvent, Claimed, Dropped, Reward, Rewarded, Sampled
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.journal import MemoryJournal, StoreJournal
 from middleware_hub.trajectories.samples import Built, Member, Sample
@@ -55,7 +57,7 @@ async def told(one: StoreJournal, *events: AnyEvent) -> None:
 async def take(one: StoreJournal, group: str, claim: str) -> None:
     """Claim and acknowledge the only sample of a group."""
     (sample,) = one.ledger.samples(one.ledger.groups[group])
-    taken = (one.ledger.taking(sample),)
+    taken = (sample.taking(),)
     await told(one, Claimed(claim=claim, samples=taken, time=0.0), Acknowledged(claim=claim, time=0.0))
 
 
@@ -122,6 +124,21 @@ def test_one_namespace_more_than_are_kept_has_a_ledger(
         assert all_of_them.journal("", namespace) is one
     assert "'a' were given up" in caplog.text
     assert all_of_them.journal("", "a").ledger.groups == {}
+
+
+def test_events_of_old_logs_are_read() -> None:
+    """They do not say in which state samples were seen. A router that has not been updated yet reads new events."""
+    log, reward = "groups/a/b", Reward(b"l", 0.5, b"")
+    dropped = Dropped(keys=(b"k",), why="dropped", before=(("c", 1),), time=2.0)
+    rewarded = Rewarded(key=b"k", reward=1.0, info=b"{}", more=(reward,), before=(None,), time=2.0)
+    for event, old in (
+        (dropped, ["dropped", [b"k"], "dropped", 2.0]),
+        (rewarded, ["rewarded", b"k", 1.0, b"{}", [[b"l", 0.5, b""]], 2.0]),
+    ):
+        new = msgspec.msgpack.decode(journal.stored(log, event).data)
+        assert new[: len(old) - 2] == old[:-2]
+        assert new[len(old) - 1] == old[-1], "the fields of old events have their places"
+        assert journal.read(Event(log, "", msgspec.msgpack.encode(old))) == structs.replace(event, before=())
 
 
 def test_what_nobody_claims_does_not_keep_the_log_for_ever() -> None:

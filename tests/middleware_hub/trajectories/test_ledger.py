@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
+from msgspec import structs
 
 from middleware_hub.trajectories.events import Acknowledged, AnyEvent, Claimed, Dropped, Sampled
 from middleware_hub.trajectories.ledger import Ledger
+from middleware_hub.trajectories.samples import dropping
 
 
 def sampled(number: int) -> Sampled:
@@ -26,10 +30,36 @@ def test_a_sample_that_is_done_is_not_taken_over(meanwhile: AnyEvent) -> None:
     for number, event in enumerate((sampled(1), sampled(2)), 1):
         ledger.apply(number, event)
     one = ledger.samples(ledger.groups["g"])[0]
-    ledger.apply(3, Claimed(claim="first", samples=(ledger.taking(one),), time=0.0))
-    (late,) = (ledger.taking(held) for held in ledger.claim("first").held.values())  # type: ignore[union-attr]
+    ledger.apply(3, Claimed(claim="first", samples=(one.taking(),), time=0.0))
+    (late,) = (held.taking() for held in ledger.claim("first").held.values())  # type: ignore[union-attr]
     ledger.apply(4, meanwhile)
     ledger.apply(5, Claimed(claim="second", samples=(late,), time=0.0))
     second = ledger.claim("second")
     assert second is not None
     assert second.held == {}
+
+
+class Name(str):
+    """A name of which one can see whether something still refers to it."""
+
+
+@pytest.mark.parametrize("end", ["acknowledged", "dropped", "held", "waiting"])
+def test_nothing_of_a_group_stays(end: str) -> None:
+    """Members and samples are freed with their group, or with the ledger: the garbage collector does not see them."""
+    name, ledger = Name("adapter"), Ledger()
+    gone = weakref.ref(name)
+    for number in (1, 2):
+        ledger.apply(number, structs.replace(sampled(number), lora=name))
+    del name
+    samples = ledger.samples(ledger.groups["g"])
+    if end in ("acknowledged", "held"):
+        ledger.apply(3, Claimed(claim="c", samples=tuple(one.taking() for one in samples), time=0.0))
+    if end == "acknowledged":
+        ledger.apply(4, Acknowledged(claim="c", time=0.0))
+    if end == "dropped":
+        ledger.apply(4, dropping([sample.members[0] for sample in samples], "dropped", 0.0))
+    del samples
+    assert (ledger.groups == {}) is (end in ("acknowledged", "dropped"))
+    if ledger.groups:
+        del ledger
+    assert gone() is None

@@ -100,7 +100,7 @@ class Oracle:
                         gone.update((key,) if whole is None else parts[whole])
                         if whole is not None:
                             holder.pop(whole, None)
-                case Rewarded(key=key, before=before) if before is not None and key not in gone:
+                case Rewarded(key=key, before=(before,)) if before is not None and key not in gone:
                     whole = next((name for name, one in parts.items() if key in one), b"")
                     last = had.get(whole)
                     if last is not None and before == (last[0], renewals[last[0]]):
@@ -209,7 +209,7 @@ class Trainers(RuleBasedStateMachine):
         """A reward of what a trainer has is refused where it is asked for. Here it may be in the log all the same."""
         key = number.to_bytes(16, "big")
         member = self.member(router, key)
-        self.append(Rewarded(key=key, reward=1.0, info=b"", before=member and member.state, time=0.0))
+        self.append(Rewarded(key=key, reward=1.0, info=b"", before=(member and member.state,), time=0.0))
 
     def member(self, router: int, key: bytes) -> Member | None:
         """A reply or a session as a router knows it, which has perhaps not read on."""
@@ -237,7 +237,7 @@ class Trainers(RuleBasedStateMachine):
             wanted = size or one.group.size
             assert one.partial or len(one.samples) == wanted
         if found:
-            samples = tuple(ledger.taking(sample) for one in found for sample in one.samples)
+            samples = tuple(sample.taking() for one in found for sample in one.samples)
             self.pending.append((f"c{len(self.claims)}", found, samples))
             self.claims.append(f"c{len(self.claims)}")
 

@@ -84,7 +84,7 @@ class Routers:
         await self.there.read_on()
         (sample,) = self.there.ledger.samples(self.there.ledger.groups[f"g{number}"])
         name = name or f"c{number}"
-        await self.append(Claimed(claim=name, samples=(self.there.ledger.taking(sample),), time=0.0))
+        await self.append(Claimed(claim=name, samples=(sample.taking(),), time=0.0))
         claim = self.there.ledger.claim(name)
         assert claim is not None
         (held,) = claim.held.values()
