@@ -23,12 +23,13 @@ def bar(title: str, total: int) -> Iterator[Advance]:
         yield _nothing
         return
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(title, total=total)
+        number = progress.add_task(title, total=total)
+        (task,) = progress.tasks
 
         def advance(count: int) -> None:
-            progress.advance(task, count)
-            if progress.tasks[0].finished:  # 100% would say that the work is done, and it goes on
-                progress.update(task, total=None)
+            progress.advance(number, count)
+            if task.finished:  # 100% would say that the work is done, and it goes on: a pulse instead
+                task.total = task.finished_time = None
 
         yield advance
 

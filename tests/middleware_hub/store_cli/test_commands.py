@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event, Mark
 from middleware_hub.store.spool.folder import SpoolFolder, identity
 from middleware_hub.store.spool.packing import pack
+from middleware_hub.store_cli.progress import bar
 from tests.middleware_hub.store.world import World, append_all, findings, sqlite, with_store
 from tests.middleware_hub.store_cli.running import status
 
@@ -250,6 +252,22 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(tmp_path: Path, world:
     os.close(leader)
     assert b"reading" in shown
     assert json.loads(done.stdout)["replies"] == 5
+
+
+def test_a_bar_is_never_full_while_the_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even if there is more to do than was said: a router goes on to append."""
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with bar("half", 10) as advance:
+        advance(5)
+    assert "50%" in terminal.getvalue()
+    with bar("whole", 10) as advance:
+        advance(10)
+        advance(1)
+    assert "whole" in terminal.getvalue()
+    assert "100%" not in terminal.getvalue()
 
 
 def test_commands_run_beside_a_writer(tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
