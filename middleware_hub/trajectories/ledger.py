@@ -14,8 +14,7 @@ belongs to one sample.
 The only rule: **the order of the log decides.** A claim says of each sample in which state it saw the sample (free, or held by
 a claim whose lease was over), and gets the sample if that state still holds at the claim's place in the log. So no append has
 to expect a number, and all routers agree. Leases are not in the log: a claim names the earlier claims that it took for over.
-
-Pure: no clock, no store. Times are those of the events.
+A ledger has no clock and no store: times are those of the events.
 """
 
 from __future__ import annotations
@@ -182,15 +181,14 @@ class Ledger:
             sample = self._seal(taken) if taken.before is None else self._take_over(taken)
             if sample is not None:
                 sample.claim = claim
-                claim.held[taken.id] = sample
+                claim.held[sample.id] = sample
                 self.counts["claimed"] += 1
         if not claim.held:
             self._finish(claim)
 
     def _seal(self, taken: Taken) -> Sample | None:
-        members = [self._members.get(key) for key in taken.members]
-        here = [one for one in members if one is not None and one.sample is None and not one.done]
-        if not here or len(here) != len(members) or any(one.group is not here[0].group for one in here):
+        here = self._known(taken)
+        if not here or any(one.sample or one.done or one.group is not here[0].group for one in here):
             return None
         sample = Sample(
             tuple(here), complete=True, inexact=any(one.inexact for one in here), versions=versions_of(here)
@@ -202,13 +200,15 @@ class Ledger:
         return sample
 
     def _take_over(self, taken: Taken) -> Sample | None:
-        member = self._members.get(taken.id)
-        if member is None or member.done or member.sample is None:
-            return None  # acknowledged or dropped meanwhile
-        if member.state != taken.before:
-            return None
+        member = next(iter(self._known(taken)), None)
+        if member is None or member.done or member.sample is None or member.state != taken.before:
+            return None  # acknowledged, dropped or claimed meanwhile
         self.counts["expired"] += self._take_away(member.sample)
         return member.sample
+
+    def _known(self, taken: Taken) -> list[Member]:
+        """Return the members of a sample. The events of its first ones may be trimmed, if by now all of it is settled."""
+        return [member for key in taken.members if (member := self._members.get(key)) is not None]
 
     def _take_away(self, sample: Sample) -> bool:
         """Take a sample from a claim whose lease is over; return whether the claim still had it."""

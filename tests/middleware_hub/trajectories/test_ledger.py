@@ -39,6 +39,30 @@ def test_a_sample_that_is_done_is_not_taken_over(meanwhile: AnyEvent) -> None:
     assert second.held == {}
 
 
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_what_was_trained_is_not_given_again_where_its_beginning_was_trimmed(taken_over: bool) -> None:
+    """The log is trimmed up to the first member of a waiting group, which may lie between the members of a settled sample."""
+    events: list[AnyEvent] = [
+        structs.replace(sampled(1), rollout="r"),
+        structs.replace(sampled(2), group="h"),
+        structs.replace(sampled(3), rollout="r"),
+    ]
+    whole, late = Ledger(), Ledger()
+    for number, event in enumerate(events, 1):
+        whole.apply(number, event)
+    (sample,) = whole.samples(whole.groups["g"])
+    for claim in ("c", "d")[: 1 + taken_over]:
+        events.append(Claimed(claim=claim, samples=(sample.taking(),), time=0.0))
+        whole.apply(len(events), events[-1])
+        (sample,) = whole.groups["g"].sealed.values()
+    events.append(Acknowledged(claim="d" if taken_over else "c", time=0.0))
+    whole.apply(len(events), events[-1])
+    assert whole.needed == 2
+    for number, event in list(enumerate(events, 1))[whole.needed - 1 :]:
+        late.apply(number, event)
+    assert whole.groups.keys() == late.groups.keys() == {"h"}
+
+
 class Name(str):
     """A name of which one can see whether something still refers to it."""
 
