@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import contextlib
 import statistics
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -32,7 +31,7 @@ from benchmarks.pages import machine, spread, table
 from benchmarks.processes import cpu_seconds, running, settle, started
 from benchmarks.serving.conversations import Corpus
 from benchmarks.serving.load import Cell, Load
-from benchmarks.serving.targets import Target, add_options, answers, command, write
+from benchmarks.serving.targets import Target, add_options, answers, command, empty_store, write
 from tests.support.engine_server import free_port
 
 AIM = ">= 1.8 x"
@@ -115,7 +114,7 @@ def main() -> None:
 
         def router(*flags: str) -> Target:
             own = free_port()
-            here, store = f"http://127.0.0.1:{own}", stack.enter_context(tempfile.TemporaryDirectory())
+            here, store = f"http://127.0.0.1:{own}", stack.enter_context(empty_store("sqlite"))
             run = started(command("sqlite", f"http://127.0.0.1:{port}", own, flags, store), partial(answers, here))
             return Target("sqlite", here, stack.enter_context(run), keeps=True)
 

@@ -25,6 +25,7 @@ from benchmarks.processes import DidNotStartError, python, running, started
 from benchmarks.serving.client import Answer, Client
 from benchmarks.serving.conversations import tokenizer_folder
 from tests.support.engine_server import free_port
+from tests.support.redis_server import redis_server
 
 NAMES = {
     "direct": "the engine itself",
@@ -32,6 +33,7 @@ NAMES = {
     "none": "this router, `--middleware none`",
     "router": "this router",
     "sqlite": "this router, `--store sqlite:`",
+    "redis": "this router, `--store redis:`",
     "smg": "smg, `cache_aware`",
     "sglang-router": "sglang-router, `cache_aware`",
 }
@@ -54,16 +56,28 @@ class Target:
         return answer
 
 
-KEEPING = ("router", "sqlite")
+STORES = ("sqlite", "redis")
+KEEPING = ("router", *STORES)
 
 
-def command(name: str, engine: str, port: int, router_flags: Sequence[str], store: str) -> list[str]:
-    """Return the command that starts a target in front of an engine. `store` is a folder."""
+@contextlib.contextmanager
+def empty_store(name: str) -> Iterator[str]:
+    """Make an empty store of a kind of `STORES`, and yield its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        if name == "sqlite":
+            yield f"sqlite:{folder}/"
+        else:
+            with redis_server(Path(folder)) as server:
+                yield server.address
+
+
+def command(name: str, engine: str, port: int, router_flags: Sequence[str], store: str | None) -> list[str]:
+    """Return the command that starts a target in front of an engine. `store` is an address."""
     ours = python("router", "--worker-urls", engine, "--log-level", "warning", "--port", str(port))
     if name == "bare":
         return python("benchmarks.serving.bare_proxy", "--worker-url", engine, "--port", str(port))
     if name in KEEPING:
-        kept = ["--store", f"sqlite:{store}/"] if name == "sqlite" else []
+        kept = ["--store", store] if store else []
         return [*ours, "--tokenizer-path", tokenizer_folder(), *kept, *router_flags]
     if name == "none":
         return [*ours, "--middleware", "none"]
@@ -87,7 +101,6 @@ def serving(
 ) -> Iterator[dict[str, Target]]:
     """Run an engine and targets in front of it. Yield `direct` and those that could be installed and started, by name."""
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(tempfile.TemporaryDirectory())
         port = free_port()
         flags = ("--port", str(port), *engine_flags)
         engine = stack.enter_context(running("benchmarks.serving.instant_engine", *flags, port=port, stdin=replies))
@@ -98,6 +111,7 @@ def serving(
                 continue
             own = free_port()
             here = f"http://127.0.0.1:{own}"
+            store = stack.enter_context(empty_store(name)) if name in STORES else None
             try:
                 if name in foreign_routers.POLICIES:
                     foreign_routers.install(name)
