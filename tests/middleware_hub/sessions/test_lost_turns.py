@@ -32,20 +32,25 @@ class Forgetful:
         self._store.append = self._real
 
 
+async def lose_a_turn(room: Room) -> str:
+    """Play two turns of a session of which the store keeps the first, and a third that is refused; return the lost one's id."""
+    await room.open()
+    assert (await room.ask(BODY).answer())[0] == 200
+    store = Forgetful(room)
+    client = room.ask(more(BODY))
+    assert (await client.answer())[0] == 200
+    store.mend()
+    assert (await room.ask(more(more(BODY))).answer())[0] == 503
+    return dict(client.out[0]["headers"])[b"x-generation-id"].decode()
+
+
 def test_clients_are_told_which_turns_the_store_has_lost(tmp_path: Path) -> None:
     """What they had been answered reads as context from then on, wherever the session goes on."""
 
     async def work() -> None:
         async with routers(tmp_path) as both:
             room, other = await both.another(), await both.another()
-            await room.open()
-            assert (await room.ask(BODY).answer())[0] == 200
-            store = Forgetful(room)
-            client = room.ask(more(BODY))
-            assert (await client.answer())[0] == 200
-            store.mend()
-            lost = dict(client.out[0]["headers"])[b"x-generation-id"].decode()
-            assert (await room.ask(more(more(BODY))).answer())[0] == 503
+            lost = await lose_a_turn(room)
             client = room.ask(more(more(BODY)))
             assert (await client.answer())[0] == 200
             assert said(client) == {"unknown_reply"}
@@ -100,12 +105,7 @@ def test_trainers_are_told_too(tmp_path: Path) -> None:
     async def work() -> None:
         async with routers(tmp_path) as both:
             room, other = await both.another(), await both.another()
-            await room.open()
-            assert (await room.ask(BODY).answer())[0] == 200
-            store = Forgetful(room)
-            assert (await room.ask(more(BODY)).answer())[0] == 200
-            store.mend()
-            assert (await room.ask(more(more(BODY))).answer())[0] == 503
+            await lose_a_turn(room)
             assert (await other.ask(more(more(BODY))).answer())[0] == 200
             (exported,) = (await room.call("GET", "/sessions/s/trajectories"))[1]["trajectories"]
             sample = Sample((Member(b"", Group("g"), 1, "s"),), complete=True)
