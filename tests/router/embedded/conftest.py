@@ -19,5 +19,5 @@ def worker() -> Iterator[EmbeddedWorker]:
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as running:
+    with ThreadPoolExecutor(8, thread_name_prefix="client") as running:
         yield running
