@@ -176,6 +176,8 @@ class RadixTreeMiddleware:
             finally:
                 # However it ended: what was streamed to a client is remembered.
                 responder.close()
+                if state.recorded is not None:
+                    state.recorded.extend(responder.recorded)
         finally:
             for prompt in prompts:
                 self.tree.unpin(prompt.match)

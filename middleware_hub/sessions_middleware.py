@@ -35,9 +35,11 @@ from middleware_hub.completions_middleware import Completions
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.hub import Hub, unrecorded
+from middleware_hub.sessions.anonymous import OpenChats
 from middleware_hub.sessions.chats import Chats
 from middleware_hub.sessions.controls import Controls
 from middleware_hub.sessions.log.archive import Archive
+from middleware_hub.sessions.log.chat_notes import ChatNotes
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.registry import SessionRegistry
@@ -80,9 +82,11 @@ class SessionsMiddleware:
         self._hub = Hub.of(context)
         self._metrics = SessionMetrics(context.registry)
         key = keys.load(config.sessions.match)
-        self.registry = SessionRegistry(self._metrics, max_tokens=config.sessions.token_budget, key=key)
-        context.shared[SessionRegistry] = self.registry
         hub = self._hub
+        notes, room = None if hub.store is None else partial(ChatNotes, hub), config.sessions.token_budget
+        self.open_chats = OpenChats(key, notes, max_tokens=room)
+        self.registry = SessionRegistry(self._metrics, self.open_chats, max_tokens=room, key=key)
+        context.shared[SessionRegistry] = self.registry
         if hub.saving is not None and hub.versions is not None:
             archive = self.registry.archive = Archive(
                 hub.saving, hub.serials, hub.clock, hub.versions, key, self._metrics, self.registry
@@ -240,7 +244,7 @@ class SessionsMiddleware:
                 session = await self._controls.make(tenant, name, scope)
             if session is not None:
                 return session
-        return self.registry.anonymous(tenant, header(scope, b"x-radix-namespace") or "")
+        return self.open_chats.of(tenant, header(scope, b"x-radix-namespace") or "")
 
     async def _pass_on(self, why: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(with_body(scope, body), Replay(body, receive), unrecorded(send, why))

@@ -102,3 +102,10 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: int = 0
     model: str = ""
     extra: dict[str, Raw] = {}
+
+    @property
+    def lora(self) -> str | None:
+        """Return the name of the adapter that samples: empty without one, None if it is no string."""
+        given = self.extra.get("lora_path")
+        name = None if given is None else msgspec.json.decode(given)
+        return name if isinstance(name, str) else None if name else ""

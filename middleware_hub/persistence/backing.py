@@ -55,6 +55,17 @@ class Backing(Protocol):
         """
         ...
 
+    async def notes(self, namespace: Namespace, names: Sequence[str], *, whole: bool) -> Sequence[tuple[bytes, bytes]]:
+        """Return the notes of these names, oldest first, each after the id of its reply; fill the tree with these replies.
+
+        `whole` says that the caller still has all notes that it made or found. Raises StoreError.
+        """
+        ...
+
+    def note(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Awaitable[bool]:
+        """Begin to save a note on a reply, to be found by these names; the result tells whether it is in the store."""
+        ...
+
     async def bring(self, records: Mapping[bytes, bytes]) -> None:
         """Fill the tree with these replies, given by the ids of their records and their roots, if the store has them.
 

@@ -28,7 +28,9 @@ from middleware_hub.radix.records import NO_PARENT, Context, Namespace, Recall, 
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.extras import Extra
+from middleware_hub.store.chains import note_on
 from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreUnreachableError
+from middleware_hub.store.look_up import MOST_NAMED
 from middleware_hub.store.paths import TextPath
 from middleware_hub.store.protocol import Batch, Found, Query, Store, StoreStats
 from middleware_hub.store.records import Mark, Serials
@@ -38,6 +40,7 @@ logger = logging.getLogger(__name__)
 TEND_SECONDS = 20.0
 """How often the size of the store is compared with `--store-max-bytes`."""
 _MOST_ROUNDS = 8
+_LEFT = "a router that died has left replies that are not in the store yet"
 
 
 class Memory:
@@ -159,11 +162,30 @@ class Memory:
         finally:
             self.tree.unpin(match)
         if self.saving.incomplete:
-            raise StoreUnreachableError("a router that died has left replies that are not in the store yet")
+            raise StoreUnreachableError(_LEFT)
         if lost:
             # Without this the text of lost tokens would look like context, and be called exact.
             raise DamagedRecordError(f"{lost} records cannot be read: run `tito-router store verify`")
         return self._changes != changes  # true also if another request has added records that this look-up left out
+
+    async def notes(self, namespace: Namespace, names: Sequence[str], *, whole: bool) -> Sequence[tuple[bytes, bytes]]:
+        """Return the notes of these names, oldest first, each after the id of its reply; fill the tree with these replies.
+
+        `whole` says that the caller still has all notes that it made or found. Raises StoreError.
+        """
+        known = Relied(self.tree.stored)
+        query = Query(TextPath(namespace, ""), known=known, parents=names, each=MOST_NAMED, complete=whole)
+        if not names or (not self.saving.incomplete and self.store.spared(query) is not None):
+            return ()
+        found = await self.store.find(query)
+        if self.saving.incomplete:
+            raise StoreUnreachableError(_LEFT)
+        records = [record for record in found.records if not record.note]
+        if await self._restore(Found(records, found.marks, damaged=found.damaged), known):
+            raise DamagedRecordError("replies of a chat cannot be read: run `tito-router store verify`")
+        notes = sorted((record for record in found.records if record.note), key=lambda record: record.serial)
+        self._serials.saw(max((record.serial for record in notes), default=0))
+        return [(record.parent or b"", record.note) for record in notes]
 
     async def bring(self, records: Mapping[bytes, bytes]) -> None:
         """Fill the tree with these replies, given by the ids of their records and their roots, if the store has them.
@@ -215,6 +237,12 @@ class Memory:
         generation = self.tree.record(match, context, reply, serial=self._serials.next())
         saved = self._turns.add(match, generation, reply, own_context=context is not None, beside=beside)
         return generation, saved
+
+    def note(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Awaitable[bool]:
+        """Begin to save a note on a reply, to be found by these names; the result tells whether it is in the store."""
+        stamp = self.tree.clock.current or ""
+        record = note_on(reply.stored, namespace, names, note, serial=self._serials.next(), stamp=stamp)
+        return self.saving.append(Batch([record], {record.id: TextPath(namespace, "")}))
 
     async def extras(self, span: TokenSpan, names: Sequence[str]) -> Mapping[str, Extra] | None:
         """Return what the store has besides a reply under these names; None if it cannot be read."""

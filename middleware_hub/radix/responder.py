@@ -17,6 +17,7 @@ from middleware_hub.affinity import HEADER as AFFINITY
 from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.judge import INTERNAL_ERROR, UNREADABLE, Expectation, Judge, Verdict, summary
+from middleware_hub.radix.node import Generation
 from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import SampledReply
 from middleware_hub.radix.tree import RadixTree
@@ -227,6 +228,12 @@ class Responder:
                 self._generations.append(
                     _ExpectedReply(recorder, prompt, asked, None if number else hint, drop, request.wants_trajectory)
                 )
+
+    @property
+    def recorded(self) -> list[Generation]:
+        """Return the replies that were recorded."""
+        verdicts = (one.verdict for one in self._generations)
+        return [one.generation for one in verdicts if one is not None and one.generation is not None]
 
     def head(self, start: Message, *, stream: bool) -> Message | None:
         """Return the head of a stream, whose verdicts are still open. Anything else waits until it is recorded."""

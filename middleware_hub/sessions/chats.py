@@ -38,7 +38,7 @@ class Exchanges(Protocol):
     def adopt(self, session: Session, key: RequestKey) -> Exchange[TurnGeneration] | None: ...
 
     def begin(
-        self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey
+        self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey, *, unread: bool
     ) -> Exchange[TurnGeneration]: ...
 
 
@@ -76,10 +76,12 @@ class Chats:
         key = RequestKey(idempotency, body, type(dialect).__name__, None if parent == NO_PARENT else parent)
         retries = headers.get(b"x-stainless-retry-count", b"")
         sent_again = idempotency or (retries.isdigit() and int(retries) > 0)
+        asked = session.notes is None or await session.notes.recall(request, key.parent)
+        session.require(Act.GENERATE)
         # No await until the exchange is known, so that the second of two equal requests finds the first.
         exchange = self._turns.adopt(session, key) if sent_again else None
         if exchange is None:
-            exchange = self._turns.begin(session, request, scope, key)
+            exchange = self._turns.begin(session, request, scope, key, unread=not asked)
         delivered = False
         try:
             async with ClientConnection(receive) as client:
@@ -94,6 +96,8 @@ class Chats:
         """Return how many tokens the prompt of a turn would have. Changes nothing."""
         if self._warming is not None:
             await self._warmed(self._warming)
+        if session.notes is not None:
+            await session.notes.recall(request)
         session.require(Act.GENERATE)
         turn = session.trie.prepare(setting_of(request), request.messages)
         handle = session.trie.open(turn, new_rid())

@@ -6,20 +6,14 @@ session that expires before it was exported is logged and counted.
 
 With a store this memory is a cache of it. Any session that no request uses makes room for others, the least recently used
 first, and is loaded again when it is asked for. Only what the store does not take is refused room.
-
-Chats without a session have a memory of their own, which drops the least recently used conversations. They are recognized by
-their messages, as in a session. It is never exported, so a turn costs its ids and no logprobs: for retrieval, the radix tree
-records each of these generations like any other `/generate`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
-from collections import OrderedDict
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any
 
 from middleware_hub.chat.errors import CapacityError, SessionExistsError, UnknownSessionError
@@ -28,80 +22,34 @@ from middleware_hub.sessions.log.events import Archive, Ended, SessionLog
 from middleware_hub.sessions.lost_turns import LostTurns
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session, SessionPhase
-from middleware_hub.sessions.trie.nodes import Checkpoint
 from router.errors import RouterError
 
 logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 5.0
-ANONYMOUS_SHARE = 8
-"""Chats without a session may hold this fraction of what sessions may, for each tenant and namespace."""
-ANONYMOUS_BODIES = 32
-"""How many bodies the memory of chats without a session remembers."""
-MOST_NAMESPACES = 64
-"""How many namespaces have a memory of their own for chats without a session."""
-
-
-class AnonymousSession(Session):
-    """All conversations of one tenant and namespace that belong to no session."""
-
-    lasting = False
-    most_bodies = ANONYMOUS_BODIES
-
-    def __init__(self, tenant: str, key: KeyFunction, *, max_tokens: int) -> None:
-        super().__init__("", tenant, key, ttl=math.inf)
-        self._max_tokens = max_tokens
-        self._ends: OrderedDict[str, Checkpoint] = OrderedDict()
-        """The ends of conversations, least recently used first, and some checkpoints that were continued since."""
-
-    def committed(self, checkpoint: Checkpoint) -> int:
-        """Count a commit and make room; return how many tokens the commit adds."""
-        added = super().committed(checkpoint)
-        if checkpoint.parent is not None:
-            self._ends.pop(checkpoint.parent.id, None)
-        self._ends[checkpoint.id] = checkpoint
-        for _ in range(len(self._ends)):
-            if self.tokens <= self._max_tokens:
-                break
-            self._drop_oldest()
-        return added
-
-    def _drop_oldest(self) -> None:
-        """Drop the end of the least recently used conversation. The turn before it is the next to go."""
-        _, oldest = self._ends.popitem(last=False)
-        if oldest.users:
-            # A generation in flight continues it. If that fails, it is an end again.
-            self._ends[oldest.id] = oldest
-            return
-        parent, context = oldest.parent, oldest.span.parent
-        self.tokens -= len(oldest.span)
-        self.samples -= 1
-        if context is not None and not context.sampled:
-            context.users -= 1
-            if not context.users:
-                self.tokens -= len(context)
-        before = oldest.node.parent
-        self.trie.drop(oldest)
-        if before is not None and before.contexts is not None and context is not None and not context.users:
-            before.contexts = [one for one in before.contexts if one is not context] or None
-        if parent is not None and not parent.users:
-            self._ends[parent.id] = parent
-            self._ends.move_to_end(parent.id, last=False)
 
 
 class SessionRegistry:
     """See the top of this file.
 
     Args:
+        chats: chats without a session, to be swept and closed with the sessions.
         max_tokens: how many tokens all sessions together may hold.
     """
 
-    def __init__(self, metrics: SessionMetrics, *, max_tokens: int, key: KeyFunction = canonical) -> None:
+    def __init__(
+        self,
+        metrics: SessionMetrics,
+        chats: Iterable[Session] = (),
+        *,
+        max_tokens: int,
+        key: KeyFunction = canonical,
+    ) -> None:
         self._metrics = metrics
         self._max_tokens = max_tokens
         self._key = key
         self._sessions: dict[tuple[str, str], Session] = {}
-        self._anonymous: dict[tuple[str, str], AnonymousSession] = {}
+        self._chats = chats
         self._ending: set[asyncio.Task[None]] = set()
         self._loading: dict[tuple[str, str], asyncio.Task[Session | None]] = {}
         self._owing: set[SessionLog] = set()
@@ -128,18 +76,6 @@ class SessionRegistry:
 
     def find(self, tenant: str, session_id: str) -> Session | None:
         return self._sessions.get((tenant, session_id))
-
-    def anonymous(self, tenant: str, namespace: str) -> AnonymousSession:
-        found = self._anonymous.get((tenant, namespace))
-        if found is None:
-            if len(self._anonymous) >= MOST_NAMESPACES:
-                # Clients choose the namespaces, so their number must be bounded.
-                self._later(self._anonymous.pop(next(iter(self._anonymous))).abort())
-            found = AnonymousSession(tenant, self._key, max_tokens=self._max_tokens // ANONYMOUS_SHARE)
-        else:
-            del self._anonymous[tenant, namespace]
-        self._anonymous[tenant, namespace] = found
-        return found
 
     def of(self, tenant: str) -> list[Session]:
         return [session for session in self if session.tenant == tenant]
@@ -289,7 +225,7 @@ class SessionRegistry:
     def sweep(self, now: float | None = None) -> None:
         """Forget sessions whose time to live has passed, and in the others the replies that no client asked for in time."""
         moment = time.monotonic() if now is None else now
-        for session in (*self._sessions.values(), *self._anonymous.values()):
+        for session in (*self._sessions.values(), *self._chats):
             session.sweep(moment)
         for session in [one for one in self._sessions.values() if one.log is None and one.expired(moment)]:
             self._expire(session)
@@ -339,12 +275,11 @@ class SessionRegistry:
                     logger.warning("sessions in the store were not swept: %s", error)
 
     async def close(self) -> None:
-        everything = (*self._sessions.values(), *self._anonymous.values())
+        everything = (*self._sessions.values(), *self._chats)
         # What was sampled in a session with a log is kept: another process continues the session.
         await asyncio.gather(*(session.end_exchanges() for session in everything if session.log is not None))
         await self._hand_over()
         await asyncio.gather(*(session.abort() for session in everything))
         self._sessions.clear()
-        self._anonymous.clear()
         if self._ending:
             await asyncio.wait(self._ending)

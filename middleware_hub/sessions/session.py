@@ -30,6 +30,7 @@ from middleware_hub.sessions.log.events import (
     Rewarded,
     SessionLog,
     TurnCommitted,
+    TurnNotes,
     object_of,
 )
 from middleware_hub.sessions.trie.memo import MOST_BODIES, MemoRoom, MessageMemo
@@ -77,6 +78,7 @@ class Session:
         response_budget: tokens that a branch may have after its first prompt; None for no limit.
         ttl: seconds without a request after which it is forgotten.
         log: where it is kept beyond this process; None if it is not.
+        notes: where chats without a session are kept beyond this process; None for a session, and if they are not.
         tokens: the tokens of its samples and of the contexts between them.
         samples: the number of its samples.
         visitors: the number of requests that use it: it is not dropped meanwhile.
@@ -87,6 +89,7 @@ class Session:
     lasting = True
     group: tuple[str, str] | None = None
     most_bodies = MOST_BODIES
+    notes: TurnNotes | None = None
 
     def __init__(
         self,

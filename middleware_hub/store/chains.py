@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from middleware_hub.store.paths import Namespace, PathState, TextEnd
-from middleware_hub.store.records import SpanRecord, identified, new_id
+from middleware_hub.store.records import ID_SIZE, SpanRecord, identified, new_id
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
@@ -87,6 +88,16 @@ def _is_foreign(reply: TokenSpan) -> bool:
     before = reply.parent
     context = 0 if before is None or before.sampled else before.flags
     return bool((reply.flags | context) & SpanFlag.FOREIGN)
+
+
+def note_on(
+    reply: Stored, namespace: Namespace, names: Sequence[str], note: bytes, *, serial: int, stamp: str
+) -> SpanRecord:
+    """Return the record of a note on a reply. A reply has one note, and notes are in the order of their replies."""
+    name = reply.id[:8] + blake2b(reply.id, digest_size=ID_SIZE - 8, person=b"tito-note").digest()
+    return SpanRecord(
+        *(name, reply.root, namespace, serial, stamp, 0, 0, "", b"", reply.id), request_ids=tuple(names), note=note
+    )
 
 
 def span_of(record: SpanRecord, spans: Mapping[bytes, TokenSpan], state: PathState | None = None) -> TokenSpan:

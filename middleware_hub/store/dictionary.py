@@ -136,8 +136,8 @@ class DictionaryStore:
 
     async def find(self, query: Query) -> Found:
         text, namespace = query.path.text, query.path.namespace
-        every = (record for record in reversed(self._records.values()) if record.text_end)
-        replies = [record for record in every if record.sampled and record.namespace == namespace]
+        every = [one for one in reversed(self._records.values()) if one.findable and one.namespace == namespace]
+        replies = [record for record in every if not record.note]
         texts = {reply.id: self.text_of(reply) for reply in replies}
         ends = [r for r in replies if r.text_end >= query.known_from and text.startswith(texts[r.id])]
         wanted, cut_off = [r for r in replies if _spelled(r, query)], 0
@@ -145,7 +145,7 @@ class DictionaryStore:
             variants = list(same)
             wanted += variants[:MOST_VARIANTS]
             cut_off += len(variants) > MOST_VARIANTS
-        named = [r for name in query.parents for r in self._named(replies, name)]
+        named = [r for name in query.parents for r in self._named(every, name)[: query.each]]
         floor = max((r.text_end for r in ends if r.continuable), default=query.known_from)
         floor = max(query.known_from, min(floor, *(r.text_end for r in named), floor))
         chains = []
@@ -165,11 +165,12 @@ class DictionaryStore:
         return replace(found, ends=self._ends_of(query.logs))
 
     @staticmethod
-    def _named(replies: Iterable[SpanRecord], name: str) -> list[SpanRecord]:
+    def _named(records: Sequence[SpanRecord], name: str) -> list[SpanRecord]:
+        """Return the records of a name, newest first."""
         for one in names_of(name):
-            found = [reply for reply in replies if one in reply.request_ids]
+            found = [record for record in records if one in record.request_ids]
             if found:
-                return [max(found, key=lambda reply: reply.serial)]
+                return sorted(found, key=lambda record: record.serial, reverse=True)
         return []
 
     def _found(self, wanted: Iterable[SpanRecord], known: Container[bytes], cut_off: int = 0) -> Found:

@@ -17,6 +17,8 @@ MOST_VARIANTS: Final = 64
 """How many of the replies that end at exactly the same text a look-up brings: the newest ones."""
 MOST_CHAINS: Final = 16
 """How many of the chains that a text leaves midway a look-up brings of each place (the newest), and in all."""
+MOST_NAMED: Final = 8
+"""How many of the replies of one name a look-up brings. If the newest is forgotten, its predecessor becomes the newest."""
 
 R = TypeVar("R", bound=Hashable)
 """A store's key for a record."""

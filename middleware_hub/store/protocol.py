@@ -50,7 +50,8 @@ class Query:
         known_from: the length up to which the caller knows what is recorded: replies that end before are not looked for,
             those that end just there are.
         known: the ids of records that the caller has, with everything they build on. They are left out.
-        parents: names (request ids) of replies that are wanted whatever their text is: the newest of each name.
+        parents: names (request ids) of replies that are wanted whatever their text is.
+        each: how many replies of each name are wanted, the newest; `MOST_NAMED` at most.
         complete: whether the caller still has everything that it appended through this store object, or found, on the path of
             this text. Then the store spares a look-up if no other process can have written anything on the path.
         logs: the logs of which the caller wants the number of the last event.
@@ -62,6 +63,7 @@ class Query:
     parents: Sequence[str] = ()
     complete: bool = False
     logs: Sequence[str] = ()
+    each: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One span of a chain: the context of a prompt, or a sampled reply. Fields not described here are those of `TokenSpan`.
 
     Attributes:
-        id: 16 bytes: for a context, the hash of its content (`content_id`); for a reply, unique (`new_id`).
+        id: 16 bytes: of a context, the hash of its content (`content_id`); of a reply, unique (`new_id`); see `note_on`.
         root: the id of the first record of the chain (perhaps its own): records with one root are forgotten together.
         namespace: nothing is found from another namespace.
         serial: the order of recording over all routers, see `Serials`.
@@ -53,6 +53,7 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         spelled: a further place for clients that send ids, if the ids do not spell its text.
         left_from: for a reply, the character after which a text that leaves its chain midway finds it, if that is before
             `start`: its context has sampled tokens of a chain that was recorded under another text.
+        note: what is to be known of the reply `parent`. A note has neither tokens nor text, and is found by `request_ids`.
     """
 
     id: bytes
@@ -79,11 +80,17 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     extras: tuple[str, ...] = ()
     spelled: tuple[bytes, int, bytes] | None = None
     left_from: int | None = None
+    note: bytes = b""
 
     @property
     def sampled(self) -> bool:
         """Return whether this is a reply, not a context."""
         return self.versions is not None
+
+    @property
+    def findable(self) -> bool:
+        """Return whether a look-up finds it, by its text or by a name. A context is found with the reply after it."""
+        return bool(self.note or (self.sampled and self.text_end))
 
     @property
     def count(self) -> int:
@@ -248,12 +255,13 @@ def path_of(record: SpanRecord, given: TextPath | None) -> TextPath:
 
 
 def places_of(record: SpanRecord, path: TextPath) -> list[Place]:
-    """Return where a record is entered: nowhere, if its whole text is empty.
+    """Return where a record is entered: a note at its names, all else nowhere if its whole text is empty.
 
     `path` is that of its whole text, or of a longer text, from the block where its `text` begins or before.
     """
-    if not record.text_end:
-        return []
+    names = [name_place(record.namespace, name) for name in dict.fromkeys(record.request_ids)]
+    if record.note or not record.text_end:
+        return names if record.note else []
     if not record.sampled:
         return ways(path, record.text_from, record.text_end)
     found = places(path, record.start, record.text_end, record.left_from, continuable=record.continuable)
@@ -261,8 +269,7 @@ def places_of(record: SpanRecord, path: TextPath) -> list[Place]:
         found.append(Place(*record.spelled, END_ALONE))
     if record.text_from < record.start:
         found += ways(path, record.text_from, record.start)
-    found += [name_place(record.namespace, name) for name in dict.fromkeys(record.request_ids)]
-    return found
+    return found + names
 
 
 def encode_event(event: Event) -> bytes:
@@ -336,6 +343,6 @@ def faults(record: SpanRecord, *, thorough: bool = False) -> list[str]:
             wrong.append("a context has logprobs")
     if isinstance(versions, tuple) and (not versions or versions[-1][1] != count):
         wrong.append("the runs of versions do not end with the ids")
-    if thorough and versions is None and record.id != content_id(record):
+    if thorough and versions is None and not record.note and record.id != content_id(record):
         wrong.append("the id of a context is not that of its content")
     return wrong

@@ -56,7 +56,7 @@ class Ends:
 
     def add(self, record: SpanRecord, wanted: bool) -> None:
         """Take the next record; `wanted` says whether it may end a row."""
-        if not self._every:
+        if not self._every and not record.note:
             if record.line is not None:
                 self._visible.pop(record.line, None)
             above = None if record.parent is None else self._visible.get(record.parent)

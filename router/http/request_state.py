@@ -46,6 +46,7 @@ class RequestState(msgspec.Struct, frozen=True):
         hint: what a middleware reports to the routing policy.
         body_read: a layer has read the body within the limits. What a middleware made of it may be longer.
         kept: the layer that sends this request keeps its reply, under an id that the layer made up.
+        recorded: a layer that records the replies adds what it made of them, if the layer that sends this request wants that.
     """
 
     record: RequestRecord
@@ -54,6 +55,7 @@ class RequestState(msgspec.Struct, frozen=True):
     hint: RouteHint | None = None
     body_read: bool = False
     kept: bool = False
+    recorded: list[Any] | None = None
 
 
 def request_state(scope: Mapping[str, Any]) -> RequestState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 from collections.abc import Iterator
@@ -12,60 +11,17 @@ from typing import Any
 
 import pytest
 
-from middleware_hub.hub import Hub, load
 from middleware_hub.store.errors import StoreUnreachableError
-from middleware_hub.store.protocol import Store
-from router.app import create_app
-from router.config import RadixConfig, RouterConfig, SessionsConfig, StoreConfig, WorkersConfig
+from router.config import StoreConfig
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from tests.support.client import Answer
+from tests.support.lives import Router, tokenizer_of
 from tests.support.redis_server import empty_redis
-from tests.support.serving import serve
-from tests.support.stack import Stack, events
+from tests.support.stack import events
 
 TIMES = ("e2e_latency", "cached_tokens", "queue_time", "response_sent_to_client_ts")
 HEADERS = ("x-radix-recorded", "x-radix-reused-tokens", "x-radix-prompt-tokens", "x-radix-reasons", "x-radix-saved")
-
-
-class Router:
-    """One router, which may be stopped and started again."""
-
-    def __init__(self, worker: EmbeddedWorker, store: StoreConfig | None, max_tokens: int | None = None) -> None:
-        radix = RadixConfig(tokenizer_path=str(shipped_tokenizer()), max_tokens=max_tokens)
-        workers = WorkersConfig(urls=(worker.url,))
-        self._config = RouterConfig(
-            workers=workers, radix=radix, store=store or StoreConfig(), sessions=SessionsConfig(verify_rate=0.0)
-        )
-        self._worker = worker
-        self._entered = contextlib.ExitStack()
-        self.start()
-
-    def start(self) -> None:
-        self.hub = Hub(_tokenizer(), self._config.store)
-        url = self._entered.enter_context(serve(create_app(self._config, shared={Hub: self.hub})))
-        self.stack = Stack("qwen", url, [self._worker], None)  # type: ignore[arg-type]  # nothing here spells
-
-    def stop(self) -> None:
-        self._entered.close()
-
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
-    @property
-    def store(self) -> Store:
-        assert self.hub.store is not None
-        return self.hub.store
-
-
-_kept: list[Any] = []
-
-
-def _tokenizer() -> Any:
-    if not _kept:
-        _kept.append(load(RadixConfig(tokenizer_path=str(shipped_tokenizer()))))
-    return _kept[0]
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +127,7 @@ class Client:
             ids = found["tokens"] + rng.choice([[], [100, 200], [32, 33]])
             body["input_ids"], body["text"] = ids, None
             del body["text"]
-            text, namespace = _tokenizer().spell_prompt(ids), before.namespace
+            text, namespace = tokenizer_of(shipped_tokenizer()).spell_prompt(ids), before.namespace
         elif kind == "batch":
             other, _ = self.text()
             body["text"], body["rid"] = [text, other], [rid, f"{rid}b"]

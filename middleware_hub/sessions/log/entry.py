@@ -30,7 +30,7 @@ class Entry:
     """
 
     event: AnyEvent
-    act: Callable[[], None]
+    act: Callable[[], object]
     records: Sequence[SpanRecord] = ()
     blobs: Sequence[Blob] = ()
     span: TokenSpan | None = None

@@ -9,14 +9,15 @@ spans, which are appended together with it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
 
-from middleware_hub.chat.messages import Message
-from middleware_hub.sessions.trie.nodes import BranchHandle
+from middleware_hub.chat.messages import ChatRequest, Message
+from middleware_hub.radix.node import Generation
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.store.records import Event
 
@@ -176,7 +177,7 @@ class SessionLog(Protocol):
     def touched(self) -> None:
         """Tell other routers, before long, that the session is used."""
 
-    async def append_turn(self, turn: SampledTurn, lora: str, commit: Callable[[], None]) -> bool:
+    async def append_turn(self, turn: SampledTurn, lora: str, commit: Callable[[], object]) -> bool:
         """Append a turn with its spans, and commit it; return as `append` does. Raises TrieClosedError."""
 
     async def hand_over(self) -> None:
@@ -184,6 +185,27 @@ class SessionLog(Protocol):
 
     async def fill(self) -> None:
         """Fetch what an export needs besides the tokens. Raises StoreUnreachableError."""
+
+
+class TurnNotes(Protocol):
+    """Where chats without a session are kept; see `log.chat_notes`.
+
+    Attributes:
+        whole: whether the trie still has everything that this process noted or found.
+    """
+
+    whole: bool
+
+    async def recall(self, request: ChatRequest, parent: str | None = None) -> bool:
+        """Fill the trie with what other processes sampled for these messages; return whether that was possible.
+
+        `parent` is the generation that the request names.
+        """
+        ...
+
+    def save(self, checkpoint: Checkpoint, lora: str, reply: Generation) -> Awaitable[bool]:
+        """Begin to note a turn, on the reply that the layers inside recorded; the result tells whether the store has it."""
+        ...
 
 
 S = TypeVar("S")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from middleware_hub.sessions.log.events import SampledTurn, TurnCommitted, as_json, message_of
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.trie import MessageTrie
@@ -17,7 +15,6 @@ def event_of(trie: MessageTrie, turn: SampledTurn, *, shared: bool) -> TurnCommi
     context = span.parent if span.parent is not None and not span.parent.sampled else None
     behind, nodes = trie.trace(handle.node)
     return TurnCommitted(
-        time=time.time(),
         generation=handle.generation_id,
         setting=handle.node.setting,
         behind=behind,
@@ -31,7 +28,10 @@ def event_of(trie: MessageTrie, turn: SampledTurn, *, shared: bool) -> TurnCommi
         shared=shared,
         listed=any(one is context for one in handle.node.contexts or ()),
         flags=0 if context is None else context.flags,
-        **{name: turn.details[name] for name in ("edited", "finish", "shown", "reasoning", "scaffold", "reasons")},
+        **{
+            name: turn.details[name]
+            for name in ("time", "edited", "finish", "shown", "reasoning", "scaffold", "reasons")
+        },
     )
 
 

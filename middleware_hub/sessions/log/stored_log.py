@@ -128,7 +128,7 @@ class StoredLog:
         self._waiting.append(Entry(Touched(time=self.time), lambda: None))
         self._begin_writing()
 
-    async def append_turn(self, turn: SampledTurn, lora: str, commit: Callable[[], None]) -> bool:
+    async def append_turn(self, turn: SampledTurn, lora: str, commit: Callable[[], object]) -> bool:
         extra = turn.details["extra"]
         if sum(map(len, extra.values())) < _LARGE:
             return await self._append_turn(turn, lora, commit, {name: packed(name, v) for name, v in extra.items()})
@@ -140,7 +140,7 @@ class StoredLog:
         return await asyncio.shield(asyncio.create_task(with_extra()))
 
     async def _append_turn(
-        self, turn: SampledTurn, lora: str, commit: Callable[[], None], fields: dict[str, Packed]
+        self, turn: SampledTurn, lora: str, commit: Callable[[], object], fields: dict[str, Packed]
     ) -> bool:
         trie, handle, span = self._session.trie, turn.handle, turn.span
         if trie.closed or not handle.open:

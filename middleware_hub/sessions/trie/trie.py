@@ -90,6 +90,22 @@ class MessageTrie:
                 yield node
             stack.extend(reversed((node.children or {}).values()))
 
+    def key_of(self, message: Message) -> MessageKey:
+        return message.key if isinstance(message, KeyedMessage) else self.key(message)
+
+    def sampled_depth(self, setting: bytes, messages: Sequence[Message]) -> int:
+        """Return how many of these messages there are up to the last one that was sampled here; 0 if none was."""
+        walked = messages if isinstance(messages, WalkedMessages) else None
+        node = (None if walked is None else walked.walked(setting)) or self._roots.get(setting)
+        if node is None:
+            return 0
+        for message in messages[node.depth :]:
+            child = (node.children or {}).get(self.key_of(message))
+            if child is None:
+                break
+            node = child
+        return next((one.depth for one in node.ancestors() if one.samples), 0)
+
     # One generation ----------------------------------------------------------------------------------------------------
 
     def prepare(self, setting: bytes, messages: Sequence[Message], *, parent: str | None = None) -> PreparedTurn:
@@ -245,7 +261,7 @@ class MessageTrie:
         if node is None:
             node = self._root(setting)
         for message in messages[node.depth :] if node.depth else messages:
-            key = message.key if isinstance(message, KeyedMessage) else self.key(message)
+            key = self.key_of(message)
             child = None if node.children is None else node.children.get(key)
             node = child if child is not None else self._attach(node, key, message)
         if walked is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -255,15 +255,23 @@ class TurnGeneration:
             "reasons": prompt.reasons,
             "edited": bool(prompt.edited),
             "extra": answer.extra if lasting else {},
+            "time": time.time(),
         }
         message = plan.message(answer)
 
+        noting: Awaitable[bool] | None = None
+
         def commit() -> None:
+            nonlocal noting
             checkpoint = plan.trie.commit(self._handle, message, span, in_place=in_place, **details)
+            if plan.notes is not None and (recorded := request_state(self._inner).recorded):
+                noting = plan.notes.save(checkpoint, plan.lora, recorded[0])
             self._on_commit(prompt, checkpoint)
 
         if plan.log is None:
             commit()
+            if noting is not None:
+                self.saved = await noting
         else:
             turn = SampledTurn(self._handle, message, span, in_place, details)
             self.saved = await plan.log.append_turn(turn, plan.lora, commit)

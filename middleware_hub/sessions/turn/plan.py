@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.messages import ChatRequest, Message
-from middleware_hub.sessions.log.events import SessionLog
+from middleware_hub.sessions.log.events import SessionLog, TurnNotes
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
@@ -36,7 +36,7 @@ class TurnPlan(msgspec.Struct):
         lasting: whether the session will be exported (see `Session`). If not, the layers inside record the replies.
         unread: whether another router may have continued the session while the store is unreachable.
         sampling: `sampling_params`, complete; empty until they are worked out.
-        log: of the session; None if it is not kept beyond this process.
+        log, notes: of the session; None if it is not kept beyond this process.
     """
 
     session_id: str
@@ -49,13 +49,12 @@ class TurnPlan(msgspec.Struct):
     unread: bool = False
     sampling: dict[str, Any] = {}
     log: SessionLog | None = None
+    notes: TurnNotes | None = None
 
     @property
     def lora(self) -> str:
         """The adapter that samples; empty without one, or if its name is not a string."""
-        given = self.request.extra.get("lora_path")
-        name = None if given is None else msgspec.json.decode(given)
-        return name if isinstance(name, str) else ""
+        return self.request.lora or ""
 
     @property
     def parent(self) -> str | None:
@@ -114,6 +113,7 @@ class TurnPlan(msgspec.Struct):
         sent = WorkerRequest.single(fields, rid, stream=request.stream)
         # Generations of one session have a prefix in common, so its id routes them.
         hint = RouteHint(None, memoryview(ids.packed).cast("i"), self.session_id or None)
+        recorded: list[Any] | None = None if self.notes is None else []
         body = sent.body
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         headers += [pair for pair in self.scope["headers"] if pair[0] in _PASSED_HEADERS]
@@ -122,7 +122,7 @@ class TurnPlan(msgspec.Struct):
             if (parent := self.parent) is not None:
                 headers.append((b"x-radix-parent", parent.encode()))
         inner = {
-            **with_state(self.scope, body_read=True, kept=self.lasting, hint=hint, request=sent),
+            **with_state(self.scope, body_read=True, kept=self.lasting, hint=hint, request=sent, recorded=recorded),
             "method": "POST",
             "path": "/generate",
             "raw_path": b"/generate",

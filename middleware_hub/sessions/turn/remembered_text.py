@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
 from starlette.types import Scope
 
 from middleware_hub.chat.messages import ChatRequest
@@ -48,11 +47,8 @@ class RememberedText:
         cls, hub: Remembering, tracer: Tracer, tenant: str, request: ChatRequest, scope: Scope, parent: str | None
     ) -> RememberedText | None:
         """Return the encoder of a request; None if nothing remembers texts."""
-        if hub.tree is None:
-            return None
-        adapter = request.extra.get("lora_path")
-        lora = "" if adapter is None else msgspec.json.decode(adapter)
-        if not isinstance(lora, str):
+        lora = request.lora
+        if hub.tree is None or lora is None:
             return None
         namespace = tenant, lora, header(scope, b"x-radix-namespace") or ""
         return cls(hub.tree, hub.tokenizer, namespace, parent, tracer, hub.memory)

@@ -77,8 +77,12 @@ class Turns:
             found.attach()
         return found
 
-    def begin(self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey) -> Exchange[TurnGeneration]:
+    def begin(
+        self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey, *, unread: bool
+    ) -> Exchange[TurnGeneration]:
         """Prepare a turn and start it; from now on the session knows it.
+
+        `unread` says that the store may know more of the conversation, and could not be asked.
 
         Raises CapacityError: then nothing has changed. Later errors are the exchange's failure.
         """
@@ -96,7 +100,7 @@ class Turns:
             key, grace=self._orphan_grace if session.lasting else 0.0, on_over=partial(self._over, session)
         )
         session.begin(exchange)
-        exchange.start(partial(self._compose, session, request, scope, turn, handles, exchange))
+        exchange.start(partial(self._compose, session, request, scope, turn, handles, exchange, unread=unread))
         return exchange
 
     async def _compose(
@@ -107,11 +111,13 @@ class Turns:
         turn: PreparedTurn,
         handles: list[BranchHandle],
         exchange: Exchange[TurnGeneration],
+        *,
+        unread: bool,
     ) -> list[TurnGeneration]:
         """Return the generations of a prepared turn. Raises BadRequestError, SessionOverError: then nothing has changed."""
         begun = time.perf_counter()
         try:
-            plan = await self._plan(session, request, scope, turn)
+            plan = await self._plan(session, request, scope, turn, unread=unread or session.unread)
             session.require(Act.GENERATE)
             for handle in handles:
                 # If the prompt was encoded from the start, the checkpoint that it could have continued ends a branch.
@@ -132,7 +138,9 @@ class Turns:
         self._metrics.step("tokenize").observe(time.perf_counter() - begun)
         return generations
 
-    async def _plan(self, session: Session, request: ChatRequest, scope: Scope, turn: PreparedTurn) -> TurnPlan:
+    async def _plan(
+        self, session: Session, request: ChatRequest, scope: Scope, turn: PreparedTurn, *, unread: bool
+    ) -> TurnPlan:
         tracer = self._backend.tracer
         with tracer.span("tokenize") as span:
             start = None if session.lasting else self._remembered(session.tenant, request, scope, turn.named)
@@ -144,10 +152,8 @@ class Turns:
         sampled = 0 if prompt.checkpoint is None else prompt.checkpoint.node.depth
         if turn.edited and turn.edited[0].at > sampled and not prompt.edited:
             prompt = msgspec.structs.replace(prompt, reasons=(EDITED_TURN, *prompt.reasons))
-        unread = session.unread
-        plan = TurnPlan(
-            session.id, session.trie, scope, request, turn, prompt, session.lasting, unread, log=session.log
-        )
+        shape = (session.id, session.trie, scope, request, turn, prompt, session.lasting, unread)
+        plan = TurnPlan(*shape, log=session.log, notes=session.notes)
         if (unread or session.lost) and plan.unsampled:  # what looks like context may have been sampled
             doubts = (STORE_UNREACHABLE,) * unread + (UNKNOWN_REPLY,) * bool(session.lost)
             plan.prompt = msgspec.structs.replace(prompt, reasons=(*prompt.reasons, *doubts))
@@ -179,7 +185,6 @@ class Turns:
         self._metrics.token("encoded").inc(prompt.tokens - prompt.reused)
 
     def _committed(self, session: Session, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
-        checkpoint.time = time.time()
         added = session.committed(checkpoint)
         if session.lasting:
             self._registry.tokens += added

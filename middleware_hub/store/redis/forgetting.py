@@ -146,6 +146,6 @@ def entered(records: Mapping[bytes, SpanRecord]) -> list[Entered]:
     retracer = Retracer(records.get)
     found = []
     for record in complete(records.values(), ())[0]:
-        if record.sampled and record.text_end:
+        if record.findable:
             found += entries(record, retracer.places(record) or [])
     return found

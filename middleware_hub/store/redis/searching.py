@@ -40,7 +40,7 @@ class Search:
         self._hashes: dict[int, bytes] = {}
         self._more: list[tuple[int, bytes]] = []
         self._names = [name for parent in query.parents for name in names_of(parent)]
-        self._named: dict[str, tuple[Reference, int]] = {}
+        self._named: dict[str, list[tuple[Reference, int]]] = {}
         self._choice = Choice[Reference](query.known_from, self._size, _one_each)
 
     def commands(self) -> list[Command]:
@@ -58,11 +58,13 @@ class Search:
                 self._read_block(at, reply)
         for name, reply in zip(self._names, replies[blocks:], strict=True):
             if reply:
-                some = _references(reply, 4)
+                ends = range(GENERATION_SIZE + 48, len(reply), _SIZE + 4)
+                named = [
+                    (one, int.from_bytes(reply[at : at + 4], "big"))
+                    for one, at in zip(_references(reply, 4), ends, strict=True)
+                ]
                 # A record that waited in a spool is entered late; an id begins with the time of recording.
-                newest = max(range(len(some)), key=lambda at: some[at].id[:8])
-                at = GENERATION_SIZE + 48 + newest * (_SIZE + 4)
-                self._named[name] = some[newest], int.from_bytes(reply[at : at + 4], "big")
+                self._named[name] = sorted(named, key=lambda one: one[0].id[:8], reverse=True)[: self._query.each]
         block, key = self._keys.block, self._path.key
         return [("GET", block(key(at)) + place) for at, place in self._more]
 
@@ -122,9 +124,7 @@ class Search:
     def _parents(self) -> Iterator[tuple[Reference, int]]:
         """Yield the named parents, and the ends of their texts."""
         for parent in self._query.parents:
-            named = next((self._named[name] for name in names_of(parent) if name in self._named), None)
-            if named is not None:
-                yield named
+            yield from next((self._named[name] for name in names_of(parent) if name in self._named), ())
 
 
 def _one_each(replies: list[Reference]) -> Iterable[Reference]:

@@ -171,7 +171,7 @@ def _record(
     where = retracer.places(record)
     if where is None:
         yield Finding("link", f"{name}: a text that it builds on cannot be read", key)
-    elif record.sampled and record.text_end:
+    elif record.findable:
         places += entries(record, where)
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from middleware_hub.spans.chain import names_of
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
-from middleware_hub.store.look_up import MOST_CHAINS, MOST_VARIANTS, Choice, Hit, last_step
+from middleware_hub.store.look_up import MOST_CHAINS, MOST_NAMED, MOST_VARIANTS, Choice, Hit, last_step
 from middleware_hub.store.paths import BLOCK, END, END_ALONE, HASH, KEY, NAME, PASS, START, WAY, TextPath, name_place
 from middleware_hub.store.protocol import Query
 from middleware_hub.store.records import SpanRecord, decode
@@ -69,7 +69,7 @@ _NEWEST: Final = (
 )
 _NAMED: Final = (
     "SELECT n, body FROM places JOIN records ON n = record "
-    f"WHERE key = ? AND length = 0 AND hash = x'' AND kind = {NAME} ORDER BY record DESC LIMIT 8"
+    f"WHERE key = ? AND length = 0 AND hash = x'' AND kind = {NAME} ORDER BY record DESC LIMIT {MOST_NAMED}"
 )
 _PASSED: Final = (
     f"SELECT 1 FROM places WHERE key = ? AND length = 0 AND hash = x'' AND kind IN ({PASS}, {WAY}) AND record <= ? "
@@ -143,7 +143,7 @@ class Search:
             yield i, [of_kind[kind][:count] for kind, count in _MOST.items()]
 
     def _named(self) -> Iterator[tuple[int, int]]:
-        """Yield the number of each named parent, and the end of its text."""
+        """Yield the numbers of the named parents, and the ends of their texts."""
         for parent in self._query.parents:
             for name in names_of(parent):
                 place = name_place(self._path.namespace, name)
@@ -151,8 +151,9 @@ class Search:
                 if rows:
                     # A record that waited in a spool is entered late.
                     records = [(number, decode_all([body])[0]) for number, body in rows]
-                    number, newest = max(records, key=lambda row: max((one.serial for one in row[1]), default=-1))
-                    yield number, min((record.text_end for record in newest), default=self._size)
+                    records.sort(key=lambda row: max((one.serial for one in row[1]), default=-1), reverse=True)
+                    for number, newest in records[: self._query.each]:
+                        yield number, min((record.text_end for record in newest), default=self._size)
                     break
 
     def _one_each(self, replies: list[int]) -> list[int]:

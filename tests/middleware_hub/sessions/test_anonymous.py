@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.chat.keys import canonical
+from middleware_hub.sessions.anonymous import AnonymousSession
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.prompt_ids import PromptIds
-from middleware_hub.sessions.registry import AnonymousSession
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids
 from tests.middleware_hub.sessions.trie.recount import recount

@@ -6,10 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from middleware_hub.sessions.metrics import SessionMetrics
-from middleware_hub.sessions.registry import MOST_NAMESPACES, SessionRegistry
+from middleware_hub.sessions.anonymous import MOST_NAMESPACES, OpenChats
 from tests.middleware_hub.sessions.in_process import Room
 from tests.middleware_hub.sessions.trie.test_trie import Talk, assistant, user
 
@@ -21,27 +19,27 @@ class TestNamespaces:
 
     def test_one_that_is_used_outlives_those_that_are_not(self) -> None:
         async def work() -> None:
-            store = SessionRegistry(SessionMetrics(CollectorRegistry()), max_tokens=1000)
-            used, unused = store.anonymous("t", "used"), store.anonymous("t", "unused")
+            chats = OpenChats(max_tokens=1000)
+            used, unused = chats.of("t", "used"), chats.of("t", "unused")
             for number in range(MOST_NAMESPACES - 2):
-                store.anonymous("t", f"n{number}")
-            assert store.anonymous("t", "used") is used
-            store.anonymous("t", "one more")
-            assert store.anonymous("t", "used") is used
-            assert store.anonymous("t", "unused") is not unused
-            await store.close()
+                chats.of("t", f"n{number}")
+            assert chats.of("t", "used") is used
+            chats.of("t", "one more")
+            assert chats.of("t", "used") is used
+            assert chats.of("t", "unused") is not unused
+            await asyncio.gather(*(one.abort() for one in chats))
 
         asyncio.run(work())
 
     def test_there_are_never_more_than_that(self) -> None:
         async def work() -> None:
-            store = SessionRegistry(SessionMetrics(CollectorRegistry()), max_tokens=1000)
-            first = [store.anonymous("t", f"n{number}") for number in range(MOST_NAMESPACES)]
-            assert [store.anonymous("t", f"n{number}") for number in range(MOST_NAMESPACES)] == first
-            assert store.anonymous("other", "n0") is not first[0]
-            assert store.anonymous("t", "n1") is first[1], "one more is one less: the oldest went"
-            assert store.anonymous("t", "n0") is not first[0]
-            await store.close()
+            chats = OpenChats(max_tokens=1000)
+            first = [chats.of("t", f"n{number}") for number in range(MOST_NAMESPACES)]
+            assert [chats.of("t", f"n{number}") for number in range(MOST_NAMESPACES)] == first
+            assert chats.of("other", "n0") is not first[0]
+            assert chats.of("t", "n1") is first[1], "one more is one less: the oldest went"
+            assert chats.of("t", "n0") is not first[0]
+            await asyncio.gather(*(one.abort() for one in chats))
 
         asyncio.run(work())
 
@@ -92,7 +90,7 @@ class TestRoom:
         async def work() -> None:
             room = Room()
             await room.ask(BODY, "/v1/chat/completions").answer()
-            assert room.app.registry.anonymous("", "").tokens > 0
+            assert room.app.open_chats.of("", "").tokens > 0
             assert room.app.registry.tokens == 0
             session = await room.open()
             await room.ask(BODY).answer()

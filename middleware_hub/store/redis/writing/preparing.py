@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from middleware_hub.store.errors import ConflictingRecordError, StoreError
-from middleware_hub.store.look_up import MOST_CHAINS, MOST_VARIANTS
+from middleware_hub.store.look_up import MOST_CHAINS, MOST_NAMED, MOST_VARIANTS
 from middleware_hub.store.paths import END, END_ALONE, NAME, PASS, START, WAY, Place, TextPath
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import (
@@ -27,14 +27,12 @@ GENERATION_SIZE: Final = 4
 TRY_SIZE: Final = 8
 """Bytes in front of an event: its append, and its number in that. So an append that is tried again is not doubled."""
 _ATTEMPT: Final = TRY_SIZE - 2
-_NAMES: Final = 8
-"""Replies of one name that are kept: if the newest is forgotten, its predecessor becomes the newest."""
 MOST: Final[Mapping[int, int]] = {
     START: MOST_CHAINS + 1,
     END: MOST_VARIANTS + 1,
     END_ALONE: MOST_VARIANTS + 1,
     PASS: 2 * MOST_CHAINS + 1,
-    NAME: _NAMES,
+    NAME: MOST_NAMED,
 }
 """How many of the newest records a place holds, by kind of place."""
 RECORD_COST: Final = 400
@@ -118,7 +116,7 @@ def prepare(batch: Batch, roots: Mapping[bytes, bytes]) -> Prepared:
 def _add(done: Prepared, record: SpanRecord, paths: Mapping[bytes, TextPath]) -> None:
     body = encode(record)
     entered: list[Entered] = []
-    if record.sampled and record.text_end:
+    if record.findable:
         entered = entries(record, places_of(record, path_of(record, paths.get(record.id))))
     part = done.parts.get(record.root)
     if part is None:

@@ -1,0 +1,143 @@
+"""Chats without a session: recognized by their messages, as in a session.
+
+All conversations of one tenant and namespace share a memory, which drops the least recently used ones. It is never exported, so
+a turn costs its ids and no logprobs: for retrieval, the radix tree records each of these generations like any other
+`/generate`. With a store, a note beside each record brings the conversation back, here and at other routers (`log.chat_notes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from middleware_hub.chat.keys import KeyFunction, canonical
+from middleware_hub.sessions.log.events import TurnNotes
+from middleware_hub.sessions.session import Session
+from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.sessions.trie.trie import MessageTrie
+
+SHARE = 8
+"""Chats without a session may hold this fraction of what sessions may, for each tenant and namespace."""
+MOST_BODIES = 32
+"""How many bodies a memory of chats remembers."""
+MOST_NAMESPACES = 64
+"""How many namespaces have a memory of their own."""
+
+Committed = Callable[[Checkpoint], object]
+"""Called with each turn that another process sampled."""
+
+
+class AnonymousSession(Session):
+    """All conversations of one tenant and namespace that belong to no session.
+
+    Args:
+        notes: makes what keeps them in a store; None without a store.
+        max_tokens: how many tokens they may hold.
+    """
+
+    lasting = False
+    most_bodies = MOST_BODIES
+
+    def __init__(
+        self,
+        tenant: str,
+        key: KeyFunction,
+        notes: Callable[[MessageTrie, Committed], TurnNotes] | None = None,
+        *,
+        max_tokens: int,
+    ) -> None:
+        super().__init__("", tenant, key, ttl=math.inf)
+        if notes is not None:
+            self.notes = notes(self.trie, self.restored)
+        self._max_tokens = max_tokens
+        self._ends: OrderedDict[str, Checkpoint] = OrderedDict()
+        """The ends of conversations, least recently used first, and some checkpoints that were continued since."""
+
+    def committed(self, checkpoint: Checkpoint) -> int:
+        """Count a commit and make room; return how many tokens the commit adds."""
+        added = self.restored(checkpoint)
+        for _ in range(len(self._ends)):
+            if self.tokens <= self._max_tokens:
+                break
+            self._drop_oldest()
+        return added
+
+    def restored(self, checkpoint: Checkpoint) -> int:
+        """Count a turn that another process sampled. Room is made after the turn that needs it."""
+        added = super().committed(checkpoint)
+        if checkpoint.parent is not None:
+            self._ends.pop(checkpoint.parent.id, None)
+        self._ends[checkpoint.id] = checkpoint
+        return added
+
+    def _drop_oldest(self) -> None:
+        """Drop the end of the least recently used conversation. The turn before it is the next to go."""
+        _, oldest = self._ends.popitem(last=False)
+        if self.notes is not None:
+            self.notes.whole = False
+        if oldest.users:
+            # A generation in flight continues it. If that fails, it is an end again.
+            self._ends[oldest.id] = oldest
+            return
+        parent, context = oldest.parent, oldest.span.parent
+        self.tokens -= len(oldest.span)
+        self.samples -= 1
+        if context is not None and not context.sampled:
+            context.users -= 1
+            if not context.users:
+                self.tokens -= len(context)
+        before = oldest.node.parent
+        self.trie.drop(oldest)
+        if before is not None and before.contexts is not None and context is not None and not context.users:
+            before.contexts = [one for one in before.contexts if one is not context] or None
+        if parent is not None and not parent.users:
+            self._ends[parent.id] = parent
+            self._ends.move_to_end(parent.id, last=False)
+
+
+class OpenChats:
+    """The chats without a session, of all tenants and namespaces. Those of the least recently used namespace are dropped.
+
+    Args:
+        notes: makes what keeps the chats of a tenant and a namespace in a store; None without a store.
+        max_tokens: how many tokens sessions may hold.
+    """
+
+    def __init__(
+        self,
+        key: KeyFunction = canonical,
+        notes: Callable[[str, str, MessageTrie, Committed], TurnNotes] | None = None,
+        *,
+        max_tokens: int,
+    ) -> None:
+        self._key = key
+        self._notes = notes
+        self._max_tokens = max_tokens // SHARE
+        self._found: dict[tuple[str, str], AnonymousSession] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._dropped = False
+
+    def __iter__(self) -> Iterator[AnonymousSession]:
+        return iter(self._found.values())
+
+    def of(self, tenant: str, namespace: str) -> AnonymousSession:
+        found = self._found.pop((tenant, namespace), None)
+        if found is None:
+            if len(self._found) >= MOST_NAMESPACES:
+                # Clients choose the namespaces, so their number must be bounded.
+                self._drop(self._found.pop(next(iter(self._found))))
+            notes = None if self._notes is None else partial(self._notes, tenant, namespace)
+            found = AnonymousSession(tenant, self._key, notes, max_tokens=self._max_tokens)
+            if found.notes is not None:
+                found.notes.whole = not self._dropped  # it may have been there before
+        self._found[tenant, namespace] = found
+        return found
+
+    def _drop(self, session: AnonymousSession) -> None:
+        self._dropped = True
+        task = asyncio.get_running_loop().create_task(session.abort())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)

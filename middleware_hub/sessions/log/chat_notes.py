@@ -1,0 +1,276 @@
+"""Chats without a session in a store: any router recognizes a conversation by its messages, also after a restart.
+
+The layers inside record each reply with its tokens. A *note* beside that record says what the messages were: the same event as
+in a session's log, which is applied by the same code. Notes are found by their names:
+
+    the generation's id
+    the path of the messages up to the reply's own            a client that goes on sends just these messages
+    that path, with the reasoning of the reply                of several equal replies, the client means this one
+    the path of the messages before the reply                 a client that edited the reply sends only these
+
+A path is a digest of the adapter and the keys of messages. A request asks for the names of those assistant's messages on its
+path that this process does not know, and of the last one that it knows: another router may have sampled it once more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from middleware_hub.chat.keys import adapter_of
+from middleware_hub.chat.messages import ChatRequest, Message, MessageKey
+from middleware_hub.persistence.backing import Backing
+from middleware_hub.radix.node import Generation
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.sessions.log import replay
+from middleware_hub.sessions.log.events import TurnCommitted
+from middleware_hub.sessions.trie.memo import setting_in
+from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.sessions.trie.trie import MessageTrie
+from middleware_hub.spans.chain import TokenSpan, chain_ids, names_of
+from middleware_hub.spans.hidden_tail import HiddenToken
+from middleware_hub.store.errors import DamagedRecordError, StoreError
+
+logger = logging.getLogger(__name__)
+
+PLACE: Final = "messages"
+"""The last part of the namespaces of notes."""
+_DIGEST: Final = 16
+
+
+class ChatNote(msgspec.Struct, frozen=True, array_like=True):
+    """What a note says besides the tokens, which are those of the reply's record.
+
+    Attributes:
+        turn: as in the log of a session; its `span` and `context` mean nothing.
+        take: how many tokens of the turn's `parent` its prompt begins with.
+        flags, tail: those of the reply.
+    """
+
+    turn: TurnCommitted
+    take: int
+    flags: int
+    tail: tuple[HiddenToken, ...] = ()
+
+
+class Remembering(Protocol):
+    """Remembers texts, see `Hub`."""
+
+    tree: RadixTree | None
+    memory: Backing | None
+
+
+class _Said(NamedTuple):
+    """An assistant's message of a request: the number of messages up to it, and the names of notes on it."""
+
+    depth: int
+    names: tuple[str, ...]
+    prompt: str
+
+
+class ChatNotes:
+    """The notes on the chats of one tenant and namespace; implements `TurnNotes`.
+
+    Args:
+        committed: called with each checkpoint that another process sampled.
+
+    Attributes:
+        whole: whether the trie still has everything that this process noted or found.
+    """
+
+    def __init__(
+        self,
+        hub: Remembering,
+        tenant: str,
+        namespace: str,
+        trie: MessageTrie,
+        committed: Callable[[Checkpoint], object],
+    ) -> None:
+        self._hub = hub
+        self._owner = tenant, namespace
+        self._trie = trie
+        self._committed = committed
+        self.whole = True
+
+    # Before a turn -----------------------------------------------------------------------------------------------------
+
+    async def recall(self, request: ChatRequest, parent: str | None = None) -> bool:
+        memory, lora = self._hub.memory, request.lora
+        if memory is None or lora is None:
+            return True
+        setting, messages = setting_in(request), request.messages
+        known = self._trie.sampled_depth(setting, messages)
+        said = [one for one in self._said(setting, messages) if one.depth >= known]
+        try:
+            names = [name for one in said for name in one.names]
+            await self._bring(memory, lora, [*names, *names_of(parent or "")] if parent else names)
+            known = self._trie.sampled_depth(setting, messages)
+            await self._bring(memory, lora, [one.prompt for one in said if one.depth > known])  # they may be edited
+        except StoreError as error:
+            self.whole = False
+            logger.warning("a chat is known here as far as this process served it: %s", error)
+            return False
+        return True
+
+    def _said(self, setting: bytes, messages: Sequence[Message]) -> Iterator[_Said]:
+        path = adapter_of(setting)
+        for depth, message in enumerate(messages, 1):
+            before, path = path, _longer(path, self._trie.key_of(message))
+            if message.get("role") == "assistant":
+                reasoning = message.get("reasoning_content")
+                yield _Said(depth, _names(path, reasoning if isinstance(reasoning, str) else ""), _prompt_name(before))
+
+    async def _bring(self, memory: Backing, lora: str, names: Sequence[str]) -> None:
+        """Commit the turns with these names, and those that they continue. Raises StoreError."""
+        found: dict[str, tuple[ChatNote, bytes]] = {}
+        asked: set[str] = set()
+        while names:
+            asked.update(names)
+            for reply, data in await memory.notes(self._place(lora), names, whole=self.whole):
+                note = _decode(data)
+                found.setdefault(note.turn.generation, (note, reply))
+            needed = {name for note, _ in found.values() for name in _continued(note)}
+            names = [name for name in needed - asked - found.keys() if self._trie.checkpoint(name) is None]
+        if not self._trie.closed:
+            self._commit_all(found)
+
+    def _commit_all(self, found: Mapping[str, tuple[ChatNote, bytes]]) -> None:
+        """Commit turns after those that they continue. Raises DamagedRecordError for a turn that cannot be committed."""
+        waiting = {name: one for name, one in found.items() if self._trie.checkpoint(name) is None}
+        while waiting:
+            count = len(waiting)
+            for name, (note, reply) in list(waiting.items()):
+                if not waiting.keys().isdisjoint(before := _continued(note)):
+                    continue  # a turn that it continues comes first
+                del waiting[name]
+                if all(self._trie.checkpoint(one) for one in before):
+                    self._commit(note, reply)
+                elif before - found.keys():
+                    raise DamagedRecordError(f"what generation {name} continues is not in the store")
+                # Otherwise there is no room here for the whole conversation: its beginning has been dropped again.
+            if len(waiting) == count:
+                raise DamagedRecordError("turns of a chat continue each other in a circle")
+
+    def _commit(self, note: ChatNote, record: bytes) -> None:
+        tree, turn = self._hub.tree, note.turn
+        reply = None if tree is None else tree.stored.get(record)
+        if reply is None:
+            raise DamagedRecordError(f"the reply of generation {turn.generation} cannot be read")
+        parent = None if turn.parent is None else self._trie.checkpoint(turn.parent)
+        span, take = None if parent is None else parent.span, note.take
+        prompt, before = chain_ids(reply.parent, reply.take), chain_ids(span, take)
+        if not prompt.startswith(before):
+            raise DamagedRecordError(f"the prompt of generation {turn.generation} does not continue {turn.parent}")
+        if len(prompt) > len(before):
+            span = TokenSpan(span, take, 0, prompt[len(before) :], 0, flags=turn.flags)
+            take = span.count
+        sampled = TokenSpan(
+            span,
+            take,
+            0,
+            reply.ids,
+            0,
+            versions=reply.versions,
+            flags=note.flags,
+            visible=reply.visible,
+            request_ids=reply.request_ids,
+            finish=reply.finish,
+            stored=record,
+        )
+        checkpoint = replay.commit(self._trie, turn, sampled, note.tail)
+        self._committed(checkpoint)
+        if checkpoint.node.samples is not None:
+            checkpoint.node.samples.sort(key=lambda one: one.time)  # this process may have sampled it again meanwhile
+
+    # After a turn ------------------------------------------------------------------------------------------------------
+
+    def save(self, checkpoint: Checkpoint, lora: str, reply: Generation) -> Awaitable[bool]:
+        assert self._hub.memory is not None, "the layers inside have recorded the reply"
+        checkpoint.span.stored = reply.span.stored.id
+        note = _encode(_note(checkpoint))
+        return self._hub.memory.note(reply.span, self._place(lora), self._names_of(checkpoint), note)
+
+    def _names_of(self, checkpoint: Checkpoint) -> list[str]:
+        node = checkpoint.node
+        before = path = adapter_of(node.setting)
+        for passed in node.path():
+            before, path = path, _longer(path, passed.key)
+        return [checkpoint.id, *_names(path, checkpoint.reasoning), _prompt_name(before)]
+
+    def _place(self, lora: str) -> tuple[str, ...]:
+        tenant, namespace = self._owner
+        return tenant, lora, namespace, PLACE
+
+
+def _continued(note: ChatNote) -> set[str]:
+    """Return the generations whose turns come before this one."""
+    return {name for name in (note.turn.behind, note.turn.parent) if name is not None}
+
+
+def _note(checkpoint: Checkpoint) -> ChatNote:
+    """Return the note on a turn. What it continues has notes, too: messages and tokens without a note are part of it."""
+    node, span, parent = checkpoint.node, checkpoint.span, checkpoint.parent
+    behind, messages = None, []
+    for passed in node.ancestors():
+        if passed is node:
+            continue
+        behind = next((one.id for one in passed.samples or () if one.span.stored is not None), None)
+        if behind is not None:
+            break
+        messages.append(passed.message)
+    context = span.parent if span.parent is not None and not span.parent.sampled else None
+    noted = parent is not None and parent.span.stored is not None
+    turn = TurnCommitted(
+        time=checkpoint.time,
+        generation=checkpoint.id,
+        setting=node.setting,
+        behind=behind,
+        messages=tuple(reversed(messages)),
+        message=node.message,
+        in_place=False,
+        parent=parent.id if parent is not None and noted else None,
+        apart=checkpoint.apart,
+        edited=checkpoint.edited,
+        span=b"",
+        context=None,
+        shared=False,
+        listed=False,
+        flags=0 if context is None else context.flags,
+        finish=checkpoint.finish,
+        shown=checkpoint.shown,
+        reasoning=checkpoint.reasoning,
+        scaffold=checkpoint.scaffold,
+        reasons=checkpoint.reasons,
+    )
+    take = (span if context is None else context).take if noted else 0
+    return ChatNote(turn, take, span.flags, checkpoint.tail)
+
+
+def _longer(path: bytes, key: MessageKey) -> bytes:
+    said = key if isinstance(key, bytes) else repr(key).encode("utf-8", "surrogatepass")
+    return blake2b(path + said, digest_size=_DIGEST).digest()
+
+
+def _names(path: bytes, reasoning: str) -> tuple[str, ...]:
+    if not reasoning:
+        return (path.hex(),)
+    return path.hex(), _longer(path, reasoning.encode("utf-8", "surrogatepass")).hex()
+
+
+def _prompt_name(path: bytes) -> str:
+    return f"before {path.hex()}"
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(ChatNote)
+
+
+def _decode(data: bytes) -> ChatNote:
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedRecordError(f"a note on a chat is whole, but is none that this router knows: {error}") from error
