@@ -261,7 +261,7 @@ class MessageTrie:
         if node is None:
             node = self._root(setting)
         for message in messages[node.depth :] if node.depth else messages:
-            key = self.key_of(message)
+            key = message.key if isinstance(message, KeyedMessage) else self.key(message)
             child = None if node.children is None else node.children.get(key)
             node = child if child is not None else self._attach(node, key, message)
         if walked is not None:

@@ -10,9 +10,9 @@ import pytest
 
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.keys import canonical
+from middleware_hub.sessions.anonymous import AnonymousSession
 from middleware_hub.sessions.chats import Chats, Exchanges
 from middleware_hub.sessions.prompt.composer import Composer
-from middleware_hub.sessions.registry import AnonymousSession
 from router.errors import BadRequestError
 
 
