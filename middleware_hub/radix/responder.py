@@ -307,11 +307,13 @@ class Responder:
             for generation in self._generations:
                 generation.verdict = Verdict("no", UNREADABLE, str(error))
             return body
-        shown = []
+        shown: list[bytes | Raw] = []
         for generation, raw in zip(self._generations, replies, strict=True):
-            shown.append(bytes(generation.whole(raw)))
+            shown.append(generation.whole(raw))
             await asyncio.sleep(0)  # a batch may be large
-        return b"[%b]" % b",".join(shown)
+        if all(seen is raw for seen, raw in zip(shown, replies, strict=True)):
+            return body
+        return b"[%b]" % b",".join(map(bytes, shown))
 
     def _with_headers(self, start: Message, recorded: str) -> Message:
         headers = [*start["headers"]]

@@ -38,15 +38,19 @@ from middleware_hub.trajectories.events import (
     Sampled,
     Taken,
 )
-from middleware_hub.trajectories.samples import Claim, Group, Member, Sample, drafts_of, versions_of
+from middleware_hub.trajectories.samples import (
+    Claim,
+    Group,
+    Member,
+    Sample,
+    Settled,
+    Standing,
+    drafts_of,
+    versions_of,
+)
 
 MOST_CLAIMS: Final = 10_000
 """Finished claims that are remembered, so that an acknowledgement may be sent twice."""
-MOST_SETTLED: Final = 10_000
-"""Replies, and sessions, of settled groups whose reward can still be looked up."""
-
-Standing = tuple[str, float | None]
-"""The group of a reply, and its reward."""
 
 
 class Ledger:
@@ -67,8 +71,7 @@ class Ledger:
         self._sessions: dict[str, Member] = {}
         self._claims: dict[str, Claim] = {}
         self._over: dict[str, None] = {}
-        self._settled: dict[str, Standing] = {}
-        self._trained: dict[str, bytes] = {}
+        self._settled = Settled()
 
     def __del__(self) -> None:
         for group in self.groups.values():
@@ -111,8 +114,10 @@ class Ledger:
                     member.sample.inexact = inexact
                     member.sample.versions = versions
             case Dropped(keys=keys, why=why, before=before):
-                for at, member in enumerate([self._members.get(key) for key in keys]):
-                    if member is not None and not member.done and (not before or member.state == before[at]):
+                for at, (key, member) in enumerate([(key, self._members.get(key)) for key in keys]):
+                    if member is None:
+                        self._settled.drop(key, before[at : at + 1])
+                    elif not member.done and (not before or member.state == before[at]):
                         self._drop(member)
                         self.counts[why] += 1
 
@@ -131,7 +136,7 @@ class Ledger:
                 known.session = ""  # the old session was deleted, and another has its name
             member = Member(event.key, group, number, event.session)
             self._sessions[event.session] = member
-            self._trained.pop(event.session, None)
+            self._settled.begin(event.session)
         else:
             member = Member(
                 event.key,
@@ -160,9 +165,9 @@ class Ledger:
         self._touch(member.group, time)
 
     def _reward(self, number: int, event: Rewarded) -> None:
-        """Note all rewards of an event; none if one of them came too late."""
+        """Note all rewards of an event, but for members that are gone; none if one of them came too late."""
         given = [(self._members.get(one.key), one) for one in event.rewards]
-        if not all(member is not None and member.takes(one) for member, one in given):
+        if not all((member or self._settled).takes(one) for member, one in given):
             return
         for member, one in given:
             if member is None or member.done or member.state != one.before:
@@ -183,6 +188,9 @@ class Ledger:
                 sample.claim = claim
                 claim.held[sample.id] = sample
                 self.counts["claimed"] += 1
+            for key in taken.members:
+                if key not in self._members:
+                    self._settled.claim(key, taken.before, claim)
         if not claim.held:
             self._finish(claim)
 
@@ -270,7 +278,7 @@ class Ledger:
             del self._members[member.key]
             if member.session is not None and self._sessions.get(member.session) is member:
                 del self._sessions[member.session]
-            self._settle(member)
+            self._settled.add(member)
             for name in dict.fromkeys(member.names):
                 left = [one for one in self._names[name] if one is not member]
                 if left:
@@ -278,16 +286,6 @@ class Ledger:
                 else:
                     del self._names[name]
         group.cut()
-
-    def _settle(self, member: Member) -> None:
-        for name in member.names:
-            self._settled.pop(name, None)
-            self._settled[name] = member.group.id, member.reward
-        if member.session and member.sample is not None:
-            self._trained[member.session] = member.info
-        for kept in (self._settled, self._trained):
-            while len(kept) > MOST_SETTLED:
-                del kept[next(iter(kept))]
 
     def _finish(self, claim: Claim) -> None:
         self._over[claim.id] = None
@@ -326,7 +324,7 @@ class Ledger:
         member = self.reply(request_id)
         if member is not None:
             return member.group.id, member.reward
-        return next((self._settled[name] for name in names_of(request_id) if name in self._settled), None)
+        return next(filter(None, map(self._settled.standing, names_of(request_id))), None)
 
     def rollout(self, group: str, rollout: str) -> Member | None:
         """Return the last reply of a rollout: an open reply, if there is one."""
@@ -340,7 +338,7 @@ class Ledger:
 
     def trained(self, session: str) -> bytes | None:
         """Return the `info` of a session that a trainer has, and whose group was settled lately; None if there is none."""
-        return self._trained.get(session)
+        return self._settled.trained(session)
 
     @property
     def needed(self) -> int:

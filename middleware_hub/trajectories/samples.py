@@ -1,4 +1,4 @@
-"""The parts of a ledger: members, the samples that they make, groups, and claims.
+"""The parts of a ledger: members, the samples that they make, groups, claims, and what is remembered of settled groups.
 
 100,000 members may wait. Python's garbage collector does not track members and samples, because a full pass over them would
 hold up the event loop. So the ledger cuts their cycles itself (`Group.cut`).
@@ -7,12 +7,20 @@ hold up the event loop. So the ledger cuts their cycles itself (`Group.cut`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Raw
 
 from middleware_hub.trajectories.events import Dropped, Reward, State, Taken
+
+MOST_SETTLED: Final = 10_000
+"""Members of settled groups of which something is remembered: their rewards can still be looked up."""
+
+Standing = tuple[str, float | None]
+"""The group of a reply, and its reward."""
+T = TypeVar("T")
+V = TypeVar("V")
 
 
 class Member(msgspec.Struct, eq=False, gc=False):
@@ -147,6 +155,70 @@ class Claim(msgspec.Struct, eq=False):
     taken: tuple[bytes, ...] = ()
     acknowledged: int | None = None
     released: bool = False
+
+
+class Settled:
+    """What is remembered of members that a ledger does not know (any more): their groups are settled.
+
+    The log is trimmed up to the first member that is not settled. So events may name members whose first events are not there:
+    these are settled by events that are still to come. All that is known of such a member is what these events say.
+    """
+
+    def __init__(self) -> None:
+        self._claims: dict[bytes, Claim | None] = {}
+        self._standings: dict[str, Standing] = {}
+        self._trained: dict[str, bytes] = {}
+
+    def add(self, member: Member) -> None:
+        """Note a member whose group was settled just now."""
+        _put(self._claims, member.key, None)
+        for name in member.names:
+            _put(self._standings, name, (member.group.id, member.reward))
+        if member.session and member.sample is not None:
+            _put(self._trained, member.session, member.info)
+
+    def drop(self, key: bytes, before: Sequence[State]) -> None:
+        """Note that a member that is not known was dropped, in a state or in any."""
+        if not before or self._is_in(key, before[0]):
+            _put(self._claims, key, None)
+
+    def claim(self, key: bytes, before: State, claim: Claim) -> None:
+        """Note that a claim takes a member that is not known."""
+        if self._is_in(key, before):
+            _put(self._claims, key, claim)
+
+    def takes(self, reward: Reward) -> bool:
+        """Return whether a reward of a member that is not known came in time.
+
+        It did if nothing is known of the member: the router that gave the reward knew all members of the event. One of them is
+        not settled, so whatever came in between is in the log.
+        """
+        return self._is_in(reward.key, reward.before)
+
+    def _is_in(self, key: bytes, state: State) -> bool:
+        if key not in self._claims:
+            return True
+        claim = self._claims[key]
+        return claim is not None and claim.acknowledged is None and (claim.id, claim.renewals) == state
+
+    def standing(self, name: str) -> Standing | None:
+        """Return the standing of the newest reply of this name."""
+        return self._standings.get(name)
+
+    def trained(self, session: str) -> bytes | None:
+        """Return the `info` of a session that a trainer has; None if there is none."""
+        return self._trained.get(session)
+
+    def begin(self, session: str) -> None:
+        """Note that a session was made: it may have the name of one that a trainer has."""
+        self._trained.pop(session, None)
+
+
+def _put(kept: dict[T, V], key: T, value: V) -> None:
+    kept.pop(key, None)
+    kept[key] = value
+    while len(kept) > MOST_SETTLED:
+        del kept[next(iter(kept))]
 
 
 class Built(msgspec.Struct, frozen=True):

@@ -33,6 +33,26 @@ JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that are not JSON, not UTF-8, or nested too deeply."""
 
 
+def split_items(data: bytes) -> list[Raw]:
+    """Return the items of a JSON list as they came, also those that are no JSON because of a NaN or Infinity in them.
+
+    Raises one of JSON_ERRORS.
+    """
+    valid = data.replace(b"NaN", b"0.0").replace(b"Infinity", b"10000000")  # in strings, too: only the places count
+    items = _decode_items(valid)
+    if valid is data:
+        return items
+    found, end = [], 0
+    for item in items:
+        begin = valid.index(item, end)
+        end = begin + len(item)
+        found.append(Raw(data[begin:end]))
+    return found
+
+
+_decode_items = msgspec.json.Decoder(list[Raw]).decode
+
+
 def is_null(raw: Raw | None) -> bool:
     """Return whether a field is absent or null."""
     return raw is None or raw == NULL

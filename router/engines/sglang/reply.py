@@ -20,6 +20,7 @@ from router.engines.json import (
     packed_ids,
     packed_logprobs,
     read_list,
+    split_items,
 )
 
 DEFAULT_VERSION = "default"
@@ -339,7 +340,7 @@ def edit_meta(body: bytes | Raw, *, drop: frozenset[str] = frozenset(), add: dic
 def split_list(body: bytes, count: int) -> list[Raw]:
     """Return the raw replies to a batch. Raise UnreadableReplyError if their number is not `count`."""
     try:
-        replies = msgspec.json.decode(body, type=list[Raw])
+        replies = split_items(body)
     except JSON_ERRORS as error:
         raise UnreadableReplyError(f"not a list of replies: {error}") from error
     if len(replies) != count:

@@ -19,7 +19,19 @@ from middleware_hub.store.records import Event
 from middleware_hub.trajectories import groups, journal
 from middleware_hub.trajectories.choosing import overflow
 from middleware_hub.trajectories.claims import Claims, Wanted
-from middleware_hub.trajectories.events import Acknowledged, AnyEvent, Claimed, Dropped, Reward, Rewarded, Sampled
+from middleware_hub.trajectories.events import (
+    Acknowledged,
+    AnyEvent,
+    Claimed,
+    Dropped,
+    Released,
+    Renewed,
+    Reward,
+    Rewarded,
+    Sampled,
+    State,
+    Taken,
+)
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.journal import MemoryJournal, StoreJournal
 from middleware_hub.trajectories.samples import Built, Member, Sample
@@ -124,6 +136,56 @@ def test_one_namespace_more_than_are_kept_has_a_ledger(
         assert all_of_them.journal("", namespace) is one
     assert "'a' were given up" in caplog.text
     assert all_of_them.journal("", "a").ledger.groups == {}
+
+
+def rewards(*given: tuple[int, State]) -> Rewarded:
+    """Return rewards of 0.5, given at once, each with the state in which its router saw the sample."""
+    first, *more = (Reward(number.to_bytes(16, "big"), 0.5, b"", before) for number, before in given)
+    return Rewarded(key=first.key, reward=0.5, info=b"", more=tuple(more), before=(first.before,), time=0.0)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
+@pytest.mark.parametrize(
+    ("between", "state", "counts"),
+    [
+        ([], None, True),
+        (["claim"], None, False),
+        (["drop"], None, False),
+        (["claim"], ("mine", 0), True),
+        (["claim", "acknowledge"], ("mine", 0), False),
+        (["claim", "renew"], ("mine", 0), False),
+        (["claim", "release"], ("mine", 0), True),
+        (["claim", "claim again"], ("mine", 0), False),
+    ],
+)
+def test_rewards_of_one_call_count_at_a_new_router_as_they_did_at_the_others(
+    tmp_path: Path, kind: str, between: list[str], state: State, counts: bool
+) -> None:
+    """Also if one of their groups is settled by then, and its beginning is trimmed away."""
+    settled = (1).to_bytes(16, "big")
+    names: dict[str, AnyEvent] = {
+        "claim": Claimed(claim="mine", samples=(Taken(settled, (settled,), None),), time=0.0),
+        "claim again": Claimed(claim="other", samples=(Taken(settled, (settled,), ("mine", 0)),), time=0.0),
+        "acknowledge": Acknowledged(claim="mine", time=0.0),
+        "renew": Renewed(claim="mine", time=0.0),
+        "release": Released(claim="mine", time=0.0),
+        "drop": Dropped(keys=(settled,), why="dropped", before=(None,), time=0.0),
+    }
+
+    async def work(store: Store) -> None:
+        old, new = (StoreJournal(Saves(store), "groups/a/b") for _ in range(2))
+        await told(old, sampled(1, "settled"), sampled(2, "left"), *(names[one] for one in between))
+        await told(old, rewards((1, state), (2, None)), Dropped(keys=(settled,), why="dropped", time=0.0))
+        assert list(old.ledger.groups) == ["left"]
+        assert old.ledger.needed == 2
+        await store.trim(old.log, old.ledger.needed)
+        await new.read_on()
+        for one in (old, new):
+            member = one.ledger.reply("n2")
+            assert member is not None
+            assert member.reward == (0.5 if counts else None), one.ledger
+
+    with_store(address_of(kind, tmp_path), work)
 
 
 def test_events_of_old_logs_are_read() -> None:

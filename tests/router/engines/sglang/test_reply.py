@@ -275,6 +275,12 @@ def test_a_list_of_replies_is_split() -> None:
     assert split_list(b"[]", 0) == []
 
 
+def test_a_list_is_split_despite_literals_that_are_no_json() -> None:
+    body = b' [ {"a": NaN}, {"text": "a NaN", "b": [-Infinity, {}]},{"a":1.50} , [[1], []]]'
+    parts = [b'{"a": NaN}', b'{"text": "a NaN", "b": [-Infinity, {}]}', b'{"a":1.50}', b"[[1], []]"]
+    assert [bytes(part) for part in split_list(body, 4)] == parts
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
