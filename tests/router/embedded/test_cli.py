@@ -40,8 +40,10 @@ class Demo:
         self.url = found[1]
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        self.process.send_signal(number)
-        _, rest = self.process.communicate(timeout=20)
+        """Send a signal while it is stopped: then any of its threads may take it."""
+        for each in (signal.SIGSTOP, number, signal.SIGCONT):
+            self.process.send_signal(each)
+        _, rest = self.process.communicate(timeout=60)
         return self.process.returncode, rest
 
 
@@ -92,7 +94,7 @@ def test_what_would_kill_a_worker_ends_it_with_1() -> None:
     with demo() as running:
         with pytest.raises(ConnectionError):
             call(f"{running.url}/generate", {"text": ""})
-        assert running.process.wait(20) == 1
+        assert running.process.wait(60) == 1
         assert running.process.stderr is not None
         assert "killed by a request with an empty prompt" in running.process.stderr.read()
 

@@ -32,7 +32,7 @@ A, B, C = (f"http://10.0.0.{number}:30000" for number in (1, 2, 3))
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - what is looked at tells nobody of its changes
             await asyncio.sleep(0.002)
 
