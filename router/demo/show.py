@@ -120,8 +120,8 @@ def _serve(out: Console, url: str, store: Path) -> int:
     _print_curl(out, url, "/retrieve_from_text", {"text": text})
     try:
         out.print("\nCtrl-C ends it.")
-        while True:  # a thread that waits without end does not see a signal that another thread of this process has taken
-            time.sleep(1)
+        while True:
+            time.sleep(1)  # without an end to the wait this thread does not see a signal that another one has taken
     except KeyboardInterrupt:
         pass
     return 0

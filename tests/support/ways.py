@@ -154,9 +154,11 @@ async def _measure(url: str) -> dict[str, Way]:
 
 def ways() -> dict[str, Way]:
     """Return the ways of the second turns: `generate`, `chat`."""
-    with EmbeddedWorker(token_delay=0) as worker:
-        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Whole(worker))) as runner:
-            return runner.run(_measure(worker.url))
+    with (
+        EmbeddedWorker(token_delay=0) as worker,
+        asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Whole(worker))) as runner,
+    ):
+        return runner.run(_measure(worker.url))
 
 
 if __name__ == "__main__":
