@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -121,7 +120,8 @@ def _serve(out: Console, url: str, store: Path) -> int:
     _print_curl(out, url, "/retrieve_from_text", {"text": text})
     try:
         out.print("\nCtrl-C ends it.")
-        threading.Event().wait()
+        while True:
+            time.sleep(1)  # without an end to the wait this thread does not see a signal that another one has taken
     except KeyboardInterrupt:
         pass
     return 0

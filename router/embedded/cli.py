@@ -125,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         flags.exit(1, f"{flags.prog}: error: cannot listen on {args.host}:{args.port}: {error.strerror or error}\n")
     logger.info("listening on %s, tokenizer %s", worker.url, worker.tokenizer_path)
     logger.info("a router: tito-router --tokenizer-path %s --worker-urls %s", worker.tokenizer_path, worker.url)
-    over.wait()
+    while not over.wait(1):
+        pass  # without an end to the wait this thread does not see a signal that another one has taken
     dead = worker.dead
     worker.__exit__()
     if dead is not None:

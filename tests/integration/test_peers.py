@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -291,17 +290,16 @@ def test_one_of_a_batch_is_ended_from_elsewhere(started: Routers, held: Embedded
 
 
 def test_an_abort_between_two_attempts_reaches_the_router_that_waits(tmp_path: Path) -> None:
-    with Routers(tmp_path, "--abort-retry-wait", "60") as routers:
+    """Its client would wait for half a minute, and the attempt would come after an hour."""
+    with Routers(tmp_path, "--abort-retry-wait", "3600") as routers:
         worker = routers.worker()
         one, two = routers.start(2, "--worker-urls", worker.url)
         worker.script([11], finish="abort")
         asking = asked(two.url, "waits")
         until(lambda: "sent again in" in two.log)
-        begun = time.monotonic()
         ok(call(f"{one.url}/abort_request", {"rid": "waits"}))
         reply = asking.answer().json()
         assert (finish(reply), reply["meta_info"]["id"]) == ("abort", "waits")
-        assert time.monotonic() - begun < 10
         assert len(worker.log) == 1
 
 
@@ -433,22 +431,17 @@ def test_a_killed_router_is_waited_for_until_its_time_is_over(tmp_path: Path) ->
         worker, other = routers.worker(), routers.worker()
         one, two = routers.start(2, "--worker-urls", worker.url)
         two.kill()
-        begun = time.monotonic()
         added = ok(call(f"{one.url}/add_worker", {"url": other.url}))
         assert added["routers"]["missing"] == ["router-1"]
-        assert time.monotonic() - begun < LEASE + 2
         assert [found["id"] for found in ok(call(f"{one.url}/routers"))["routers"]] == ["router-0"]
-        begun = time.monotonic()
         assert ok(call(f"{one.url}/remove_worker", {"url": other.url}))["routers"] == HEARD
-        assert time.monotonic() - begun < 1
         two.start()
         two.wait_until_up()
         assert listed(two.url) == [worker.url]
         two.terminate()
         two.exit_code()
-        begun = time.monotonic()
-        ok(call(f"{one.url}/add_worker", {"url": other.url}))
-        assert time.monotonic() - begun < 1, "one that stops says good-bye"
+        added = ok(call(f"{one.url}/add_worker", {"url": other.url}))
+        assert added["routers"] == HEARD, "one that stops says good-bye, and is not waited for"
 
 
 def test_a_stopped_router_reads_on_before_it_serves(tmp_path: Path) -> None:
@@ -495,9 +488,7 @@ def test_an_update_of_a_router_that_was_killed_is_over(tmp_path: Path) -> None:
             until(lambda: b'"/update_weight_version"' in store_bytes(tmp_path))
             one.kill()
             asking.close()
-        begun = time.monotonic()
         ok(call(f"{two.url}/update_weight_version", {"new_version": "6"}))
-        assert time.monotonic() - begun < LEASE + 3
         assert version(two.url) == "6"
         until(lambda: "is gone" in two.log)
         worker.hold(after=1)

@@ -36,7 +36,7 @@ class Running:
 
     async def idle(self) -> None:
         """Wait until no worker serves anything: the loop is let run, no time is assumed."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.inflight():  # noqa: ASYNC110 - a pool is synchronous and tells nobody of its changes
                 await asyncio.sleep(0)
 
@@ -52,7 +52,7 @@ async def running(
     )
     app = create_app(config)
     async with (
-        asyncio.timeout(30),  # a test that hangs is to fail by itself
+        asyncio.timeout(60),  # a test that hangs is to fail by itself
         serving(app) as url,
         aiohttp.ClientSession(url, auto_decompress=False) as client,
     ):
@@ -108,11 +108,11 @@ class GatedWorker:
         self._gate.set()
 
     async def wait_for_arrivals(self, count: int) -> None:
-        async with asyncio.timeout(5), self._changed:
+        async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: self.arrivals >= count)
 
     async def wait_for_disconnects(self, count: int) -> None:
-        async with asyncio.timeout(5), self._changed:
+        async with asyncio.timeout(30), self._changed:
             await self._changed.wait_for(lambda: self.disconnects >= count)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -230,7 +230,7 @@ def test_hanging_worker_does_not_hold_up_registration() -> None:
 
     async def main() -> None:
         async with (
-            asyncio.timeout(5),
+            asyncio.timeout(30),
             serving(hanging) as url,
             running(probe_timeout=0.05) as router,
             router.client.post("/add_worker", params={"url": url}) as reply,

@@ -151,10 +151,14 @@ def free_port() -> int:
 
     An engine cannot be given port 0 and binds 20 s after it was told where. A port of the kernel's ephemeral range is handed
     to another process in that time often enough to be met (a connection of the neighbour that starts beside it: uvicorn
-    then ends with 3), so this one lies below that range and below 22,000 to 29,999, where SGLang takes its own.
+    then ends with 3), so this one lies below that range and below 22,000 to 29,999, where SGLang takes its own. The
+    processes of one run of tests (`-n 4`) share these ports out, because each knows only the ports that it gave itself.
     """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    shared_by = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    own = range(10_000 + number % shared_by, 22_000, shared_by)
     while True:
-        port = random.SystemRandom().randrange(10_000, 22_000)  # not hypothesis's seeded one: runs side by side differ
+        port = random.SystemRandom().choice(own)  # not hypothesis's seeded one: runs side by side differ
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             if port not in _HANDED_OUT:

@@ -128,7 +128,12 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
     return head, await reader.readexactly(length)
 
 
+_KEPT: list[socket.socket] = []
+
+
 def dead_url() -> str:
-    """The URL of a port where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+    """The URL of a port where nobody listens, now or later: a socket that does not listen keeps it, to the end of all tests."""
+    keeper = socket.socket()
+    keeper.bind(("127.0.0.1", 0))
+    _KEPT.append(keeper)
+    return f"http://127.0.0.1:{keeper.getsockname()[1]}"

@@ -259,7 +259,7 @@ def test_a_session_that_ends_elsewhere_while_it_generates(method: str, path: str
 
 async def waiting(log: Any, count: int) -> None:
     """Wait until so many events wait to be appended, also where the store is another process."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(log._waiting) < count:  # noqa: ASYNC110  # it has no event
             await asyncio.sleep(0.001)
 
@@ -700,7 +700,7 @@ def test_a_generation_ends_soon_when_its_session_is_ended_elsewhere(method: str,
             assert (await other.call(method, path, {}))[0] == 200
             registry: Any = room.app.registry
             await registry.sweep_store(registry.archive)
-            async with asyncio.timeout(10):  # it is held until its worker is told to abort it
+            async with asyncio.timeout(30):  # it is held until its worker is told to abort it
                 assert (await late.answer())[0] == 409
 
     asyncio.run(work())

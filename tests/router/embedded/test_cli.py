@@ -40,8 +40,10 @@ class Demo:
         self.url = found[1]
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        self.process.send_signal(number)
-        _, rest = self.process.communicate(timeout=20)
+        """Send a signal while it is stopped: then any of its threads may take it."""
+        for each in (signal.SIGSTOP, number, signal.SIGCONT):
+            self.process.send_signal(each)
+        _, rest = self.process.communicate(timeout=60)
         return self.process.returncode, rest
 
 
@@ -57,17 +59,16 @@ def demo(*flags: str) -> Iterator[Demo]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_serves_logs_how_to_start_a_router_and_stops_with_0(number: signal.Signals) -> None:
-    with demo("--tokens-per-second", "0", "--weight-version", "7") as running:
+    with demo("--tokens-per-second", "4", "--weight-version", "7") as running:
         line = f"tito-router --tokenizer-path {shipped_tokenizer()} --worker-urls {running.url}\n"
         assert running.logged[-1].endswith(line)
-        reply = call(f"{running.url}/generate", {"text": "Hello"}).json()
+        reply = call(f"{running.url}/generate", {"text": "Hello", "sampling_params": {"max_new_tokens": 1}}).json()
         assert reply["meta_info"]["weight_version"] == "7"
-        events = stream(f"{running.url}/generate", {"text": "Hello", "stream": True})
+        minutes = {"max_new_tokens": 1000, "ignore_eos": True}  # it does not wait for the end of this stream
+        events = stream(f"{running.url}/generate", {"text": "Hello", "stream": True, "sampling_params": minutes})
         next(events)
-        begun = time.monotonic()
         code, rest = running.end(number)
         assert (code, rest) == (0, "")
-        assert time.monotonic() - begun < 2
         events.close()
 
 
@@ -93,7 +94,7 @@ def test_what_would_kill_a_worker_ends_it_with_1() -> None:
     with demo() as running:
         with pytest.raises(ConnectionError):
             call(f"{running.url}/generate", {"text": ""})
-        assert running.process.wait(20) == 1
+        assert running.process.wait(60) == 1
         assert running.process.stderr is not None
         assert "killed by a request with an empty prompt" in running.process.stderr.read()
 

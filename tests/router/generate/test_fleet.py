@@ -39,7 +39,7 @@ class Engine:
         self.changed = asyncio.Condition()
 
     async def until_told(self, count: int) -> None:
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(30), self.changed:
             await self.changed.wait_for(lambda: len(self.told) >= count)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,7 +199,7 @@ def test_an_update_goes_on_when_its_client_leaves() -> None:
             leaving.cancel()
             await asyncio.wait((leaving,))
             engines[1].gate.set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while router.app.pool.version is None:  # noqa: ASYNC110 - a pool tells nobody of its changes
                     await asyncio.sleep(0.001)
             assert versions(router) == ["2", "2"]
@@ -234,7 +234,7 @@ def test_a_generation_that_begins_while_only_a_quarantined_worker_is_waited_for_
             fleet.in_flight.begin(during)
             after = during
             well.gate.set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while after.unwanted:  # until the call has heard of the well one
                     await asyncio.sleep(0.001)
                     after = InFlight(["c"])

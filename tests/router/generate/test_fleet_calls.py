@@ -36,7 +36,7 @@ class Slow:
         self.changed = asyncio.Condition()
 
     async def until(self, *, probes: int = 0, told: int = 0) -> None:
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(30), self.changed:
             await self.changed.wait_for(lambda: self.probes >= probes and self.told >= told)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +79,7 @@ def test_a_worker_that_answers_probes_and_not_the_call_is_given_up(call: FleetCa
     async def main() -> None:
         slow = Slow()
         slow.well.set()
-        async with sent(slow) as (made, worker), asyncio.timeout(10):
+        async with sent(slow) as (made, worker), asyncio.timeout(30):
             found = await made.send(worker, call)
             assert (found.status, found.done, found.unsure) == (None, False, True)
             assert found.error == "no answer within 0.2 s"
@@ -105,7 +105,7 @@ def test_a_transfer_takes_as_long_as_its_worker_answers_probes() -> None:
 def test_a_transfer_to_a_worker_that_hangs_is_given_up(probes: int) -> None:
     async def main() -> None:
         slow = Slow()
-        async with sent(slow) as (made, worker), asyncio.timeout(10):
+        async with sent(slow) as (made, worker), asyncio.timeout(30):
             told = asyncio.create_task(made.send(worker, TRANSFER))
             if probes:
                 slow.well.set()
@@ -124,7 +124,7 @@ def test_a_worker_whose_last_probe_was_bad_and_that_hangs_is_not_told(call: Flee
 
     async def main() -> None:
         slow = Slow()
-        async with sent(slow, state=state) as (made, worker), asyncio.timeout(10):
+        async with sent(slow, state=state) as (made, worker), asyncio.timeout(30):
             found = await made.send(worker, call)
             assert (found.status, found.unsure) == (None, False)
             assert found.error is not None
@@ -164,7 +164,7 @@ def test_what_is_right_at_any_time_is_told_to_a_quarantined_worker_too() -> None
 
 def test_a_worker_where_nobody_listens_is_named_at_once() -> None:
     async def main() -> None:
-        async with sender(seconds=3600) as made, asyncio.timeout(10):
+        async with sender(seconds=3600) as made, asyncio.timeout(30):
             for state in ("healthy", "quarantined"):
                 for call in (FLUSH, TRANSFER):
                     found = await made.send(worker_at(dead_url(), state), call)
@@ -193,7 +193,7 @@ def test_a_worker_that_says_half_of_it_has_not_done_it(said: bytes, hangs: bool)
         return handle
 
     async def main() -> None:
-        async with serving_socket(half()) as url, sender() as made, asyncio.timeout(10):
+        async with serving_socket(half()) as url, sender() as made, asyncio.timeout(30):
             found = await made.send(worker_at(url), UPDATE)
             assert (found.status, found.done, found.unsure) == (None, False, True)
             assert found.error

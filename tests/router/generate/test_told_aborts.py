@@ -70,7 +70,7 @@ def reply_to(body: bytes, before: Callable[[Peers], Awaitable[object]], away: bo
             AbortConfig(attempts=3, wait=0),
             ServerConfig(),
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await app({"type": "http", "method": "POST", "path": "/generate", "headers": []}, receive, send)
         return sent[-1]["body"]
 

@@ -16,7 +16,7 @@ from tests.support.serving import read_request, serve_socket
 
 def test_it_passes() -> None:
     async def main() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             with pytest.raises(TimeoutError):
                 async with patience(0.05):
                     await asyncio.Event().wait()

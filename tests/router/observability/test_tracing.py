@@ -57,7 +57,7 @@ class Traced:
 
     async def received(self, count: int = 1) -> ReadableSpan:
         """Return the span of the last of `count` requests. It ends after the client has its reply."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.names.count("receive") < count:  # noqa: ASYNC110 - an exporter reports nothing
                 await asyncio.sleep(0)
         return [span for span in self.spans if span.name == "receive"][-1]
@@ -73,7 +73,7 @@ async def traced(urls: Sequence[str] = (), middlewares: tuple[str, ...] = ()) ->
         middlewares=middlewares,
     )
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         serving(create_app(config, OtelTracer(provider))) as url,
         aiohttp.ClientSession(url) as client,
     ):

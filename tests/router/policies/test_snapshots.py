@@ -37,7 +37,7 @@ def test_a_policy_is_trimmed_while_it_runs_and_saved_at_the_end(tmp_path: Path) 
 
     async def main() -> None:
         policy = filled(config)
-        async with asyncio.timeout(10), PolicySnapshots(policy, config):
+        async with asyncio.timeout(30), PolicySnapshots(policy, config):
             while policy.texts.size > 500:  # noqa: ASYNC110 - a tree has no notification of changes
                 await asyncio.sleep(0.001)
         again = CacheAware(config)
@@ -87,7 +87,7 @@ def test_a_policy_is_saved_while_it_runs_if_something_is_new(tmp_path: Path) -> 
 
     async def main() -> None:
         policy = filled(config)
-        async with asyncio.timeout(10), PolicySnapshots(policy, config):
+        async with asyncio.timeout(30), PolicySnapshots(policy, config):
             policy.select(WORKERS, RouteQuery(text="a new one " * 50))
             expected = policy.dump()
             while not path.exists():  # noqa: ASYNC110 - a file has no notification

@@ -58,7 +58,7 @@ def test_client_leaves_in_mid_upload() -> None:
 
     async def main() -> None:
         worker = EchoWorker()
-        async with serving(worker) as url, running([url]) as router, asyncio.timeout(5):
+        async with serving(worker) as url, running([url]) as router, asyncio.timeout(30):
             port = int(router.url.rsplit(":", 1)[1])
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"PUT /upload HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nonly this")
@@ -95,7 +95,7 @@ def test_reply_that_ended_is_no_client_that_left() -> None:
         async with serving(worker) as url, running([url], middlewares=("tests.router.slow_middleware:Slow",)) as router:
             async with router.client.post("/generate", data=b"{}") as reply:
                 assert await reply.read() == b"rest"
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await slow_middleware.finished.wait()
             await router.idle()
             async with router.client.get("/metrics") as reply:

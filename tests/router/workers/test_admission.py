@@ -144,7 +144,7 @@ def test_an_engine_without_a_description_is_admitted_and_stays(get: tuple[int, b
         async with serving(web_server(get, post)) as url, watching() as watched:
             worker = await watched.admission.admit(url)
             assert worker.state is WorkerState.HEALTHY
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while len(watched.probes) < 5:  # noqa: ASYNC110 - probes are not reported
                     await asyncio.sleep(0.001)
             assert all(watched.probes)

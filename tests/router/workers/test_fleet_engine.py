@@ -131,7 +131,7 @@ def test_the_one_that_is_late_is_removed() -> None:
             found.admission.take_in(one, both[0])
             late = found.admission.take_in(two, both[1])
             assert not late.routable
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while late.state is not WorkerState.GONE:  # noqa: ASYNC110 - a pool is synchronous and reports no changes
                     await asyncio.sleep(0.001)
             assert found.pool.list()[0].engine == "vllm"
@@ -173,7 +173,7 @@ def test_a_worker_that_comes_back_is_asked_again() -> None:
             worker = await found.admission.admit(url)
             found.pool.probed(worker, "gone", absent=True)
             server.answers["/inference/v1/generate"] = 403
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while worker.abilities:  # noqa: ASYNC110 - the same
                     await asyncio.sleep(0.001)
 
@@ -209,7 +209,7 @@ def test_a_silent_worker_says_it_later() -> None:
             (worker,) = found.pool.list()
             assert worker.engine is None
             server.gate.set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while not worker.routable:  # noqa: ASYNC110 - the same
                     await asyncio.sleep(0.001)
             assert worker.engine == "vllm"

@@ -53,12 +53,12 @@ class Watched:
         self.admission = Admission(self.pool, prober, self.checks, startup_patience=patience)
 
     async def until(self, worker: Worker, state: WorkerState) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while worker.state is not state:  # noqa: ASYNC110 - a pool is synchronous and reports no changes
                 await asyncio.sleep(0.001)
 
     async def until_version(self, worker: Worker, version: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while worker.version != version:  # noqa: ASYNC110 - the same
                 await asyncio.sleep(0.001)
 
