@@ -148,6 +148,9 @@ class SessionsMiddleware:
 
         async def beginning(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
+                if self._hub.saving is not None:
+                    # After the layers inside: a note is on a reply that is in the store.
+                    self._hub.saving.store.on_loss(self.open_chats.refill)
                 self._sweeper = asyncio.create_task(self.registry.keep_sweeping())
                 if self._chats is not None:
                     self._chats.warm()

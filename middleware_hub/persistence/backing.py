@@ -10,6 +10,7 @@ from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Context, Namespace, Recall, SampledReply
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.extras import Extra
+from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
 
 Beside = Callable[[Generation], Sequence[Event]]
@@ -64,6 +65,10 @@ class Backing(Protocol):
 
     def note(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Awaitable[bool]:
         """Begin to save a note on a reply, to be found by these names; the result tells whether it is in the store."""
+        ...
+
+    def noting(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Batch:
+        """Return what has to be appended for a note on a reply."""
         ...
 
     async def bring(self, records: Mapping[bytes, bytes]) -> None:

@@ -240,9 +240,13 @@ class Memory:
 
     def note(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Awaitable[bool]:
         """Begin to save a note on a reply, to be found by these names; the result tells whether it is in the store."""
+        return self.saving.append(self.noting(reply, namespace, names, note))
+
+    def noting(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Batch:
+        """Return what has to be appended for a note on a reply."""
         stamp = self.tree.clock.current or ""
         record = note_on(reply.stored, namespace, names, note, serial=self._serials.next(), stamp=stamp)
-        return self.saving.append(Batch([record], {record.id: TextPath(namespace, "")}))
+        return Batch([record], {record.id: TextPath(namespace, "")})
 
     async def extras(self, span: TokenSpan, names: Sequence[str]) -> Mapping[str, Extra] | None:
         """Return what the store has besides a reply under these names; None if it cannot be read."""

@@ -18,6 +18,7 @@ from middleware_hub.sessions.log.events import TurnNotes
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.trie import MessageTrie
+from middleware_hub.store.protocol import Refill
 
 SHARE = 8
 """Chats without a session may hold this fraction of what sessions may, for each tenant and namespace."""
@@ -135,6 +136,12 @@ class OpenChats:
                 found.notes.whole = not self._dropped  # it may have been there before
         self._found[tenant, namespace] = found
         return found
+
+    async def refill(self, store: Refill) -> None:
+        """Note again what a store has lost and this process knows. Raises StoreUnreachableError."""
+        for session in list(self):
+            if session.notes is not None:
+                await session.notes.refill(store)
 
     def _drop(self, session: AnonymousSession) -> None:
         self._dropped = True

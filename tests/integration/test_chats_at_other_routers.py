@@ -16,10 +16,11 @@ from router.config import StoreConfig
 from router.embedded.worker import EmbeddedWorker
 from tests.middleware_hub.store_cli.running import status
 from tests.support.agents import TOOLS, system, user
+from tests.support.asking import until
 from tests.support.chat_models import chat_model
 from tests.support.client import Answer
 from tests.support.lives import Router
-from tests.support.redis_server import empty_redis
+from tests.support.redis_server import empty_redis, shared
 from tests.support.stack import events
 
 HEADERS = (
@@ -232,6 +233,23 @@ def test_a_chat_that_could_not_be_looked_up_says_so(
     sighted = turn(router, again)
     assert "x-radix-reasons" not in sighted.headers
     assert list(worker.log[-1].input_ids)[: len(chain)] == chain
+
+
+def test_a_chat_is_known_although_redis_has_lost_it(worker: EmbeddedWorker) -> None:
+    """The router that knows it writes it again, and the next one finds it by its messages."""
+    running = Router(worker, StoreConfig(url=empty_redis()), folder=chat_model("qwen3"))
+    try:
+        opening = [user("Hello")]
+        worker.script(spelled(worker, "<think>\nhm\n</think>\n\nHi."))
+        turn(running, opening)
+        chain = [*worker.log[-1].input_ids, *worker.log[-1].output_ids]
+        assert shared().say("FLUSHALL").startswith("+OK")
+        until(lambda: "x-radix-saved" not in turn(running, [user("Is it back?")]).headers)
+        running.restart()
+        turn(running, [*opening, said("Hi."), user("And?")])
+        assert list(worker.log[-1].input_ids)[: len(chain)] == chain
+    finally:
+        running.stop()
 
 
 def test_the_store_commands_see_replies_and_no_notes(

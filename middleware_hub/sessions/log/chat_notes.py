@@ -33,7 +33,8 @@ from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan, chain_ids, names_of
 from middleware_hub.spans.hidden_tail import HiddenToken
-from middleware_hub.store.errors import DamagedRecordError, StoreError
+from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreUnreachableError
+from middleware_hub.store.protocol import Refill
 
 logger = logging.getLogger(__name__)
 
@@ -193,6 +194,25 @@ class ChatNotes:
         checkpoint.span.stored = reply.span.stored.id
         note = _encode(_note(checkpoint))
         return self._hub.memory.note(reply.span, self._place(lora), self._names_of(checkpoint), note)
+
+    async def refill(self, store: Refill) -> None:
+        """Note again what a store has lost, as far as the replies are here: they are in the store again by now.
+
+        Raises StoreUnreachableError.
+        """
+        tree, memory = self._hub.tree, self._hub.memory
+        for checkpoint in self._trie.checkpoints():
+            reply = None if tree is None else tree.stored.get(checkpoint.span.stored)
+            if reply is None or memory is None:
+                continue
+            lora = reply.owner.namespace[1]
+            batch = memory.noting(reply, self._place(lora), self._names_of(checkpoint), _encode(_note(checkpoint)))
+            try:
+                await store.append(batch)
+            except StoreUnreachableError:
+                raise
+            except (StoreError, ValueError) as error:
+                logger.error("a note on a chat that the store has lost cannot be written again: %s", error)
 
     def _names_of(self, checkpoint: Checkpoint) -> list[str]:
         node = checkpoint.node
