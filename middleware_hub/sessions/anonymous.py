@@ -12,6 +12,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Protocol
 
 from middleware_hub.chat.keys import KeyFunction, canonical
 from middleware_hub.sessions.log.events import TurnNotes
@@ -31,6 +32,13 @@ Committed = Callable[[Checkpoint], object]
 """Called with each turn that another process sampled."""
 
 
+class KeptNotes(TurnNotes, Protocol):
+    """Keeps the chats of one tenant and namespace in a store."""
+
+    async def refill(self, store: Refill) -> None:
+        """Note again what a store has lost and this process knows. Raises StoreUnreachableError."""
+
+
 class AnonymousSession(Session):
     """All conversations of one tenant and namespace that belong to no session.
 
@@ -41,12 +49,13 @@ class AnonymousSession(Session):
 
     lasting = False
     most_bodies = MOST_BODIES
+    notes: KeptNotes | None = None
 
     def __init__(
         self,
         tenant: str,
         key: KeyFunction,
-        notes: Callable[[MessageTrie, Committed], TurnNotes] | None = None,
+        notes: Callable[[MessageTrie, Committed], KeptNotes] | None = None,
         *,
         max_tokens: int,
     ) -> None:
@@ -110,7 +119,7 @@ class OpenChats:
     def __init__(
         self,
         key: KeyFunction = canonical,
-        notes: Callable[[str, str, MessageTrie, Committed], TurnNotes] | None = None,
+        notes: Callable[[str, str, MessageTrie, Committed], KeptNotes] | None = None,
         *,
         max_tokens: int,
     ) -> None:
@@ -138,7 +147,7 @@ class OpenChats:
         return found
 
     async def refill(self, store: Refill) -> None:
-        """Note again what a store has lost and this process knows. Raises StoreUnreachableError."""
+        """Note again what a store has lost and this process knows of all chats. Raises StoreUnreachableError."""
         for session in list(self):
             if session.notes is not None:
                 await session.notes.refill(store)

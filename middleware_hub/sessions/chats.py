@@ -76,8 +76,10 @@ class Chats:
         key = RequestKey(idempotency, body, type(dialect).__name__, None if parent == NO_PARENT else parent)
         retries = headers.get(b"x-stainless-retry-count", b"")
         sent_again = idempotency or (retries.isdigit() and int(retries) > 0)
-        asked = session.notes is None or await session.notes.recall(request, key.parent)
-        session.require(Act.GENERATE)
+        asked = True
+        if session.notes is not None:
+            asked = await session.notes.recall(request, key.parent)
+            session.require(Act.GENERATE)
         # No await until the exchange is known, so that the second of two equal requests finds the first.
         exchange = self._turns.adopt(session, key) if sent_again else None
         if exchange is None:

@@ -19,7 +19,6 @@ from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.radix.node import Generation
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.spans.chain import TokenSpan
-from middleware_hub.store.protocol import Refill
 from middleware_hub.store.records import Event
 
 PREFIX: Final = "session/"
@@ -207,9 +206,6 @@ class TurnNotes(Protocol):
     def save(self, checkpoint: Checkpoint, lora: str, reply: Generation) -> Awaitable[bool]:
         """Begin to note a turn, on the reply that the layers inside recorded; the result tells whether the store has it."""
         ...
-
-    async def refill(self, store: Refill) -> None:
-        """Note again what a store has lost and this process knows. Raises StoreUnreachableError."""
 
 
 S = TypeVar("S")

@@ -265,7 +265,7 @@ class TurnGeneration:
             nonlocal noting
             checkpoint = plan.trie.commit(self._handle, message, span, in_place=in_place, **details)
             if plan.notes is not None and (recorded := request_state(self._inner).recorded):
-                noting = plan.notes.save(checkpoint, plan.lora, recorded[0])
+                noting = plan.notes.save(checkpoint, plan.request.lora or "", recorded[0])
             self._on_commit(prompt, checkpoint)
 
         if plan.log is None:
@@ -274,7 +274,7 @@ class TurnGeneration:
                 self.saved = await noting
         else:
             turn = SampledTurn(self._handle, message, span, in_place, details)
-            self.saved = await plan.log.append_turn(turn, plan.lora, commit)
+            self.saved = await plan.log.append_turn(turn, plan.request.lora or "", commit)
 
 
 async def never() -> Message:

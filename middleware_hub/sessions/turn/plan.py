@@ -52,11 +52,6 @@ class TurnPlan(msgspec.Struct):
     notes: TurnNotes | None = None
 
     @property
-    def lora(self) -> str:
-        """The adapter that samples; empty without one, or if its name is not a string."""
-        return self.request.lora or ""
-
-    @property
     def parent(self) -> str | None:
         """The generation after whose chain the layers inside record the replies."""
         return self.turn.named if self.turn.unknown_parent else self.prompt.parent
