@@ -6,6 +6,7 @@
 
 import gc
 import os
+import signal
 import sys
 from typing import Any
 
@@ -34,6 +35,10 @@ settings.register_profile("explore", max_examples=examples(100), print_blob=True
 settings.load_profile("explore" if MORE else "same")
 
 forking.is_used = sys.platform == "linux" and not SLOW
+
+# A shell starts what is to run in the background with Ctrl-C ignored, and programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # while tests are imported and collected: all of that stays
 

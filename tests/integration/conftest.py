@@ -26,10 +26,6 @@ from tests.support.engines import Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A shell starts what is to run in the background with Ctrl-C ignored, and programs that tests start would inherit that.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
 
 @pytest.fixture
 def asks() -> Iterator[list[Asking]]:
