@@ -29,7 +29,7 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.sessions.log import replay
 from middleware_hub.sessions.log.events import TurnCommitted
 from middleware_hub.sessions.trie.memo import setting_in
-from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan, chain_ids, names_of
 from middleware_hub.spans.hidden_tail import HiddenToken
@@ -63,6 +63,18 @@ class Remembering(Protocol):
 
     tree: RadixTree | None
     memory: Backing | None
+
+
+class Noted(NamedTuple):
+    """What a sampled span of a chat keeps of its note (`TokenSpan.stored`).
+
+    Attributes:
+        record: the id of the reply's record.
+        path: that of the messages up to the reply's own; empty until it is needed.
+    """
+
+    record: bytes
+    path: bytes = b""
 
 
 class _Said(NamedTuple):
@@ -104,26 +116,28 @@ class ChatNotes:
         if memory is None or lora is None:
             return True
         setting, messages = setting_in(request), request.messages
-        known = self._trie.sampled_depth(setting, messages)
-        said = [one for one in self._said(setting, messages) if one.depth >= known]
+        said = list(self._said(setting, messages, self._trie.last_sampled(setting, messages)))
         try:
             names = [name for one in said for name in one.names]
             await self._bring(memory, lora, [*names, *names_of(parent or "")] if parent else names)
-            known = self._trie.sampled_depth(setting, messages)
-            await self._bring(memory, lora, [one.prompt for one in said if one.depth > known])  # they may be edited
+            node = self._trie.last_sampled(setting, messages)
+            edited = [one.prompt for one in said if node is None or one.depth > node.depth]
+            await self._bring(memory, lora, edited)
         except StoreError as error:
             self.whole = False
             logger.warning("a chat is known here as far as this process served it: %s", error)
             return False
         return True
 
-    def _said(self, setting: bytes, messages: Sequence[Message]) -> Iterator[_Said]:
-        path = adapter_of(setting)
-        for depth, message in enumerate(messages, 1):
+    def _said(self, setting: bytes, messages: Sequence[Message], last: MessageNode | None) -> Iterator[_Said]:
+        """Yield the assistant's messages from the last one that is known on."""
+        begin, path = (0, adapter_of(setting)) if last is None else (last.depth, _path(last))
+        if last is not None:
+            yield _Said(begin, _names(path, _reasoning(messages[begin - 1])), "")
+        for depth, message in enumerate(messages[begin:], begin + 1):
             before, path = path, _longer(path, self._trie.key_of(message))
             if message.get("role") == "assistant":
-                reasoning = message.get("reasoning_content")
-                yield _Said(depth, _names(path, reasoning if isinstance(reasoning, str) else ""), _prompt_name(before))
+                yield _Said(depth, _names(path, _reasoning(message)), _prompt_name(before))
 
     async def _bring(self, memory: Backing, lora: str, names: Sequence[str]) -> None:
         """Commit the turns with these names, and those that they continue. Raises StoreError."""
@@ -180,7 +194,7 @@ class ChatNotes:
             visible=reply.visible,
             request_ids=reply.request_ids,
             finish=reply.finish,
-            stored=record,
+            stored=Noted(record),
         )
         checkpoint = replay.commit(self._trie, turn, sampled, note.tail)
         self._committed(checkpoint)
@@ -191,9 +205,9 @@ class ChatNotes:
 
     def save(self, checkpoint: Checkpoint, lora: str, reply: Generation) -> Awaitable[bool]:
         assert self._hub.memory is not None, "the layers inside have recorded the reply"
-        checkpoint.span.stored = reply.span.stored.id
+        checkpoint.span.stored = Noted(reply.span.stored.id, _path(checkpoint.node))
         note = _encode(_note(checkpoint))
-        return self._hub.memory.note(reply.span, self._place(lora), self._names_of(checkpoint), note)
+        return self._hub.memory.note(reply.span, self._place(lora), _names_of(checkpoint), note)
 
     async def refill(self, store: Refill) -> None:
         """Note again what a store has lost, as far as the replies are here: they are in the store again by now.
@@ -202,24 +216,18 @@ class ChatNotes:
         """
         tree, memory = self._hub.tree, self._hub.memory
         for checkpoint in self._trie.checkpoints():
-            reply = None if tree is None else tree.stored.get(checkpoint.span.stored)
+            noted: Noted | None = checkpoint.span.stored
+            reply = None if tree is None or noted is None else tree.stored.get(noted.record)
             if reply is None or memory is None:
                 continue
             lora = reply.owner.namespace[1]
-            batch = memory.noting(reply, self._place(lora), self._names_of(checkpoint), _encode(_note(checkpoint)))
+            batch = memory.noting(reply, self._place(lora), _names_of(checkpoint), _encode(_note(checkpoint)))
             try:
                 await store.append(batch)
             except StoreUnreachableError:
                 raise
             except (StoreError, ValueError) as error:
                 logger.error("a note on a chat that the store has lost cannot be written again: %s", error)
-
-    def _names_of(self, checkpoint: Checkpoint) -> list[str]:
-        node = checkpoint.node
-        before = path = adapter_of(node.setting)
-        for passed in node.path():
-            before, path = path, _longer(path, passed.key)
-        return [checkpoint.id, *_names(path, checkpoint.reasoning), _prompt_name(before)]
 
     def _place(self, lora: str) -> tuple[str, ...]:
         tenant, namespace = self._owner
@@ -268,6 +276,32 @@ def _note(checkpoint: Checkpoint) -> ChatNote:
     )
     take = (span if context is None else context).take if noted else 0
     return ChatNote(turn, take, span.flags, checkpoint.tail)
+
+
+def _path(node: MessageNode) -> bytes:
+    """Return the path of the messages up to a node."""
+    behind: list[MessageNode] = []
+    path = adapter_of(node.setting)
+    for passed in node.ancestors():
+        noted = next((one.span.stored for one in passed.samples or () if one.span.stored is not None), None)
+        if noted is not None and noted.path:
+            path = noted.path
+            break
+        behind.append(passed)
+    for passed in reversed(behind):
+        path = _longer(path, passed.key)
+    return path
+
+
+def _names_of(checkpoint: Checkpoint) -> list[str]:
+    above = checkpoint.node.parent
+    assert above is not None
+    return [checkpoint.id, *_names(_path(checkpoint.node), checkpoint.reasoning), _prompt_name(_path(above))]
+
+
+def _reasoning(message: Message) -> str:
+    found = message.get("reasoning_content")
+    return found if isinstance(found, str) else ""
 
 
 def _longer(path: bytes, key: MessageKey) -> bytes:

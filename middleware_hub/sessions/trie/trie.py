@@ -93,18 +93,18 @@ class MessageTrie:
     def key_of(self, message: Message) -> MessageKey:
         return message.key if isinstance(message, KeyedMessage) else self.key(message)
 
-    def sampled_depth(self, setting: bytes, messages: Sequence[Message]) -> int:
-        """Return how many of these messages there are up to the last one that was sampled here; 0 if none was."""
+    def last_sampled(self, setting: bytes, messages: Sequence[Message]) -> MessageNode | None:
+        """Return the last of these messages that was sampled here."""
         walked = messages if isinstance(messages, WalkedMessages) else None
         node = (None if walked is None else walked.walked(setting)) or self._roots.get(setting)
         if node is None:
-            return 0
+            return None
         for message in messages[node.depth :]:
             child = (node.children or {}).get(self.key_of(message))
             if child is None:
                 break
             node = child
-        return next((one.depth for one in node.ancestors() if one.samples), 0)
+        return next((one for one in node.ancestors() if one.samples), None)
 
     # One generation ----------------------------------------------------------------------------------------------------
 
