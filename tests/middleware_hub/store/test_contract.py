@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.spans.chain import SpanFlag
+from middleware_hub.store.chains import Stored, note_on
 from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.errors import (
     ClosedLogError,
@@ -23,10 +24,10 @@ from middleware_hub.store.errors import (
     StoreMismatchError,
     StoreUnreachableError,
 )
-from middleware_hub.store.look_up import MOST_CHAINS, MOST_VARIANTS
+from middleware_hub.store.look_up import MOST_CHAINS, MOST_NAMED, MOST_VARIANTS
 from middleware_hub.store.opening import open_store
-from middleware_hub.store.paths import BLOCK
-from middleware_hub.store.protocol import Batch, Store
+from middleware_hub.store.paths import BLOCK, TextPath
+from middleware_hub.store.protocol import Batch, Query, Store
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
 from middleware_hub.store.redis.store import RedisStore
 from router.errors import BadRequestError
@@ -231,6 +232,63 @@ def test_the_newest_of_a_name_is_the_one_that_was_recorded_last(run: Run) -> Non
         await append_all(store, [turns[2], turns[0], turns[1]])
         found = await store.find(query("elsewhere", parents=("rid",)))
         assert ids(found) == {record.id for record in turns[2].records}
+
+    run(work)
+
+
+NOTES = (*NS, "messages")
+
+
+def note(turn: Turn, number: int, *names: str) -> Batch:
+    stored = Stored(turn.reply.id, turn.reply.root)
+    record = note_on(stored, NOTES, names, b"%d" % number, serial=turn.reply.serial, stamp="1")
+    return Batch([record], {record.id: TextPath(NOTES, "")})
+
+
+def test_a_note_is_found_by_its_names_alone(run: Run) -> None:
+    """It brings the reply that it is on, is never found by a text, and is forgotten with its conversation."""
+    world = World()
+    turn = world.turn(None, "user", "reply", names=("rid",))
+    batch = note(turn, 1, "one", "two")
+
+    async def work(store: Store) -> None:
+        with pytest.raises(MissingRecordError):
+            await store.append(batch)
+        await append_all(store, world.turns)
+        for _ in range(2):
+            await store.append(batch)
+        for name in ("one", "two"):
+            found = await store.find(Query(TextPath(NOTES, ""), parents=(name,)))
+            assert ids(found) == {record.id for record in [*turn.records, *batch.records]}
+            assert [record.note for record in found.records if record.note] == [b"1"]
+            assert closed(found)
+            known = {record.id for record in turn.records}
+            assert ids(await store.find(Query(TextPath(NOTES, ""), known=known, parents=(name,)))) == ids(found) - known
+        for asked in (query("userreply"), query("", NOTES), query("user", NOTES), query("", parents=("one",))):
+            assert not ids(await store.find(asked)) & {batch.records[0].id}
+        assert not ids(await store.find(Query(TextPath(NOTES, ""), parents=("rid",))))
+        assert [record.note async for record in store.scan()].count(b"1") == 1
+        assert await findings(store) == []
+        await store.forget_roots([turn.reply.root])
+        assert not ids(await store.find(Query(TextPath(NOTES, ""), parents=("one",))))
+        assert await findings(store) == []
+
+    run(work)
+
+
+def test_the_newest_of_one_name_are_found(run: Run) -> None:
+    world = World()
+    turns = [world.turn(None, f"user {number}", "reply", names=("rid",)) for number in range(MOST_NAMED + 2)]
+
+    async def work(store: Store) -> None:
+        await append_all(store, turns)
+        for number, turn in enumerate(turns):
+            await store.append(note(turn, number, "said"))
+        for each in (1, 3, MOST_NAMED):
+            found = await store.find(Query(TextPath(NOTES, ""), parents=("said",), each=each))
+            assert {int(one.note) for one in found.records if one.note} == set(range(len(turns))[-each:])
+            found = await store.find(query("elsewhere", parents=("rid",), each=each))
+            assert ids(found) == {record.id for turn in turns[-each:] for record in turn.records}
 
     run(work)
 
