@@ -69,7 +69,7 @@ class Client:
     def run(self) -> None:
         """Have conversations until it is time to stop."""
         while not self.shared.stopping.is_set():
-            self.dice.choice((self.talk, self.talk, self.session))()
+            self.dice.choice((self.talk, self.talk, self.session, self.chat))()
 
     def ask(self, path: str, body: Json, headers: dict[str, str] | None = None, leaves: float | None = None) -> Answer:
         """Ask the balancer, see `asking.ask`."""
@@ -274,10 +274,48 @@ class Client:
             return entry
         return None
 
+    # Chats without a session -----------------------------------------------------------------------------------------
+
+    def chat(self) -> None:
+        """Play a chat that names no session. Its messages say which it is: the template does not spell replies as they are."""
+        line = uuid.uuid4().hex
+        messages: list[Json] = [{"role": "user", "content": f"Question {line}: 你好?"}]
+        parent: Entry | None = None
+        for _ in range(self.dice.randint(*TURNS)):
+            entry = self.chat_turn(line, parent, messages)
+            if entry is None:
+                return
+            messages = [*messages, {"role": "assistant", "content": entry.text}, {"role": "user", "content": "And on?"}]
+            parent = entry
+
+    def chat_turn(self, line: str, parent: Entry | None, messages: list[Json]) -> Entry | None:
+        """Ask for a turn until it is answered; None if it never was.
+
+        A reply that was lost on its way may read the same as the one that came after it, so the turn before is named.
+        """
+        headers = {} if parent is None else {"x-parent-generation": parent.rid}
+        for _ in range(40):
+            if self.shared.stopping.is_set():
+                break
+            entry = Entry("chat", self.tenant, "", line, self.ledger.now(), parent, messages=messages)
+            self.ledger.begin(entry)
+            body: Json = {"model": "m", "messages": messages, "max_tokens": self.dice.randint(4, 24)}
+            try:
+                answer = self.ask("/v1/chat/completions", body, headers)
+            except GONE as error:
+                self.ledger.end(entry, "unanswered", type(error).__name__)
+                continue
+            if answer.status == 200:
+                self._hear_turn(entry, answer)
+                return entry
+            self._refused([entry], answer)
+            self.shared.stopping.wait(0.1)
+        return None
+
     def _hear_turn(self, entry: Entry, answer: Answer) -> None:
         body = answer.body
         entry.rid = answer.headers["x-generation-id"]
-        if entry.kind == "openai":
+        if entry.kind in ("openai", "chat"):
             (choice,) = body["choices"]
             entry.text, entry.finish = choice["message"]["content"] or "", choice["finish_reason"]
         else:

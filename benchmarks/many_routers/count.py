@@ -34,7 +34,7 @@ class Count:
     def run(self) -> None:
         """Count everything."""
         answered = [one for one in self._ledger.entries if one.outcome == "answered" and one.sampled]
-        texts = [one for one in answered if one.kind not in ("openai", "anthropic")]
+        texts = [one for one in answered if one.kind not in ("openai", "anthropic", "chat")]
         turns = [one for one in answered if one.kind in ("openai", "anthropic")]
         self.counts["answered"] = len(answered)
         self.counts["told unsaved"] = sum(not one.saved for one in answered)
@@ -46,6 +46,7 @@ class Count:
             self._retrieve([one for one in texts if (one.tenant, one.space) == key], *key)
         self._others(texts)
         self._sessions(turns)
+        self._chats([one for one in answered if one.kind == "chat"])
 
     def _missing(self, entry: Entry, words: str) -> None:
         """Note a missing reply; replies that were reported as unsaved count apart."""
@@ -117,6 +118,36 @@ class Count:
                         if one.rid in [turn["request_id"] for turn in got["turns"]] or one.rid in got["request_ids"]:
                             self._ledger.accuse("crossed", f"tenant {tenant}, namespace {space or '-'} gets it", one)
                         self.counts["asked by others"] += 1
+
+    # Chats -----------------------------------------------------------------------------------------------------------
+
+    def _chats(self, entries: Sequence[Entry]) -> None:
+        """Go on with each chat without a session: its worker must get all tokens of it."""
+        continued = {one.parent for one in entries}
+        for one in entries:
+            if one not in continued:
+                self._go_on(one)
+
+    def _go_on(self, entry: Entry) -> None:
+        said = [{"role": "assistant", "content": entry.text}, {"role": "user", "content": "And on?"}]
+        body = {"model": "m", "messages": [*entry.messages, *said], "max_tokens": 1}
+        headers = {"authorization": f"Bearer {TENANTS[entry.tenant]}", "x-parent-generation": entry.rid}
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            answer = call(f"{self._url}/v1/chat/completions", body, headers=headers)
+            told = {one.strip() for one in answer.headers.get("x-radix-reasons", "").split(",")}
+            if answer.status == 200 and (STORE_UNREACHABLE not in told or time.monotonic() > deadline):
+                break
+            if time.monotonic() > deadline:
+                self._missing(entry, f"its chat answers {answer.status}: {answer.content[:120]!r}")
+                return
+            self.counts["asked again"] += 1
+            time.sleep(0.5)
+        (record,) = self._truth.of(answer.headers["x-generation-id"])
+        if list(record.input_ids)[: len(entry.chain)] != entry.chain:
+            self._missing(entry, f"its chat goes on without it: {told}")
+            return
+        self.counts["chats that went on whole"] += 1
 
     # Sessions --------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Kind = Literal["plain", "stream", "n", "batch", "openai", "anthropic"]
+Kind = Literal["plain", "stream", "n", "batch", "openai", "anthropic", "chat"]
 Outcome = Literal["waiting", "answered", "refused", "unanswered", "left"]
 TOLD_LOSSES = {"store_unreachable", "unknown_parent"}
 """Reasons by which a router says that it may not have known all of a text."""
@@ -24,7 +24,7 @@ class Entry:
         parent: the reply that it goes on from.
         saved: what the answer said, in a header or at the end of a stream.
         reasons: of the prompt, as answered; and those of the replies before it.
-        prompt, text: what was asked and answered.
+        prompt, text: what was asked and answered; of a chat without a session, `messages` is what was asked.
         sent, sampled, logprobs, versions: what the answer said of the tokens; of a session what its worker knows.
     """
 
@@ -49,6 +49,7 @@ class Entry:
     logprobs: list[float] = field(default_factory=list)
     version: str = ""
     finish: str = ""
+    messages: list[Any] = field(default_factory=list)
 
     @property
     def chain(self) -> list[int]:

@@ -124,8 +124,10 @@ class Machines:
         store = self.store
         if number is not None and self.wires:
             store = f"redis://127.0.0.1:{self.wires[number].port}/0"
-        template = str(templates.folder() / "qwen2_5.jinja")
-        flags = ["--tokenizer-path", str(vocabulary("qwen")), "--chat-template", template, "--store", store]
+        # Replies often begin with a blank, so their texts alone do not bring their tokens back.
+        template = self._folder / "trims.jinja"
+        template.write_text(templates.source("qwen2_5").replace("message.content", "(message.content | trim)"))
+        flags = ["--tokenizer-path", str(vocabulary("qwen")), "--chat-template", str(template), "--store", store]
         flags += [word for tenant, key in TENANTS.items() for word in ("--api-key", f"{tenant}:{key}")]
         flags += ["--admin-key", ADMIN, "--verify-rate", "0", "--abort-retry-wait", "0.2"]
         flags += ["--radix-max-tokens", "40000", "--shutdown-grace", "10"]
