@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import socket
 import threading
@@ -128,12 +129,9 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
     return head, await reader.readexactly(length)
 
 
-_KEPT: list[socket.socket] = []
-
-
 def dead_url() -> str:
     """The URL of a port where nobody listens, now or later: a socket that does not listen keeps it, to the end of all tests."""
     keeper = socket.socket()
     keeper.bind(("127.0.0.1", 0))
-    _KEPT.append(keeper)
+    atexit.register(keeper.close)
     return f"http://127.0.0.1:{keeper.getsockname()[1]}"
