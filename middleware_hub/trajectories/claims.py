@@ -122,17 +122,18 @@ class Claims:
             ledger = journal.ledger
             too_many = overflow(ledger, MOST_MEMBERS, ledger.last - MOST_EVENTS)
             if too_many:
-                await journal.append(dropping(too_many, "evicted", time.time()))
+                await journal.append(dropping(too_many, "evicted", journal.now()))
                 self._counts["evicted"] += len(too_many)
                 logger.warning(
                     "%d replies were given up that no trainer had claimed: too many waited, or too long", len(too_many)
                 )
                 await journal.read_on()
-            before = time.time() - wanted.partial_after_seconds
+            live = await journal.live()
+            before = journal.now() - wanted.partial_after_seconds
             choices, refused = await result(
                 choosing(
                     ledger,
-                    await journal.live(),
+                    live,
                     lambda sample: self._refusal(sample, wanted),
                     groups=wanted.groups,
                     limit=wanted.limit,
@@ -146,7 +147,7 @@ class Claims:
             samples, over = await result(_taking(choices))
             await journal.lease(name, wanted.lease_seconds)
             try:
-                await journal.append(Claimed(claim=name, samples=tuple(samples), time=time.time()))
+                await journal.append(Claimed(claim=name, samples=tuple(samples), time=journal.now()))
                 await journal.read_on()
             except BaseException:
                 await asyncio.shield(self._end_lease(journal, name))  # the claim may be in the log, and has no trainer
@@ -222,7 +223,7 @@ class Claims:
             if not samples:
                 await journal.lease(claim.id, 0)
             self._counts["released"] += len(samples or claim.held)
-            await journal.append(Released(claim=claim.id, samples=tuple(samples), time=time.time()))
+            await journal.append(Released(claim=claim.id, samples=tuple(samples), time=journal.now()))
             await journal.read_on()
         except StoreError:
             pass  # the lease ends by itself
@@ -235,13 +236,13 @@ class Claims:
         if built is None:
             lost.append({"id": sample.id.hex(), "group_id": sample.group.id})
             logger.warning("a sample of group %r is lost: its tokens were evicted or forgotten", sample.group.id)
-            await journal.append(dropping(sample.members, "lost", time.time()))
+            await journal.append(dropping(sample.members, "lost", journal.now()))
             self._counts["lost"] += 1
             await journal.read_on()
             return None
         filtered = wanted.exact_only or wanted.max_staleness is not None
         if filtered and (sample.inexact is built.exact or set(sample.versions) != set(built.versions)):
-            judged = Judged(sample=sample.id, inexact=not built.exact, versions=built.versions, time=time.time())
+            judged = Judged(sample=sample.id, inexact=not built.exact, versions=built.versions, time=journal.now())
             await journal.append(judged)
             await journal.read_on()
             if self._refusal(sample, wanted) is not None:

@@ -63,6 +63,10 @@ class Journal(Protocol):
     async def wait(self, seconds: float) -> None:
         """Return when something was appended, or when the time is up."""
 
+    def now(self) -> float:
+        """Return the time by the clock that all routers of the log share, in seconds since 1970."""
+        ...
+
     async def lease(self, claim: str, seconds: float) -> None:
         """Begin the lease of a claim, or begin it again; 0 seconds end it."""
 
@@ -147,6 +151,9 @@ class StoreJournal:
     async def wait(self, seconds: float) -> None:
         await self._store.wait(self.log, self.ledger.last, seconds)
 
+    def now(self) -> float:
+        return self._store.now()
+
     async def lease(self, claim: str, seconds: float) -> None:
         await self._store.announce(self._lease(claim), b"", seconds)
 
@@ -192,6 +199,9 @@ class MemoryJournal:
                 await self._news.wait()
         except TimeoutError:
             pass
+
+    def now(self) -> float:
+        return time.time()
 
     async def lease(self, claim: str, seconds: float) -> None:
         self._leases[claim] = time.monotonic() + seconds
