@@ -39,6 +39,9 @@ forking.is_used = sys.platform == "linux" and not SLOW
 # A shell starts what is to run in the background with Ctrl-C ignored, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# `nohup` does the same to SIGHUP.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 gc.disable()  # while tests are imported and collected: all of that stays
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from time import monotonic
+from time import monotonic, time
 from typing import Final
 
 import msgspec
@@ -221,6 +221,9 @@ class DictionaryStore:
         now = monotonic()
         self._announced = {name: said for name, said in self._announced.items() if said[1] > now}
         return {name: data for name, (data, _) in self._announced.items() if name.startswith(prefix)}
+
+    def now(self) -> float:
+        return time()
 
     async def scan(self) -> AsyncIterator[SpanRecord]:
         for record in list(self._records.values()):

@@ -132,6 +132,9 @@ class GuardedStore:
     async def announced(self, prefix: str = "") -> Mapping[str, bytes]:
         return await self._asked(lambda: self._store.announced(prefix))
 
+    def now(self) -> float:
+        return self._store.now()
+
     async def wait(self, log: str, after: int, seconds: float) -> int:
         return await self._asked(lambda: self._store.wait(log, after, seconds), seconds + ANSWER_SECONDS)
 

@@ -309,6 +309,10 @@ class Store(Protocol):
         """
         ...
 
+    def now(self) -> float:
+        """Return the time by the same clock, in seconds since 1970, as far as this process knows it from announcements."""
+        ...
+
     def scan(self) -> AsyncIterator[SpanRecord]:
         """Yield all records, those that others build on first; damaged ones are left out."""
         ...

@@ -13,8 +13,10 @@ A key sees the groups of its tenant, and of the namespace that `x-radix-namespac
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -25,10 +27,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from middleware_hub.persistence.backing import Backing
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import NOT_SAVED
-from middleware_hub.trajectories.answers import described
-from middleware_hub.trajectories.claims import Claims, Wanted
+from middleware_hub.trajectories.answers import described, in_pieces
+from middleware_hub.trajectories.claims import Claims, Wanted, result
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.journal import Journal
+from middleware_hub.trajectories.ledger import STEP
 from middleware_hub.trajectories.members import MOST_SIZE
 from middleware_hub.trajectories.samples import Group, Member, SampleTrajectories
 from middleware_hub.trajectories.settling import Settling, reward
@@ -90,7 +93,8 @@ class Calls:
         async with ClientConnection(receive) as client:
             found = await self._claims.claim(tenant, journal, wanted)
             client.stop_watching()
-        await _answer(send, found, fields, frozenset(Wanted.__struct_fields__))
+        ignored = _ignored(fields, frozenset(Wanted.__struct_fields__))
+        await send_json(send, 200, await result(in_pieces({**found, **ignored})))
 
     async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
@@ -105,14 +109,15 @@ class Calls:
             found = await self._sequences.built(tenant, sample, {})
             state = "claimed" if not sample.open_to(live) else "complete" if sample.complete else "open"
             if found is not None:
-                samples.append({**described(sample, found), "state": state})
+                shown = {**described(sample, found), "state": state}
             else:
-                samples.append({"id": sample.id.hex(), "group_id": name, "state": "lost", "trajectories": []})
+                shown = {"id": sample.id.hex(), "group_id": name, "state": "lost", "trajectories": []}
+            samples.append(Raw(msgspec.json.encode(shown)))
         answer = {
             **{"group_id": name, "size": group.size, "acknowledged": group.acknowledged},
             "samples": samples,
         }
-        await send_json(send, 200, msgspec.json.encode(answer))
+        await send_json(send, 200, await result(in_pieces(answer)))
 
     async def _acknowledge(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = await self._fields(scope, receive)
@@ -145,13 +150,15 @@ class Calls:
             raise BadRequestError(f"`rewards` must have 1 to {MOST_REWARDS} entries, not {len(several)}")
         _, journal = self._at(scope)
         await journal.read_on()
-        given = [_rewarded(journal, one) for one in ([fields] if several is None else several)]
+        given = []
+        for number, one in enumerate([fields] if several is None else several, 1):
+            given.append(_rewarded(journal, one))
+            if number % STEP == 0:
+                await asyncio.sleep(0)
         saved = await reward(journal, [one for one in given if one is not None])
         more = [] if saved else [NOT_SAVED]
-        answer: dict[str, Any] = {"rewarded": len(given)}
-        known = _REWARD if several is None else _REWARD | {"rewards"}
-        ignored = sorted({name for one in (fields, *(several or ())) for name in one} - known)
-        await send_json(send, 200, msgspec.json.encode({**answer, **({"ignored": ignored} if ignored else {})}), more)
+        ignored = _ignored(chain(fields, *(several or ())), _REWARD if several is None else _REWARD | {"rewards"})
+        await send_json(send, 200, msgspec.json.encode({"rewarded": len(given), **ignored}), more)
 
     async def _drop(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = await self._fields(scope, receive)
@@ -165,8 +172,13 @@ class Calls:
 
 
 async def _answer(send: Send, answer: Mapping[str, Any], fields: Mapping[str, Raw], known: frozenset[str]) -> None:
-    ignored = sorted(fields.keys() - known)
-    await send_json(send, 200, msgspec.json.encode({**answer, **({"ignored": ignored} if ignored else {})}))
+    await send_json(send, 200, msgspec.json.encode({**answer, **_ignored(fields, known)}))
+
+
+def _ignored(fields: Iterable[str], known: frozenset[str]) -> dict[str, list[str]]:
+    """Return what an answer says of fields that are not known."""
+    found = sorted(set(fields) - known)
+    return {"ignored": found} if found else {}
 
 
 def wanted_of(fields: dict[str, Raw]) -> Wanted:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from itertools import count
 from typing import Final, TypeVar
 
-from middleware_hub.trajectories.ledger import Ledger
-from middleware_hub.trajectories.samples import Choice, Group, Member, Sample
+import msgspec
+
+from middleware_hub.trajectories.ledger import STEP, Ledger
+from middleware_hub.trajectories.samples import Group, Member, Sample
 
 Refusal = Callable[[Sample], str | None]
 """Returns the reason for which a sample is not wanted; None if it is wanted."""
@@ -19,6 +22,14 @@ Steps = Generator[None, None, T]
 have 100,000 replies to look at. The ledger may have changed when the walk goes on."""
 
 GROUPS_AT_ONCE: Final = 64
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """A group that may be claimed, with its samples; `partial`: whether it is incomplete."""
+
+    group: Group
+    samples: tuple[Sample, ...]
+    partial: bool
 
 
 def groups_in_steps(ledger: Ledger) -> Iterator[Sequence[Group]]:
@@ -68,13 +79,15 @@ def choosing(
     chosen: list[Choice] = []
     partial: list[Choice] = []
     refused: Counter[str] = Counter()
-    room = limit
+    room, looked = limit, count(1)
     for few in groups_in_steps(ledger):
         for group in few:
             if len(chosen) == groups:
                 return chosen, refused
             found = []
-            for sample in ledger.samples(group):
+            for sample in group.samples():
+                if next(looked) % STEP == 0:
+                    yield
                 if sample.complete and sample.open_to(live):
                     why = refuse(sample)
                     if why is None:

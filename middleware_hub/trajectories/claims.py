@@ -19,15 +19,17 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec import Raw
 
 from middleware_hub.persistence.backing import Backing
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import StoreError
 from middleware_hub.trajectories.answers import described, waiting
-from middleware_hub.trajectories.choosing import Steps, choosing, overflow
-from middleware_hub.trajectories.events import Claimed, Judged, Released
+from middleware_hub.trajectories.choosing import Choice, Steps, choosing, overflow
+from middleware_hub.trajectories.events import Claimed, Judged, Released, Taken
 from middleware_hub.trajectories.journal import MOST_EVENTS, MOST_MEMBERS, Journal
-from middleware_hub.trajectories.samples import Built, Choice, Claim, Sample, SampleTrajectories, dropping
+from middleware_hub.trajectories.ledger import STEP
+from middleware_hub.trajectories.samples import Built, Claim, Sample, SampleTrajectories, dropping
 
 logger = logging.getLogger(__name__)
 
@@ -120,17 +122,18 @@ class Claims:
             ledger = journal.ledger
             too_many = overflow(ledger, MOST_MEMBERS, ledger.last - MOST_EVENTS)
             if too_many:
-                await journal.append(dropping(too_many, "evicted", time.time()))
+                await journal.append(dropping(too_many, "evicted", journal.now()))
                 self._counts["evicted"] += len(too_many)
                 logger.warning(
                     "%d replies were given up that no trainer had claimed: too many waited, or too long", len(too_many)
                 )
                 await journal.read_on()
-            before = time.time() - wanted.partial_after_seconds
+            live = await journal.live()
+            before = journal.now() - wanted.partial_after_seconds
             choices, refused = await result(
                 choosing(
                     ledger,
-                    await journal.live(),
+                    live,
                     lambda sample: self._refusal(sample, wanted),
                     groups=wanted.groups,
                     limit=wanted.limit,
@@ -141,12 +144,10 @@ class Claims:
             if not choices:
                 return [], None, refused
             name = uuid.uuid4().hex
-            chosen = [sample for choice in choices for sample in choice.samples]
-            samples = tuple(sample.taking() for sample in chosen)
-            over = {sample.id for sample in chosen if sample.held}
+            samples, over = await result(_taking(choices))
             await journal.lease(name, wanted.lease_seconds)
             try:
-                await journal.append(Claimed(claim=name, samples=samples, time=time.time()))
+                await journal.append(Claimed(claim=name, samples=tuple(samples), time=journal.now()))
                 await journal.read_on()
             except BaseException:
                 await asyncio.shield(self._end_lease(journal, name))  # the claim may be in the log, and has no trainer
@@ -188,11 +189,11 @@ class Claims:
             for choice in choices:
                 asked = [one.id for one in choice.samples]
                 here = [claim.held[one] for one in asked if one in claim.held]
-                made: list[tuple[Sample, Built]] = []
+                made: list[tuple[Sample, Raw]] = []
                 for sample in here:
                     built = await self._built(tenant, journal, wanted, sample, lost)
                     if built is not None:
-                        made.append((sample, built))
+                        made.append((sample, Raw(msgspec.json.encode(described(sample, built)))))
                 if not made or (len(made) < len(asked) and not choice.partial and not wanted.allow_partial):
                     given_back += [one.id for one in here]
                     continue
@@ -206,7 +207,7 @@ class Claims:
                         "acknowledged_before": choice.group.acknowledged,
                     }
                 )
-                answered += [described(sample, built) for sample, built in made]
+                answered += [written for _, written in made]
         except BaseException:
             # The samples reach no trainer: other trainers need not wait for the end of the lease.
             await asyncio.shield(self._give_back(journal, claim, ()))
@@ -222,7 +223,7 @@ class Claims:
             if not samples:
                 await journal.lease(claim.id, 0)
             self._counts["released"] += len(samples or claim.held)
-            await journal.append(Released(claim=claim.id, samples=tuple(samples), time=time.time()))
+            await journal.append(Released(claim=claim.id, samples=tuple(samples), time=journal.now()))
             await journal.read_on()
         except StoreError:
             pass  # the lease ends by itself
@@ -235,18 +236,32 @@ class Claims:
         if built is None:
             lost.append({"id": sample.id.hex(), "group_id": sample.group.id})
             logger.warning("a sample of group %r is lost: its tokens were evicted or forgotten", sample.group.id)
-            await journal.append(dropping(sample.members, "lost", time.time()))
+            await journal.append(dropping(sample.members, "lost", journal.now()))
             self._counts["lost"] += 1
             await journal.read_on()
             return None
         filtered = wanted.exact_only or wanted.max_staleness is not None
         if filtered and (sample.inexact is built.exact or set(sample.versions) != set(built.versions)):
-            judged = Judged(sample=sample.id, inexact=not built.exact, versions=built.versions, time=time.time())
+            judged = Judged(sample=sample.id, inexact=not built.exact, versions=built.versions, time=journal.now())
             await journal.append(judged)
             await journal.read_on()
             if self._refusal(sample, wanted) is not None:
                 return None
         return built
+
+
+def _taking(choices: Sequence[Choice]) -> Steps[tuple[list[Taken], set[bytes]]]:
+    """Return samples as `Claimed` names them, and the ids of those that a claim has whose lease is over."""
+    taking: list[Taken] = []
+    over: set[bytes] = set()
+    for choice in choices:
+        for sample in choice.samples:
+            taking.append(sample.taking())
+            if sample.held:
+                over.add(sample.id)
+            if len(taking) % STEP == 0:
+                yield
+    return taking, over
 
 
 async def result(steps: Steps[T]) -> T:

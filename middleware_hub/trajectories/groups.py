@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import Final
@@ -97,7 +96,9 @@ class Groups:
     def sampled(self, namespace: Namespace, member: Membership, generation: Generation) -> list[Event]:
         """Return what to append to the store together with the record of a reply. The span of the reply has an id."""
         self.counts["joined"] += 1
-        return [stored(log_key(namespace[0], namespace[2]), _sampled(namespace[1], member, generation))]
+        assert self._saving is not None
+        event = _sampled(namespace[1], member, generation, self._saving.store.now())
+        return [stored(log_key(namespace[0], namespace[2]), event)]
 
     def note(self, tree: RadixTree, namespace: Namespace, member: Membership, generation: Generation) -> None:
         """Enter a reply if there is no store. The tree finds it by an id as long as it holds it."""
@@ -108,23 +109,25 @@ class Groups:
         tree.keep(span, name)
         journal = self.journal(namespace[0], namespace[2])
         assert isinstance(journal, MemoryJournal)
-        journal.happen(_sampled(namespace[1], member, generation))
+        journal.happen(_sampled(namespace[1], member, generation, journal.now()))
         self.counts["joined"] += 1
         too_many = overflow(journal.ledger, MOST_MEMBERS)
         if too_many:
-            journal.happen(dropping(too_many, "evicted", time.time()))
+            journal.happen(dropping(too_many, "evicted", journal.now()))
             self.counts["evicted"] += len(too_many)
             logger.warning("%d replies were given up that no trainer had claimed: there were too many", len(too_many))
 
     async def joined(self, tenant: str, namespace: str, member: Membership, session: str) -> bool:
         """Enter a session that is about to be made; return whether the store has taken it (True without a store)."""
         self.counts["joined"] += 1
-        event = Joined(key=new_id(), group=member.group, size=member.size, session=session, time=time.time())
-        return await self.journal(tenant, namespace).keep(event)
+        journal = self.journal(tenant, namespace)
+        event = Joined(key=new_id(), group=member.group, size=member.size, session=session, time=journal.now())
+        return await journal.keep(event)
 
     async def ended(self, tenant: str, namespace: str, session: str) -> bool:
         """Note that a session has ended; return as `joined` does."""
-        return await self.journal(tenant, namespace).keep(Ended(session=session, time=time.time()))
+        journal = self.journal(tenant, namespace)
+        return await journal.keep(Ended(session=session, time=journal.now()))
 
     async def left(self, tenant: str, namespace: str, session: str) -> None:
         """Note that a session was deleted. If a trainer holds it, the trainer keeps it."""
@@ -132,11 +135,11 @@ class Groups:
         await journal.read_on()
         member = journal.ledger.session(session)
         if member is not None and not (member.sample and member.sample.held):
-            await journal.keep(dropping([member], "dropped", time.time()))
+            await journal.keep(dropping([member], "dropped", journal.now()))
             self.counts["dropped"] += 1
 
 
-def _sampled(lora: str, member: Membership, generation: Generation) -> Sampled:
+def _sampled(lora: str, member: Membership, generation: Generation, now: float) -> Sampled:
     span = generation.span
     return Sampled(
         key=span.stored.id,
@@ -150,7 +153,7 @@ def _sampled(lora: str, member: Membership, generation: Generation) -> Sampled:
         names=span.request_ids,
         inexact=bool(_own_flags(span) & _INEXACT_FLAGS),
         versions=tuple(version_names(span.versions)),
-        time=time.time(),
+        time=now,
     )
 
 

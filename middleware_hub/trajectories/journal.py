@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, Protocol
 from urllib.parse import quote
 
@@ -63,6 +63,10 @@ class Journal(Protocol):
     async def wait(self, seconds: float) -> None:
         """Return when something was appended, or when the time is up."""
 
+    def now(self) -> float:
+        """Return the time by the clock that all routers of the log share, in seconds since 1970."""
+        ...
+
     async def lease(self, claim: str, seconds: float) -> None:
         """Begin the lease of a claim, or begin it again; 0 seconds end it."""
 
@@ -114,7 +118,7 @@ class StoreJournal:
                     # is whole.
                     ledger = Ledger()
                 for number, event in enumerate(page, 1):
-                    ledger.apply(event.number, read(event))
+                    await _all(ledger.applying(event.number, read(event)))
                     if number % _STEP == 0:
                         await asyncio.sleep(0)
                 self._newest = page[-1]
@@ -147,6 +151,9 @@ class StoreJournal:
     async def wait(self, seconds: float) -> None:
         await self._store.wait(self.log, self.ledger.last, seconds)
 
+    def now(self) -> float:
+        return self._store.now()
+
     async def lease(self, claim: str, seconds: float) -> None:
         await self._store.announce(self._lease(claim), b"", seconds)
 
@@ -164,6 +171,7 @@ class MemoryJournal:
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.choosing = asyncio.Lock()
+        self._appending = asyncio.Lock()
         self._leases: dict[str, float] = {}
         self._news = asyncio.Event()
 
@@ -176,10 +184,12 @@ class MemoryJournal:
         self._news.set()
 
     async def append(self, event: AnyEvent) -> None:
-        self.happen(event)
+        async with self._appending:
+            await _all(self.ledger.applying(self.ledger.last + 1, event))
+        self._news.set()
 
     async def keep(self, event: AnyEvent) -> bool:
-        self.happen(event)
+        await self.append(event)
         return True
 
     async def wait(self, seconds: float) -> None:
@@ -190,6 +200,9 @@ class MemoryJournal:
         except TimeoutError:
             pass
 
+    def now(self) -> float:
+        return time.time()
+
     async def lease(self, claim: str, seconds: float) -> None:
         self._leases[claim] = time.monotonic() + seconds
 
@@ -197,6 +210,16 @@ class MemoryJournal:
         now = time.monotonic()
         self._leases = {claim: until for claim, until in self._leases.items() if until > now}
         return self._leases.keys()
+
+
+async def _all(steps: Iterator[None]) -> None:
+    """Take the steps of a change. Between them the event loop serves other requests."""
+    try:
+        for _ in steps:
+            await asyncio.sleep(0)
+    finally:
+        for _ in steps:  # if the request ends meanwhile: half an event must not stay
+            pass
 
 
 def _is_other(page: Sequence[Event], newest: Event) -> bool:

@@ -20,7 +20,7 @@ A ledger has no clock and no store: times are those of the events.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from middleware_hub.spans.chain import names_of
@@ -36,6 +36,7 @@ from middleware_hub.trajectories.events import (
     Renewed,
     Rewarded,
     Sampled,
+    State,
     Taken,
 )
 from middleware_hub.trajectories.samples import (
@@ -45,12 +46,14 @@ from middleware_hub.trajectories.samples import (
     Sample,
     Settled,
     Standing,
-    drafts_of,
+    member_of,
     versions_of,
 )
 
 MOST_CLAIMS: Final = 10_000
 """Finished claims that are remembered, so that an acknowledgement may be sent twice."""
+STEP: Final = 256
+"""Samples of an event that are settled in one step."""
 
 
 class Ledger:
@@ -90,6 +93,11 @@ class Ledger:
 
     def apply(self, number: int, event: AnyEvent) -> None:
         """Apply an event. An event that is not possible (any more) changes nothing."""
+        for _ in self.applying(number, event):
+            pass
+
+    def applying(self, number: int, event: AnyEvent) -> Iterator[None]:
+        """Apply an event like `apply`, and yield after each step of a large one. All steps must be taken."""
         self.last = number
         match event:
             case Sampled() | Joined():
@@ -100,33 +108,27 @@ class Ledger:
             case Rewarded():
                 self._reward(number, event)
             case Claimed():
-                self._claim(number, event)
+                yield from self._claim(number, event)
             case Renewed(claim=claim):
                 if claim in self._claims:
                     self._claims[claim].renewals += 1
             case Acknowledged(claim=claim):
-                self._acknowledge(self._claims.get(claim))
+                yield from self._acknowledge(self._claims.get(claim))
             case Released(claim=claim, samples=samples):
                 self._release(self._claims.get(claim), samples)
             case Judged(sample=sample, inexact=inexact, versions=versions):
                 member = self._members.get(sample)
                 if member is not None and member.sample is not None:
-                    member.sample.inexact = inexact
-                    member.sample.versions = versions
+                    member.sample.inexact, member.sample.versions = inexact, versions
             case Dropped(keys=keys, why=why, before=before):
-                for at, (key, member) in enumerate([(key, self._members.get(key)) for key in keys]):
-                    if member is None:
-                        self._settled.drop(key, before[at : at + 1])
-                    elif not member.done and (not before or member.state == before[at]):
-                        self._drop(member)
-                        self.counts[why] += 1
+                yield from self._drop_all(keys, why, before)
 
     def _join(self, number: int, event: Sampled | Joined) -> None:
         if event.key in self._members:
             return
         group = self.groups.get(event.group)
         if group is None:
-            group = self.groups[event.group] = Group(event.group, members={}, sealed={})
+            group = self.groups[event.group] = Group(event.group, members={}, sealed={}, rollouts={})
         group.size = group.size if event.size is None else event.size
         if isinstance(event, Joined):
             known = self._sessions.get(event.session)
@@ -138,31 +140,16 @@ class Ledger:
             self._sessions[event.session] = member
             self._settled.begin(event.session)
         else:
-            member = Member(
-                event.key,
-                group,
-                number,
-                root=event.root,
-                rollout=event.rollout,
-                parent=event.parent,
-                lora=event.lora,
-                names=event.names,
-                inexact=event.inexact,
-                versions=event.versions,
-                ended=event.ended,
-            )
+            member = member_of(event, group, number)
             for name in event.names:
                 self._names.setdefault(name, []).append(member)
-        self._members[event.key] = group.members[event.key] = member
-        self._touch(group, event.time)
-
-    def _touch(self, group: Group, time: float) -> None:
-        group.touched = max(group.touched, time)
-        group.drafts = None
+        self._members[event.key] = member
+        group.add(member)
+        group.touch(event.time)
 
     def _end(self, member: Member, time: float) -> None:
         member.ended = True
-        self._touch(member.group, time)
+        member.group.touch(time)
 
     def _reward(self, number: int, event: Rewarded) -> None:
         """Note all rewards of an event, but for members that are gone; none if one of them came too late."""
@@ -178,11 +165,11 @@ class Ledger:
             if member.session is None:
                 self._end(member, event.time)
 
-    def _claim(self, number: int, event: Claimed) -> None:
+    def _claim(self, number: int, event: Claimed) -> Iterator[None]:
         if event.claim in self._claims:
             return
-        claim = self._claims[event.claim] = Claim(event.claim, number, held={})
-        for taken in event.samples:
+        claim = self._claims[event.claim] = Claim(event.claim, number, held={}, taken=[])
+        for at, taken in enumerate(event.samples, 1):
             sample = self._seal(taken) if taken.before is None else self._take_over(taken)
             if sample is not None:
                 sample.claim = claim
@@ -191,6 +178,8 @@ class Ledger:
             for key in taken.members:
                 if key not in self._members:
                     self._settled.claim(key, taken.before, claim)
+            if at % STEP == 0:
+                yield
         if not claim.held:
             self._finish(claim)
 
@@ -204,7 +193,7 @@ class Ledger:
         for one in here:
             one.sample = sample
         here[0].group.sealed[sample.id] = sample
-        here[0].group.drafts = None
+        here[0].group.change()
         return sample
 
     def _take_over(self, taken: Taken) -> Sample | None:
@@ -223,20 +212,22 @@ class Ledger:
         claim = sample.claim
         if claim is None or claim.held.pop(sample.id, None) is None:
             return False
-        claim.taken += (sample.id,)
+        claim.taken.append(sample.id)
         if not claim.held:
             self._finish(claim)
         return True
 
-    def _acknowledge(self, claim: Claim | None) -> None:
+    def _acknowledge(self, claim: Claim | None) -> Iterator[None]:
         if claim is None or claim.acknowledged is not None or claim.released:
             return
         claim.acknowledged = len(claim.held)
         self.counts["acknowledged"] += len(claim.held)
-        for sample in claim.held.values():
+        held, claim.held = claim.held, {}
+        for at, sample in enumerate(held.values(), 1):
             sample.group.acknowledged += 1
-            self._done(sample)
-        claim.held.clear()
+            yield from self._done(sample)
+            if at % STEP == 0:
+                yield
         self._finish(claim)
 
     def _release(self, claim: Claim | None, samples: Sequence[bytes]) -> None:
@@ -251,40 +242,55 @@ class Ledger:
         if not claim.held:
             self._finish(claim)
 
-    def _drop(self, member: Member) -> None:
+    def _drop_all(self, keys: Sequence[bytes], why: str, before: Sequence[State]) -> Iterator[None]:
+        for at, (key, member) in enumerate([(key, self._members.get(key)) for key in keys]):
+            if member is None:
+                self._settled.drop(key, before[at : at + 1])
+            elif not member.done and (not before or member.state == before[at]):
+                yield from self._drop(member)
+                self.counts[why] += 1
+            if at % STEP == STEP - 1:
+                yield
+
+    def _drop(self, member: Member) -> Iterator[None]:
         """Drop a member, and if it is sealed its sample."""
         sample = member.sample
         if sample is None:
-            member.done = True
-            member.group.drafts = None
-            self._forget_done(member.group)
+            member.group.settle(member)
+            member.group.change()
+            yield from self._forget_done(member.group)
             return
         if sample.claim is not None:
             sample.claim.held.pop(sample.id, None)
-        self._done(sample)
+        yield from self._done(sample)
 
-    def _done(self, sample: Sample) -> None:
+    def _done(self, sample: Sample) -> Iterator[None]:
+        group = sample.group
         for member in sample.members:
-            member.done = True
-        sample.group.sealed.pop(sample.id, None)
-        self._forget_done(sample.group)
+            group.settle(member)
+        group.sealed.pop(sample.id, None)
+        yield from self._forget_done(group)
 
-    def _forget_done(self, group: Group) -> None:
+    def _forget_done(self, group: Group) -> Iterator[None]:
         """Forget a group once nothing of it is left to be claimed."""
-        if not all(member.done for member in group.members.values()):
+        if group.left:
             return
         del self.groups[group.id]
-        for member in group.members.values():
+        for at, member in enumerate(group.members.values(), 1):
             del self._members[member.key]
             if member.session is not None and self._sessions.get(member.session) is member:
                 del self._sessions[member.session]
             self._settled.add(member)
-            for name in dict.fromkeys(member.names):
-                left = [one for one in self._names[name] if one is not member]
-                if left:
-                    self._names[name] = left
-                else:
-                    del self._names[name]
+            if at % STEP == 0:
+                yield
+        for at, name in enumerate({name for member in group.members.values() for name in member.names}, 1):
+            left = [one for one in self._names[name] if one.group is not group]
+            if left:
+                self._names[name] = left
+            else:
+                del self._names[name]
+            if at % STEP == 0:
+                yield
         group.cut()
 
     def _finish(self, claim: Claim) -> None:
@@ -293,7 +299,7 @@ class Ledger:
             oldest = next(iter(self._over))
             del self._over[oldest], self._claims[oldest]
 
-    # Samples -----------------------------------------------------------------------------------------------------------
+    # Finding -----------------------------------------------------------------------------------------------------------
 
     def claim(self, name: str) -> Claim | None:
         """Return the claim of this id; None if it is unknown, or ended long ago."""
@@ -301,15 +307,7 @@ class Ledger:
 
     def samples(self, group: Group) -> list[Sample]:
         """Return all samples of a group that are not done: those that are sealed, then the others."""
-        return [*group.sealed.values(), *self.drafts(group)]
-
-    def drafts(self, group: Group) -> list[Sample]:
-        """Return the samples that the open members of a group make, in the order of their ends."""
-        if group.drafts is None:
-            group.drafts = list(drafts_of(group))
-        return group.drafts
-
-    # Finding -----------------------------------------------------------------------------------------------------------
+        return list(group.samples())
 
     def reply(self, request_id: str, group: str | None = None) -> Member | None:
         """Return the newest reply of this name, of any group or of this one."""
@@ -329,7 +327,7 @@ class Ledger:
     def rollout(self, group: str, rollout: str) -> Member | None:
         """Return the last reply of a rollout: an open reply, if there is one."""
         found = self.groups.get(group)
-        members = [] if found is None else [one for one in found.members.values() if one.rollout == rollout]
+        members = [] if found is None else found.rollouts.get(rollout, [])
         return next((one for one in reversed(members) if one.sample is None), members[-1] if members else None)
 
     def session(self, session: str) -> Member | None:

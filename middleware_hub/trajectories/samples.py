@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.trajectories.events import Dropped, Reward, State, Taken
+from middleware_hub.trajectories.events import Dropped, Reward, Sampled, State, Taken
 
 MOST_SETTLED: Final = 10_000
 """Members of settled groups of which something is remembered: their rewards can still be looked up."""
@@ -119,6 +119,9 @@ class Group(msgspec.Struct, eq=False):
     Attributes:
         acknowledged: how many samples were.
         drafts: the samples of its open members; None if they have to be computed.
+        changes: how often the samples of its open members have changed.
+        left: how many members are not done.
+        rollouts: the replies of each rollout that a client named.
     """
 
     id: str
@@ -128,12 +131,50 @@ class Group(msgspec.Struct, eq=False):
     sealed: dict[bytes, Sample] = {}
     acknowledged: int = 0
     drafts: list[Sample] | None = None
+    changes: int = 0
+    left: int = 0
+    rollouts: dict[str, list[Member]] = {}
+
+    def add(self, member: Member) -> None:
+        """Add a new member."""
+        self.members[member.key] = member
+        self.left += 1
+        if member.rollout is not None:
+            self.rollouts.setdefault(member.rollout, []).append(member)
+
+    def touch(self, time: float) -> None:
+        """Note that something has happened to its members."""
+        self.touched = max(self.touched, time)
+        self.change()
+
+    def change(self) -> None:
+        """Note that its open members make other samples than before."""
+        self.drafts = None
+        self.changes += 1
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield all samples that are not done: those that are sealed, then the others. The group may change meanwhile."""
+        yield from tuple(self.sealed.values())
+        if self.drafts is not None:
+            yield from self.drafts
+            return
+        changes, drafts = self.changes, list[Sample]()
+        for draft in drafts_of(self):
+            drafts.append(draft)
+            yield draft
+        if self.changes == changes:
+            self.drafts = drafts
+
+    def settle(self, member: Member) -> None:
+        """Note that a member is done."""
+        self.left -= not member.done
+        member.done = True
 
     def cut(self) -> None:
         """Let go of the members, and of their samples."""
         for member in self.members.values():
             member.sample = None
-        self.members, self.sealed, self.drafts = {}, {}, None
+        self.members, self.sealed, self.rollouts, self.drafts = {}, {}, {}, None
 
 
 class Claim(msgspec.Struct, eq=False):
@@ -152,7 +193,7 @@ class Claim(msgspec.Struct, eq=False):
     number: int
     renewals: int = 0
     held: dict[bytes, Sample] = {}
-    taken: tuple[bytes, ...] = ()
+    taken: list[bytes] = []
     acknowledged: int | None = None
     released: bool = False
 
@@ -244,12 +285,21 @@ class SampleTrajectories(Protocol):
         """Note that a trainer has these replies and sessions."""
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """A group that may be claimed, with its samples; `partial`: whether it is incomplete."""
-
-    group: Group
-    samples: tuple[Sample, ...]
-    partial: bool
+def member_of(event: Sampled, group: Group, number: int) -> Member:
+    """Return the member for a reply."""
+    return Member(
+        event.key,
+        group,
+        number,
+        root=event.root,
+        rollout=event.rollout,
+        parent=event.parent,
+        lora=event.lora,
+        names=event.names,
+        inexact=event.inexact,
+        versions=event.versions,
+        ended=event.ended,
+    )
 
 
 def dropping(members: Sequence[Member], why: str, time: float) -> Dropped:

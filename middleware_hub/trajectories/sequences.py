@@ -22,6 +22,7 @@ from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest, Shared
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.answer_json import encoded
 from middleware_hub.spans.trajectory import flatten
+from middleware_hub.trajectories.ledger import STEP
 from middleware_hub.trajectories.samples import Built, Member, Sample, SampleTrajectories
 from router.http.offload import offload
 
@@ -100,7 +101,9 @@ class Sequences:
         of_sessions, sessions = [one for one in members if one.session is not None], self._sessions()
         if of_sessions and sessions is not None:
             await sessions.acknowledged(tenant, of_sessions)
-        for member in members:
+        for number, member in enumerate(members, 1):
+            if number % STEP == 0:
+                await asyncio.sleep(0)
             span = self._tree.stored.get(member.key)
             if span is not None and isinstance(span.owner, Generation):
                 recall = self._tree.recall_generation(span.owner)

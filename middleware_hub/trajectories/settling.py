@@ -6,7 +6,6 @@ That claim then has lost the sample, which is handed out again.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -47,7 +46,7 @@ class Settling:
         claim = await self._known(journal, name)
         members = [member for sample in claim.held.values() for member in sample.members]
         if claim.acknowledged is None:
-            await journal.append(Acknowledged(claim=name, time=time.time()))
+            await journal.append(Acknowledged(claim=name, time=journal.now()))
             await journal.read_on()
             self._counts["acknowledged"] += claim.acknowledged or 0
             await self._sequences.acknowledged(tenant, [one for one in members if one.done])
@@ -61,7 +60,7 @@ class Settling:
         claim = await self._known(journal, name)
         count = len(claim.held)
         if claim.acknowledged is None:
-            await journal.append(Released(claim=name, time=time.time()))
+            await journal.append(Released(claim=name, time=journal.now()))
             await journal.read_on()
             self._counts["released"] += count if claim.acknowledged is None else 0
         if claim.acknowledged is not None:  # perhaps acknowledged meanwhile
@@ -75,7 +74,7 @@ class Settling:
         if not claim.held or claim.taken:
             raise _over(claim)
         await journal.lease(name, seconds)
-        await journal.append(Renewed(claim=name, time=time.time()))
+        await journal.append(Renewed(claim=name, time=journal.now()))
         await journal.read_on()
         if not claim.held or claim.taken:
             raise _over(claim)
@@ -95,7 +94,7 @@ class Settling:
         live = await journal.live()
         members = [one for one in group.members.values() if one.is_open(live)]
         if members:
-            await journal.append(dropping(members, "dropped", time.time()))
+            await journal.append(dropping(members, "dropped", journal.now()))
             await journal.read_on()
         count = sum(one.done for one in members)  # a trainer keeps what it has claimed meanwhile
         self._counts["dropped"] += count
@@ -126,7 +125,7 @@ async def reward(journal: Journal, given: Sequence[Given]) -> bool:
     if not fresh:
         return True
     (_, first), *others = fresh
-    more, now = tuple(one for _, one in others), time.time()
+    more, now = tuple(one for _, one in others), journal.now()
     saved = await journal.keep(
         Rewarded(key=first.key, reward=first.reward, info=first.info, more=more, before=(first.before,), time=now)
     )

@@ -66,7 +66,10 @@ class ServerConfig(Section):
     )
     max_batch: int = flag("--max-batch", 8192, "most replies to one request, its prompts times `n`; more gets 400")
     shutdown_grace: float = flag(
-        "--shutdown-grace", 180.0, "time to finish after SIGTERM; a second signal stops at once", limit=NOT_NEGATIVE
+        "--shutdown-grace",
+        180.0,
+        "time to finish after SIGTERM, Ctrl-C or SIGHUP; a second signal stops at once",
+        limit=NOT_NEGATIVE,
     )
     processes: int = flag(
         "--processes", 1, "routers that share the port, each in a process of its own; more than one needs --store"

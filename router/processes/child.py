@@ -36,6 +36,7 @@ def main() -> None:
     """Serve until the parent ends it, or is gone. Exits as `router.cli.main` does."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     _end_with_the_parent()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the parent's to pass on
     faulthandler.register(STACKS)
     setup: Setup = pickle.loads(receive_first(connection))
     try:

@@ -27,6 +27,7 @@ from router.processes.parent_metrics import ParentMetrics
 from router.processes.shares import Setup, config_of
 from router.serving.listening import listen, reserve, url_of
 from router.serving.shared_listener import ABSENT, ConnectionBoard
+from router.serving.signals import is_hangup, stop_signals
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Backoff:
 
 
 def supervise(config: RouterConfig) -> int:
-    """Serve with `--processes` processes until SIGTERM or SIGINT, and return the exit code.
+    """Serve with `--processes` processes until SIGTERM, SIGINT or SIGHUP, and return the exit code.
 
     Raises BadRequestError as `router.app.run` does; what a process cannot start for is raised here, once.
     """
@@ -106,8 +107,8 @@ class Supervisor:
     async def run(self) -> int:
         """Return the exit code: 0 after draining, 1 when stopped at once, or that of a process that could not start."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
+        for number in stop_signals():
+            loop.add_signal_handler(number, self._stop, number)
         beating = asyncio.create_task(self._beat())
         try:
             code = await self._begin()
@@ -234,7 +235,9 @@ class Supervisor:
 
     # End --------------------------------------------------------------------------------------------------------------
 
-    def _stop(self) -> None:
+    def _stop(self, number: int) -> None:
+        if is_hangup(number) and self._signals:
+            return
         self._signals += 1
         self._stopping.set()
         for child in self._children.values():

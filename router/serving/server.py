@@ -6,15 +6,18 @@ import asyncio
 import gc
 import logging
 import math
+import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import Protocol
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
+from uvicorn.server import HANDLED_SIGNALS
 
 from router.config.server import ServerConfig
 from router.errors import RouterError
@@ -22,6 +25,7 @@ from router.serving.connection import Limits, limited_by
 from router.serving.descriptors import connections_for, raise_limit
 from router.serving.listening import url_of
 from router.serving.shared_listener import SharedListener
+from router.serving.signals import is_hangup, stop_signals
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ class Entrance(Protocol):
 
 
 def serve(app: DrainingApp, config: ServerConfig, listener: socket.socket) -> int:
-    """Serve until SIGTERM or SIGINT, finish the requests in flight, and return the exit code. Raises the app's `fault`."""
+    """Serve until a signal, finish the requests in flight, and return the exit code. Raises the app's `fault`."""
     # Windows' event loop cannot wait for a listening socket of ours.
     alone = None if sys.platform == "win32" else SharedListener.alone(listener)
     server = _DrainingServer(app, config, alone)
@@ -100,7 +104,7 @@ def _spare_the_collector() -> None:
 
 
 class _DrainingServer(uvicorn.Server):
-    """Drains at the first signal, stops at the second. After draining, the exit code is 0 and not the signal's."""
+    """Drains at the first signal, stops at the second; see `signals`. After draining, the exit code is 0."""
 
     def __init__(self, app: DrainingApp, config: ServerConfig, entrance: Entrance | None = None) -> None:
         self._app = app
@@ -169,9 +173,21 @@ class _DrainingServer(uvicorn.Server):
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await self.lifespan.shutdown()
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle SIGHUP as well, for which uvicorn has no handler."""
+        with super().capture_signals():
+            others = set(stop_signals()) - set(HANDLED_SIGNALS) if current_thread() is main_thread() else ()
+            before = {number: signal.signal(number, self.handle_exit) for number in others}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Set flags, and end a start that waits, as for a store. Nothing else: this runs in a signal handler."""
-        if self.should_exit:
+        if self.should_exit and not is_hangup(sig):
             self.force_exit = True
         self.should_exit = True
         self._app.start_draining()

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -455,7 +456,11 @@ def ended(served: Fleet) -> int:
     return served.count("tito_router_generations_total")
 
 
-def test_a_router_that_is_told_to_stop_finishes_what_it_has_and_takes_nothing_new(fleet: Start) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_router_that_is_told_to_stop_finishes_what_it_has_and_takes_nothing_new(
+    fleet: Start, number: signal.Signals
+) -> None:
+    """Also if its terminal is closed, which shells and supervisors say once more behind another signal."""
     with ThreadPoolExecutor(25) as clients, fleet(2, *PROBES) as served:
         ledger = Ledger(served)
         prompts = [f"Prompt {number}: " for number in range(24)]
@@ -470,8 +475,9 @@ def test_a_router_that_is_told_to_stop_finishes_what_it_has_and_takes_nothing_ne
             kept.sendall(b"POST /generate HTTP/1.1\r\n" + head + body + b"GET /readiness HTTP/1.1\r\nhost: x\r\n\r\n")
             until(lambda: served.phases().total() + ended(served) == 25, "all are at a worker, or answered")
             assert served.phases().total() >= 8
-            served.router.terminate()
+            os.kill(served.router.pid, number)
             until(lambda: not takes_connections(served.router), "it takes nothing new")
+            os.kill(served.router.pid, signal.SIGHUP)
             assert served.router.alive
             for worker in served.workers:
                 go_on(worker)

@@ -231,7 +231,7 @@ def test_processes_end_with_their_parent(worker: EmbeddedWorker, router: Process
     until(lambda: _free(router.port), 5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_all_finish_what_they_have(
     number: signal.Signals, worker: EmbeddedWorker, router: Processes, asks: list[Asking]
 ) -> None:
@@ -243,6 +243,8 @@ def test_all_finish_what_they_have(
         assert asking.event() is not None
     os.kill(router.pid, number)
     until(lambda: not _connects(router.port))
+    for pid in (router.pid, *router.children):
+        os.kill(pid, signal.SIGHUP)  # the terminal was closed as well: that hurries nothing
     worker.release()
     for asking in asks:
         *_, last = iter(asking.event, None)

@@ -33,7 +33,7 @@ from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan, chain_ids, names_of
 from middleware_hub.spans.hidden_tail import HiddenToken
-from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreUnreachableError
+from middleware_hub.store.errors import DamagedRecordError, MissingRecordError, StoreError, StoreUnreachableError
 from middleware_hub.store.protocol import Refill
 
 logger = logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class ChatNotes:
     async def refill(self, store: Refill) -> None:
         """Note again what a store has lost, as far as the replies are here: they are in the store again by now.
 
-        Raises StoreUnreachableError.
+        If a reply still waits for the store, its note waits behind it. Raises StoreUnreachableError.
         """
         tree, memory = self._hub.tree, self._hub.memory
         for checkpoint in self._trie.checkpoints():
@@ -224,6 +224,8 @@ class ChatNotes:
             batch = memory.noting(reply, self._place(lora), _names_of(checkpoint), _encode(_note(checkpoint)))
             try:
                 await store.append(batch)
+            except MissingRecordError:
+                logger.debug("the reply %s still waits for the store", checkpoint.id)
             except StoreUnreachableError:
                 raise
             except (StoreError, ValueError) as error:

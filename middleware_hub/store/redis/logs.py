@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 from time import monotonic
@@ -27,7 +27,9 @@ _TRIMMED: Final = 1_000
 class Logs:
     """Reads logs, and waits for them to grow."""
 
-    def __init__(self, servers: Servers, keys: Keys) -> None:
+    def __init__(self, servers: Servers, keys: Keys, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ahead = 0.0  # seconds by which the store's clock is ahead of this one
         self._servers = servers
         self._keys = keys
         self._news: dict[bytes, asyncio.Event] = {}
@@ -101,9 +103,18 @@ class Logs:
 
     async def announce(self, name: str, data: bytes, seconds: float) -> None:
         command = ANNOUNCE.of([self._keys.announced], [encoded(name), data, round(1000 * seconds)])
-        await self._servers.write([command])
+        (milliseconds,) = await self._servers.write([command])
+        self._compare(milliseconds)
 
     async def announced(self, prefix: str) -> Mapping[str, bytes]:
-        (flat,) = await self._servers.write([ANNOUNCED.of([self._keys.announced], [])])
+        ((milliseconds, *flat),) = await self._servers.write([ANNOUNCED.of([self._keys.announced], [])])
+        self._compare(milliseconds)
         found = {name.decode("utf-8", "surrogatepass"): data for name, data in zip(flat[::2], flat[1::2], strict=True)}
         return {name: data for name, data in found.items() if name.startswith(prefix)}
+
+    def _compare(self, milliseconds: int) -> None:
+        self._ahead = milliseconds / 1000 - self._clock()
+
+    def now(self) -> float:
+        """Return the time by the store's clock, in seconds since 1970."""
+        return self._clock() + self._ahead

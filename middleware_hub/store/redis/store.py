@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequenc
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from time import time
 from typing import Any
 
 from middleware_hub.store.errors import LogMovedError, MissingRecordError, StoreUnreachableError
@@ -53,13 +54,15 @@ _MOST_WAITING = 1_000
 class _Open:
     """The parts of an open store."""
 
-    def __init__(self, servers: Servers, keys: Keys, writer: Writer, claim: Claim | None) -> None:
+    def __init__(
+        self, servers: Servers, keys: Keys, writer: Writer, claim: Claim | None, clock: Callable[[], float]
+    ) -> None:
         """`claim`: None for a reader without a tokenizer."""
         self.servers = servers
         self.keys = keys
         self.claim = claim
         self.writer = writer
-        self.logs = Logs(servers, keys)
+        self.logs = Logs(servers, keys, clock)
         self.recovery: Recovery | None = None
         self.reading = Reading(servers, keys)
         self.forgetting = Forgetting(servers, keys, self.reading, self.logs)
@@ -110,7 +113,15 @@ class _Open:
 class RedisStore:
     """A `Store`, see `protocol`. Processes on several machines may share one."""
 
-    def __init__(self, address: str, durability: Durability = "process", prefix: str = PREFIX) -> None:
+    def __init__(
+        self,
+        address: str,
+        durability: Durability = "process",
+        prefix: str = PREFIX,
+        clock: Callable[[], float] = time,
+    ) -> None:
+        """`clock` is that of this machine."""
+        self._clock = clock
         self._address: Address = parse(address, prefix)
         self._durability = durability
         self._opened: _Open | None = None
@@ -134,7 +145,7 @@ class RedisStore:
             else Scatterer(servers, keys)
         )
         claim = None if fingerprint is None else Claim(servers, keys, fingerprint, self._address.shown, life)
-        self._opened = opened = _Open(servers, keys, Writer(appender.commit), claim)
+        self._opened = opened = _Open(servers, keys, Writer(appender.commit), claim, self._clock)
         if claim is not None:
             if not servers.together:
                 self._refills.insert(0, opened.list_logs)
@@ -269,6 +280,9 @@ class RedisStore:
         if opened.recovery is not None:
             opened.recovery.saw(found)
         return found
+
+    def now(self) -> float:
+        return self._clock() if self._opened is None else self._opened.logs.now()
 
     async def scan(self) -> AsyncIterator[SpanRecord]:
         async for records in self._open().reading.conversations():

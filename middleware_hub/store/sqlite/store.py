@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final, TypeVar
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
@@ -222,6 +222,9 @@ class SqliteStore:
     async def logs(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[LogInfo]:
         _, threaded = self._open_readers()
         return await self._in_thread(lambda: threaded.logs(prefix, after, limit))
+
+    def now(self) -> float:
+        return time()
 
     async def scan(self) -> AsyncIterator[SpanRecord]:
         _, threaded = self._open_readers()

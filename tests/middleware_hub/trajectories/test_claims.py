@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import Raw
 
@@ -58,6 +59,6 @@ def test_a_claim_without_an_answer_holds_nothing(error: BaseException) -> None:
             await claims.claim("", journal, Wanted(lease_seconds=86_400))
         assert journal.ledger.groups["g"].sealed, "it is in the log"
         found = await claims.claim("", journal, Wanted())
-        assert [one["id"] for one in found["samples"]] == [b"1".hex()]
+        assert [msgspec.json.decode(one)["id"] for one in found["samples"]] == [b"1".hex()]
 
     asyncio.run(work())

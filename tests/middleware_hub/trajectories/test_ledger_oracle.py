@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from middleware_hub.trajectories.choosing import choosing
+from middleware_hub.trajectories.choosing import Choice, choosing
 from middleware_hub.trajectories.claims import result
 from middleware_hub.trajectories.events import (
     Acknowledged,
@@ -31,7 +31,7 @@ from middleware_hub.trajectories.events import (
     Sampled,
 )
 from middleware_hub.trajectories.ledger import Ledger
-from middleware_hub.trajectories.samples import Choice, Member
+from middleware_hub.trajectories.samples import Member
 from tests.conftest import DEAR, examples
 
 GROUPS = ("g", "h")
@@ -325,6 +325,15 @@ class Trainers(RuleBasedStateMachine):
     @invariant()
     def nothing_is_trained_twice(self) -> None:
         assert all(count == 1 for count in self.trained.values()), self.trained
+
+    @invariant()
+    def groups_know_what_is_left_of_them(self) -> None:
+        for ledger in self.routers:
+            for group in ledger.groups.values():
+                members = group.members.values()
+                assert group.left == sum(not one.done for one in members) > 0
+                rollouts = {one.rollout: [o for o in members if o.rollout == one.rollout] for one in members}
+                assert group.rollouts == {name: of for name, of in rollouts.items() if name is not None}
 
     @invariant()
     def nothing_is_lost(self) -> None:

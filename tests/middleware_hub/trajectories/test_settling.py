@@ -205,7 +205,7 @@ def test_of_a_claim_and_a_reward_after_a_lease_one_is_first(tmp_path: Path, kind
             await routers.reward(routers.here, {1: 0.5})
         assert await routers.reward(routers.here, {2: 0.5})
         assert await routers.claim(2) == 0.5
-        assert routers.there.ledger.claim("over 2").taken == (sampled(2).key,)  # type: ignore[union-attr]
+        assert routers.there.ledger.claim("over 2").taken == [sampled(2).key]  # type: ignore[union-attr]
 
     with_store(address_of(kind, tmp_path), work)
 

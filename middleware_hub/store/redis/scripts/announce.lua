@@ -1,4 +1,4 @@
--- Says what holds for some milliseconds from now: [key] | name, data, milliseconds.
+-- Says what holds for some milliseconds from now: [key] | name, data, milliseconds. Returns the time.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 if tonumber(ARGV[3]) > 0 then
@@ -6,4 +6,4 @@ if tonumber(ARGV[3]) > 0 then
 else
     redis.call('HDEL', KEYS[1], ARGV[1])
 end
-return 0
+return now
