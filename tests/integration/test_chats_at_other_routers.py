@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.sessions.log import chat_notes
 from middleware_hub.store.errors import StoreUnreachableError
 from router.config import StoreConfig
 from router.embedded.worker import EmbeddedWorker
@@ -198,6 +199,21 @@ def router(worker: EmbeddedWorker, tmp_path: Path) -> Iterator[Router]:
     running = Router(worker, store_of("sqlite", tmp_path), folder=chat_model("qwen3"))
     yield running
     running.stop()
+
+
+def test_a_long_chat_is_asked_for_in_parts(
+    worker: EmbeddedWorker, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_notes, "_AT_ONCE", 3)
+    messages = [user("Hello")]
+    for number in range(9):
+        worker.script(spelled(worker, f"<think>\nhm\n</think>\n\nReply {number}."))
+        turn(router, messages)
+        messages = [*messages, said(f"Reply {number}."), user("And?")]
+    chain = [*worker.log[-1].input_ids, *worker.log[-1].output_ids]
+    router.restart()
+    assert "x-radix-reasons" not in turn(router, messages).headers
+    assert list(worker.log[-1].input_ids)[: len(chain)] == chain
 
 
 def test_a_chat_that_could_not_be_saved_says_so_and_is_known_after_the_store_is_back(

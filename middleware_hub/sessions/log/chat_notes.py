@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 PLACE: Final = "messages"
 """The last part of the namespaces of notes."""
 _DIGEST: Final = 16
+_AT_ONCE: Final = 512
+"""Names that are asked for at once."""
 
 
 class ChatNote(msgspec.Struct, frozen=True, array_like=True):
@@ -118,11 +120,11 @@ class ChatNotes:
         setting, messages = setting_in(request), request.messages
         said = list(self._said(setting, messages, self._trie.last_sampled(setting, messages)))
         try:
-            names = [name for one in said for name in one.names]
-            await self._bring(memory, lora, [*names, *names_of(parent or "")] if parent else names)
+            names = [name for one in reversed(said) for name in one.names]
+            await self._bring(memory, lora, [*names_of(parent), *names] if parent else names)
             node = self._trie.last_sampled(setting, messages)
             edited = [one.prompt for one in said if node is None or one.depth > node.depth]
-            await self._bring(memory, lora, edited)
+            await self._bring(memory, lora, edited[-_AT_ONCE:])
         except StoreError as error:
             self.whole = False
             logger.warning("a chat is known here as far as this process served it: %s", error)
@@ -140,22 +142,29 @@ class ChatNotes:
                 yield _Said(depth, _names(path, _reasoning(message)), _prompt_name(before))
 
     async def _bring(self, memory: Backing, lora: str, names: Sequence[str]) -> None:
-        """Commit the turns with these names, and those that they continue. Raises StoreError."""
+        """Commit the turns with these names, the likeliest first, and those that they continue. Raises StoreError.
+
+        The names of a long conversation are asked for in parts, until nothing is missing.
+        """
         found: dict[str, tuple[ChatNote, bytes]] = {}
         asked: set[str] = set()
-        while names:
-            asked.update(names)
-            for reply, data in await memory.notes(self._place(lora), names, whole=self.whole):
+        wanted, rest = names[:_AT_ONCE], names[_AT_ONCE:]
+        while wanted:
+            asked.update(wanted)
+            for reply, data in await memory.notes(self._place(lora), wanted, whole=self.whole):
                 note = _decode(data)
                 found.setdefault(note.turn.generation, (note, reply))
             needed = {name for note, _ in found.values() for name in _continued(note)}
-            names = [name for name in needed - asked - found.keys() if self._trie.checkpoint(name) is None]
+            wanted = [name for name in needed - asked - found.keys() if self._trie.checkpoint(name) is None]
+            if wanted:
+                wanted, rest = [*wanted, *rest[:_AT_ONCE]], rest[_AT_ONCE:]
         if not self._trie.closed:
             self._commit_all(found)
 
     def _commit_all(self, found: Mapping[str, tuple[ChatNote, bytes]]) -> None:
-        """Commit turns after those that they continue. Raises DamagedRecordError for a turn that cannot be committed."""
+        """Commit turns after those that they continue. Raises DamagedRecordError if one cannot be committed."""
         waiting = {name: one for name, one in found.items() if self._trie.checkpoint(name) is None}
+        lost = 0
         while waiting:
             count = len(waiting)
             for name, (note, reply) in list(waiting.items()):
@@ -164,11 +173,13 @@ class ChatNotes:
                 del waiting[name]
                 if all(self._trie.checkpoint(one) for one in before):
                     self._commit(note, reply)
-                elif before - found.keys():
-                    raise DamagedRecordError(f"what generation {name} continues is not in the store")
-                # Otherwise there is no room here for the whole conversation: its beginning has been dropped again.
+                else:
+                    lost += 1
             if len(waiting) == count:
                 raise DamagedRecordError("turns of a chat continue each other in a circle")
+        if lost:
+            # What they continue waits for the store at another router, or is damaged. Its text must not look like context.
+            raise DamagedRecordError(f"what {lost} turns of a chat continue is not in the store")
 
     def _commit(self, note: ChatNote, record: bytes) -> None:
         tree, turn = self._hub.tree, note.turn
