@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, urlsplit
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, Request
+from playwright.sync_api import BrowserContext, Page, Request, expect
 
 from tests.support.browser import Browser, chromium
 
@@ -17,6 +17,7 @@ MINUTE = 60_000
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A browser for a file of tests. While it is open its event loop runs in this thread, so `asyncio.run` fails."""
+    expect.set_options(timeout=MINUTE / 4)
     with chromium(tmp_path_factory.mktemp("chromium")) as browser:
         yield browser
 

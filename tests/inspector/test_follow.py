@@ -48,14 +48,14 @@ def test_a_conversation_is_followed_as_it_goes_on(opened: Opened) -> None:
         page.goto(place(url, "conversation", one.id, search="?by=logprob"))
         page.wait_for_selector(".t")
         page.get_by_label("Follow").check()
-        assert "follow=1" in page.url
+        page.wait_for_url(lambda url: "follow=1" in url)
         made.grown = True
         page.wait_for_url(f"**/{two.branch}?*")
         expect(page.locator(".details h2")).to_have_text("Token 300")
         expect(page.get_by_label("Follow")).to_be_checked()
-        assert page.get_by_label("Colour by").input_value() == "logprob"
+        expect(page.get_by_label("Colour by")).to_have_value("logprob")
         page.get_by_label("Follow").uncheck()
-        assert "follow" not in page.url
+        page.wait_for_url(lambda url: "follow" not in url)
         page.go_back()
         expect(page.locator("h1")).to_have_text("What is remembered")
 
