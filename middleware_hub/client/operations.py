@@ -246,7 +246,11 @@ def finite(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def rewards(given: Sequence[Mapping[str, Any]]) -> Operation[bool]:
     """Return several rewards, of which all count or none. The result says whether the store has them."""
-    call = Call("POST", "/trajectories/reward", {"rewards": [dict(one) for one in given]}, again=True)
+    return _saved(Call("POST", "/trajectories/reward", {"rewards": [dict(one) for one in given]}, again=True))
+
+
+def _saved(call: Call) -> Operation[bool]:
+    """Return a call whose result says whether the store has what it was given."""
 
     def read(answer: Answer) -> bool:
         read_json(call, answer)
@@ -283,6 +287,12 @@ def in_session(
 def delete_session(session_id: str) -> Operation[dict[str, Any]]:
     """Return the end of a session. A missing session is no error: a first answer may have been lost."""
     return plain(Call("DELETE", f"/sessions/{session_id}", again=True, accepts=frozenset({200, 404})))
+
+
+def reward_session(session_id: str, info: Mapping[str, Any], branch: str | None) -> Operation[bool]:
+    """Return the reward of a session or a branch. Raises ValueError as `reward` does."""
+    body = {"reward_info": finite(info), **({} if branch is None else {"branch": branch})}
+    return _saved(in_session("POST", session_id, "/reward_info", body).call)
 
 
 def finalize(session_id: str, options: ExportOptions) -> Operation[Cover]:

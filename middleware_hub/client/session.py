@@ -49,9 +49,8 @@ class SessionCalls:
         self.replies += [one["meta_info"]["generation_id"] for one in found["choices"] if "meta_info" in one]
         return found
 
-    def reward_call(self, reward_info: Mapping[str, Any], branch: str | None) -> Operation[dict[str, Any]]:
-        body = {"reward_info": operations.finite(reward_info), **({} if branch is None else {"branch": branch})}
-        return operations.in_session("POST", self.id, "/reward_info", body)
+    def reward_call(self, reward_info: Mapping[str, Any], branch: str | None) -> Operation[bool]:
+        return operations.reward_session(self.id, reward_info, branch)
 
     def finalize_call(self, options: ExportOptions) -> Operation[Cover]:
         listed: ExportOptions = {"expect_request_ids": self.replies} if self.replies else {}
@@ -88,8 +87,11 @@ class AsyncSession(SessionCalls):
         """Return a completion in OpenAI's form. `fields` are those of the request: `tools`, `temperature`, `n`, ..."""
         return self.took(await self.client.run(self.chat_call(messages, fields, headers)))
 
-    async def reward(self, reward_info: Mapping[str, Any], branch: str | None = None) -> dict[str, Any]:
-        """Attach a reward to the session, or to a branch by the id of one of its replies."""
+    async def reward(self, reward_info: Mapping[str, Any], branch: str | None = None) -> bool:
+        """Attach a reward to the session, or to a branch by the id of one of its replies.
+
+        Returns False if the router says that its store did not take it (yet): trainers at other routers do not know it.
+        """
         return await self.client.run(self.reward_call(reward_info, branch))
 
     async def finalize(self, **options: Unpack[ExportOptions]) -> Cover:

@@ -273,8 +273,11 @@ class Session(SessionCalls):
         """Return a completion in OpenAI's form. `fields` are those of the request: `tools`, `temperature`, `n`, ..."""
         return self.took(self.client.run(self.chat_call(messages, fields, headers)))
 
-    def reward(self, reward_info: Mapping[str, Any], branch: str | None = None) -> dict[str, Any]:
-        """Attach a reward to the session, or to a branch by the id of one of its replies."""
+    def reward(self, reward_info: Mapping[str, Any], branch: str | None = None) -> bool:
+        """Attach a reward to the session, or to a branch by the id of one of its replies.
+
+        Returns False if the router says that its store did not take it (yet): trainers at other routers do not know it.
+        """
         return self.client.run(self.reward_call(reward_info, branch))
 
     def finalize(self, **options: Unpack[ExportOptions]) -> Cover:

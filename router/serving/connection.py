@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from router.errors import BadRequestError, RequestTimeoutError, RouterError
 from router.http.disconnect import EXTENSION, ServedClient, served_client
+from router.serving.unframed import unframe
 
 logger = logging.getLogger(__name__)
 
@@ -205,6 +206,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._bare = 0
         self._stop_timer()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            unframe(self.cycle)
         if not self.pipeline:
             self._served = self.cycle
 

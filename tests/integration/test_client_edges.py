@@ -16,10 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from starlette.types import Receive, Scope, Send
 
-from middleware_hub.client import AsyncClient, Client, Retries, Session, operations
+from middleware_hub.client import AsyncClient, AsyncSession, Client, Retries, Session, operations
 from middleware_hub.client.wire import Answer
 from middleware_hub.integrations.groups import as_number
+from router.http.responses import send_json
+from tests.support.serving import serve
 from tests.support.stack import Stack, stack
 
 ROOT = Path(__file__).parents[2]
@@ -200,6 +203,25 @@ def test_a_reward_of_any_number_arrives(client: Client, reward: Any) -> None:
 def test_a_reward_says_whether_the_store_has_it(headers: dict[str, str], saved: bool) -> None:
     given = operations.reward("n", 1.0, None)
     assert given.read(Answer(200, headers, b'{"rewarded": 1}')) is saved
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_the_reward_of_a_session_says_whether_the_store_has_it(saved: bool) -> None:
+    async def router(scope: Scope, receive: Receive, send: Send) -> None:
+        made = scope["path"] == "/sessions"
+        headers = [] if saved or made else [(b"x-radix-saved", b"no")]
+        body = b'{"session_id": "s", "base_url": "", "anthropic_base_url": "", "reward_info": {}}'
+        await send_json(send, 201 if made else 200, body, headers)
+
+    async def asynchronous(url: str) -> bool:
+        async with AsyncClient(url) as client:
+            session = await AsyncSession.create(client)
+            return await session.reward({"reward": 1})
+
+    with serve(router) as url, Client(url) as client:
+        assert Session(client).reward({"reward": 1}) is saved
+        assert Session(client).reward({"reward": 1}, branch="b") is saved
+        assert asyncio.run(asynchronous(url)) is saved
 
 
 def test_a_client_that_waits_for_hours_goes_on_waiting() -> None:

@@ -557,3 +557,64 @@ def _only_http(app: ASGIApp) -> ASGIApp:
         await (app if scope["type"] == "http" else EchoWorker())(scope, receive, send)
 
     return served
+
+
+async def three_pieces(scope: Scope, receive: Receive, send: Send) -> None:
+    """A reply without a length; `/half` breaks off in it."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+    for piece in (b"one ", b"", b"two "):
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    if scope["path"] == "/half":
+        raise ClientDisconnectedError
+    await send({"type": "http.response.body", "body": b"three"})
+
+
+@pytest.mark.parametrize("keep", [b"", b"connection: keep-alive\r\n"])
+def test_a_client_of_http_1_0_gets_no_chunks(keep: bytes) -> None:
+    """It knows none: the end of the connection is the end of the reply."""
+
+    async def main() -> None:
+        async with limits(three_pieces) as connect:
+            client = await connect()
+            await client.say(b"GET /x HTTP/1.0\r\n%b\r\n" % keep)
+            head, _, body = (await client.reader.read()).partition(b"\r\n\r\n")
+            assert head.splitlines()[0] == b"HTTP/1.1 200 OK"
+            assert b"connection: close" in head.splitlines()
+            assert b"transfer-encoding" not in head
+            assert body == b"one two three"
+            newer = await connect()
+            await newer.say(b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n")
+            _, headers, body = await newer.answer()
+            assert (headers["transfer-encoding"], body) == ("chunked", b"one two three")
+
+    asyncio.run(main())
+
+
+def test_a_client_of_http_1_0_sees_that_a_reply_is_not_whole() -> None:
+    """Nothing but a reset connection says so."""
+
+    async def main() -> None:
+        async with limits(three_pieces) as connect:
+            client = await connect()
+            await client.say(b"GET /half HTTP/1.0\r\n\r\n")
+            with pytest.raises(ConnectionResetError):
+                await client.reader.read()
+
+    asyncio.run(main())
+
+
+def test_a_client_of_http_1_0_gets_the_length_of_what_has_one() -> None:
+    async def whole(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        await send({"type": "http.response.body", "body": b"whole"})
+
+    async def main() -> None:
+        async with limits(whole) as connect:
+            for method, said in ((b"GET", b"whole"), (b"HEAD", b"")):
+                client = await connect()
+                await client.say(b"%b /x HTTP/1.0\r\n\r\n" % method)
+                head, _, body = (await client.reader.read()).partition(b"\r\n\r\n")
+                assert b"content-length: 5" in head.splitlines()
+                assert body == said
+
+    asyncio.run(main())
