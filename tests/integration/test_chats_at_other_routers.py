@@ -13,6 +13,7 @@ import pytest
 
 from middleware_hub.sessions.log import chat_notes
 from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.store.look_up import MOST_NAMED
 from router.config import StoreConfig
 from router.embedded.worker import EmbeddedWorker
 from tests.middleware_hub.store_cli.running import status
@@ -199,6 +200,20 @@ def router(worker: EmbeddedWorker, tmp_path: Path) -> Iterator[Router]:
     running = Router(worker, store_of("sqlite", tmp_path), folder=chat_model("qwen3"))
     yield running
     running.stop()
+
+
+def test_of_many_equal_replies_the_client_means_the_one_with_its_thought(
+    worker: EmbeddedWorker, router: Router
+) -> None:
+    opening = [user("Hello")]
+    chains = []
+    for number in range(MOST_NAMED + 2):
+        worker.script(spelled(worker, f"<think>\n{number}\n</think>\n\nHi."))
+        turn(router, opening)
+        chains.append([*worker.log[-1].input_ids, *worker.log[-1].output_ids])
+    router.restart()
+    turn(router, [*opening, {**said("Hi."), "reasoning_content": "0"}, user("And?")])
+    assert list(worker.log[-1].input_ids)[: len(chains[0])] == chains[0]
 
 
 def test_a_long_chat_is_asked_for_in_parts(
