@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, Final, cast, get_args
 
+from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Durability, Store
 from middleware_hub.store.redis.wire.address import FORMS, PREFIX, shown
 from router.errors import BadRequestError
@@ -44,3 +45,19 @@ def open_store(address: str, *, durability: Durability = "process", prefix: str 
     module, _, name = _STORES[scheme].partition(":")
     made: Any = getattr(import_module(module), name)
     return cast(Store, made(address, durability, prefix) if scheme.startswith("redis") else made(rest, durability))
+
+
+def read_only(address: str, error: StoreUnreachableError | None = None) -> Store | None:
+    """Return a store that only reads, if that of an address is a file that cannot be written; else None.
+
+    `error`: the one with which it could not be opened, if that was tried.
+    """
+    scheme, _, rest = address.partition(":")
+    if scheme != "sqlite":
+        return None
+    folder = "middleware_hub.store.sqlite.read_only"
+    permission: Any = import_module(f"{folder}.permission")
+    if not permission.cannot_write(rest, error):
+        return None
+    module: Any = import_module(f"{folder}.store")
+    return cast(Store, module.ReadOnlyStore(rest))

@@ -20,13 +20,13 @@ class Tally:
 
     def __init__(self) -> None:
         self.spared = 0
-        self._finds = self._cut_off = self._damaged = 0
+        self._finds = self._cut_off = self.damaged = 0
 
     def counted(self, found: Found) -> Found:
         """Count a look-up, and return what it found."""
         self._finds += 1
         self._cut_off += found.cut_off
-        self._damaged += found.damaged
+        self.damaged += found.damaged
         return found
 
     def stats(self, sizes: tuple[int, int, int, int], writer: Writer, torn_bytes: int = 0) -> StoreStats:
@@ -42,7 +42,7 @@ class Tally:
             finds=self._finds,
             spared=self.spared,
             cut_off=self._cut_off,
-            damaged=self._damaged,
+            damaged=self.damaged,
             conflicts=writer.conflicts,
             torn_bytes=torn_bytes,
         )

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 from middleware_hub.store.errors import StoreError, StoreMismatchError, StoreUnreachableError
-from middleware_hub.store.opening import open_store
+from middleware_hub.store.opening import open_store, read_only
 from middleware_hub.store.protocol import Store
 from router.errors import BadRequestError
 from router.flags import store_address
@@ -30,17 +30,32 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 async def opened(args: argparse.Namespace, fingerprint: str | None = None) -> AsyncIterator[Store]:
     """Open the store that the flags name, and close it at the end. Raises BadRequestError if that is impossible.
 
-    `fingerprint`: that of the tokenizer to which the store must belong; None takes any.
+    A file that cannot be written is only read. `fingerprint`: that of the tokenizer to which the store must belong; None takes
+    any.
     """
-    store = open_store(args.store, prefix=args.store_prefix)
-    try:
-        await store.open(fingerprint)
-    except (StoreMismatchError, StoreUnreachableError) as error:
-        raise BadRequestError(error.message) from error
+    store = await _opened(args, fingerprint)
     try:
         yield store
     finally:
         await store.close()
+
+
+async def _opened(args: argparse.Namespace, fingerprint: str | None) -> Store:
+    store, reader = open_store(args.store, prefix=args.store_prefix), read_only(args.store)
+    try:
+        if reader is None:
+            try:
+                await store.open(fingerprint)
+                return store
+            except StoreUnreachableError as error:
+                reader = read_only(args.store, error)
+                if reader is None:
+                    raise
+        await reader.open(fingerprint)
+    except (StoreMismatchError, StoreUnreachableError) as error:
+        raise BadRequestError(error.message) from error
+    sys.stderr.write(f"{args.store} cannot be written: it is only read, and nothing is noted in it\n")
+    return reader
 
 
 def run_and_exit(

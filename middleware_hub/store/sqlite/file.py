@@ -62,14 +62,15 @@ def place_of(path: str) -> Path:
     return found
 
 
-def connect(path: Path, *, synced: bool = False) -> sqlite3.Connection:
+def connect(path: Path, *, synced: bool = False, how: str = "") -> sqlite3.Connection:
     """Return a connection to a file, for any thread, but only one at a time.
 
-    `synced`: whether a commit waits until it is on the disk. Raises a StoreError.
+    `synced`: whether a commit waits until it is on the disk. `how`: SQLite's options, as in a URI. Raises a StoreError.
     """
+    name = f"{path.absolute().as_uri()}?{how}" if how else path
     with mapped(path):
         connection = sqlite3.connect(
-            path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
+            name, _BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256, uri=bool(how)
         )
         try:
             for setting in (
@@ -114,7 +115,7 @@ def prepare(path: Path, fingerprint: str | None) -> int:
                 else:
                     torn = _torn(path)
                     connection.execute("COMMIT")
-                _check(connection, path, fingerprint)
+                check(connection, path, fingerprint)
                 _grow(connection)
             finally:
                 if connection.in_transaction:
@@ -136,7 +137,8 @@ def _make(connection: sqlite3.Connection, fingerprint: str) -> None:
     connection.execute("COMMIT")
 
 
-def _check(connection: sqlite3.Connection, path: Path, fingerprint: str | None) -> None:
+def check(connection: sqlite3.Connection, path: Path, fingerprint: str | None) -> None:
+    """Raise StoreMismatchError if a file is no store, or not one of this tokenizer or of a format that is known."""
     if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION,):
         raise StoreMismatchError(f"{path} is a database of something else: name another path with --store")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -283,6 +285,11 @@ def log_of(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
 
 
+def index_of(path: Path) -> Path:
+    """Return the index of the log of a file."""
+    return path.with_name(f"{path.name}-shm")
+
+
 def _check_log(path: Path) -> None:
     """Raise StoreUnreachableError if only the log was removed.
 
@@ -290,7 +297,7 @@ def _check_log(path: Path) -> None:
     the log was removed by other means. Perhaps a process still writes to it: a second log beside that one would damage the
     file.
     """
-    log, index = log_of(path), path.with_name(f"{path.name}-shm")
+    log, index = log_of(path), index_of(path)
     if not log.exists() and index.exists() and not log.exists():
         raise StoreUnreachableError(
             f"{log} was removed, and what was recorded last may be nowhere else. If a router still uses this store, stop it: "

@@ -32,10 +32,13 @@ SELECT n, r.root, r.body FROM need JOIN records r USING(n) WHERE NOT known(r.id)
 class Reader:
     """Reads through its own connection. Two threads must not use it at once."""
 
-    def __init__(self, path: Path, same: SameFile, *, patient: bool = True) -> None:
-        """`patient`: wait while another process repairs the log after a kill; else raise StoreUnreachableError at once."""
+    def __init__(self, path: Path, same: SameFile, *, patient: bool = True, how: str = "") -> None:
+        """`patient`: wait while another process repairs the log after a kill; else raise StoreUnreachableError at once.
+
+        `how`: as in `connect`.
+        """
         self.path = path
-        self.connection = connect(path)
+        self.connection = connect(path, how=how)
         self._same = same
         if not patient:
             self.connection.execute("PRAGMA busy_timeout = 0")

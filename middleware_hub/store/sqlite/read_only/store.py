@@ -1,0 +1,124 @@
+"""A store in a file that is only read, for the commands that only read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Final, NoReturn, TypeVar
+
+from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
+from middleware_hub.store.protocol import Finding, Found, LogInfo, Query, StoreStats
+from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, decode
+from middleware_hub.store.sqlite.file import SameFile, place_of
+from middleware_hub.store.sqlite.forgetting import used_bytes
+from middleware_hub.store.sqlite.read_only.permission import how_to_read
+from middleware_hub.store.sqlite.reader import Reader
+from middleware_hub.store.sqlite.verifying import Verifier
+from middleware_hub.store.tally import Tally
+
+T = TypeVar("T")
+_PAGE: Final = 500
+
+
+class ReadOnlyStore:
+    """The methods of a `Store` that read. `note` does nothing, and `forget_roots` raises StoreUnreachableError."""
+
+    def __init__(self, path: str) -> None:
+        """`path` is a file, or a folder with one."""
+        self._file = place_of(path)
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
+        self._opened: Reader | None = None
+        self._tally = Tally()
+
+    def __repr__(self) -> str:
+        return f"<ReadOnlyStore {self._file}, {'open' if self._opened else 'closed'}>"
+
+    async def open(self, fingerprint: str | None) -> None:
+        how = await self._in_thread(lambda: how_to_read(self._file, fingerprint))
+        self._opened = await self._in_thread(lambda: Reader(self._file, SameFile(self._file), how=how))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown)
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+    def note(self, marks: Sequence[Mark]) -> None:
+        """Note nothing."""
+
+    async def find(self, query: Query) -> Found:
+        reader = self._reader
+        found, _ = await self._in_thread(lambda: reader.find(query))
+        assert found is not None
+        ends = await self._in_thread(lambda: {log: reader.last(log) for log in query.logs})
+        return replace(self._tally.counted(found), ends=ends)
+
+    async def get(
+        self, ids: Sequence[bytes], *, known: Container[bytes] = (), roots: Mapping[bytes, bytes] | None = None
+    ) -> Found:
+        reader = self._reader
+        return self._tally.counted(await self._in_thread(lambda: reader.get(ids, known)))
+
+    async def blobs(
+        self, record: bytes, names: Sequence[str] | None = None, *, root: bytes | None = None
+    ) -> list[Blob]:
+        return await self._in_thread(partial(self._reader.blobs, record, names))
+
+    async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
+        return await self._in_thread(partial(self._reader.events, log, after, limit))
+
+    async def logs(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[LogInfo]:
+        return await self._in_thread(partial(self._reader.logs, prefix, after, limit))
+
+    async def scan(self) -> AsyncIterator[SpanRecord]:
+        after = 0
+        while rows := await self._in_thread(partial(self._reader.page, after, _PAGE)):
+            after = rows[-1][0]
+            for row in rows:
+                with suppress(DamagedRecordError, StoreMismatchError):
+                    yield decode(row[-1])
+
+    async def verify(self, checked: Callable[[int], None] | None = None) -> AsyncIterator[Finding]:
+        reader, more = self._reader, True
+        verifier = Verifier(reader)
+        while more:
+            before = verifier.records
+            try:
+                findings, more = await self._in_thread(verifier.page)
+            except asyncio.CancelledError:
+                reader.connection.interrupt()  # the check of a large file takes minutes
+                raise
+            if checked is not None:
+                checked(verifier.records - before)
+            for finding in findings:
+                yield finding
+
+    async def forget_roots(self, roots: Sequence[bytes]) -> NoReturn:
+        raise StoreUnreachableError(f"the store {self._file} cannot be written: it is only read")
+
+    async def stats(self) -> StoreStats:
+        reader = self._reader
+
+        def count() -> dict[str, int]:
+            with reader.snapshot() as connection:
+                found = {
+                    table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+                    for table in ("records", "roots", "logs")
+                }
+                return {**found, "bytes": used_bytes(connection)}
+
+        return StoreStats(**await self._in_thread(count), damaged=self._tally.damaged)
+
+    @property
+    def _reader(self) -> Reader:
+        if self._opened is None:
+            raise StoreUnreachableError(f"the store {self._file} is not open")
+        return self._opened
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Do something in the one thread to which the reader belongs."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
