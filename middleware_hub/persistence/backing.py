@@ -63,12 +63,12 @@ class Backing(Protocol):
         """
         ...
 
-    def note(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Awaitable[bool]:
-        """Begin to save a note on a reply, to be found by these names; the result tells whether it is in the store."""
+    def note(self, notes: Sequence[Batch]) -> Awaitable[bool]:
+        """Begin to save notes, see `noting`; the result tells whether they are in the store."""
         ...
 
     def noting(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Batch:
-        """Return what has to be appended for a note on a reply."""
+        """Return what has to be appended for a note on a reply, to be found by these names."""
         ...
 
     async def bring(self, records: Mapping[bytes, bytes]) -> None:

@@ -238,12 +238,13 @@ class Memory:
         saved = self._turns.add(match, generation, reply, own_context=context is not None, beside=beside)
         return generation, saved
 
-    def note(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Awaitable[bool]:
-        """Begin to save a note on a reply, to be found by these names; the result tells whether it is in the store."""
-        return self.saving.append(self.noting(reply, namespace, names, note))
+    def note(self, notes: Sequence[Batch]) -> Awaitable[bool]:
+        """Begin to save notes, see `noting`; the result tells whether they are in the store."""
+        records = [record for one in notes for record in one.records]
+        return self.saving.append(Batch(records, {name: path for one in notes for name, path in one.paths.items()}))
 
     def noting(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Batch:
-        """Return what has to be appended for a note on a reply."""
+        """Return what has to be appended for a note on a reply, to be found by these names."""
         stamp = self.tree.clock.current or ""
         record = note_on(reply.stored, namespace, names, note, serial=self._serials.next(), stamp=stamp)
         return Batch([record], {record.id: TextPath(namespace, "")})

@@ -83,7 +83,13 @@ def whole_chain(
         if span.sampled:
             paths[record.id] = path
         span.stored = replace(
-            old, id=record.id, root=record.root, plain=plain, state=path.state(len(text)), spelled=spelled
+            old,
+            id=record.id,
+            root=record.root,
+            plain=plain,
+            state=path.state(len(text)),
+            spelled=spelled,
+            rewritten=old.rewritten + 1,
         )
         keep(span, record.id)
         records.append(record)

@@ -69,29 +69,32 @@ class AnonymousSession(Session):
     def committed(self, checkpoint: Checkpoint) -> int:
         """Count a commit and make room; return how many tokens the commit adds."""
         added = self.restored(checkpoint)
-        for _ in range(len(self._ends)):
-            if self.tokens <= self._max_tokens:
-                break
-            self._drop_oldest()
+        self.make_room()
         return added
 
+    def make_room(self) -> None:
+        """Drop the ends of conversations, least recently used first, as long as they hold too much."""
+        used = 0
+        while self.tokens > self._max_tokens and used < len(self._ends):
+            used += not self._drop_oldest()
+
     def restored(self, checkpoint: Checkpoint) -> int:
-        """Count a turn that another process sampled. Room is made after the turn that needs it."""
+        """Count a turn that another process sampled. Room is made after the turn that needs it, or before the next request."""
         added = super().committed(checkpoint)
         if checkpoint.parent is not None:
             self._ends.pop(checkpoint.parent.id, None)
         self._ends[checkpoint.id] = checkpoint
         return added
 
-    def _drop_oldest(self) -> None:
-        """Drop the end of the least recently used conversation. The turn before it is the next to go."""
+    def _drop_oldest(self) -> bool:
+        """Drop the end of the least recently used conversation, unless it is used. The turn before it is the next to go."""
         _, oldest = self._ends.popitem(last=False)
         if self.notes is not None:
             self.notes.whole = False
         if oldest.users:
             # A generation in flight continues it. If that fails, it is an end again.
             self._ends[oldest.id] = oldest
-            return
+            return False
         parent, context = oldest.parent, oldest.span.parent
         self.tokens -= len(oldest.span)
         self.samples -= 1
@@ -106,6 +109,7 @@ class AnonymousSession(Session):
         if parent is not None and not parent.users:
             self._ends[parent.id] = parent
             self._ends.move_to_end(parent.id, last=False)
+        return True
 
 
 class OpenChats:
@@ -134,6 +138,7 @@ class OpenChats:
         return iter(self._found.values())
 
     def of(self, tenant: str, namespace: str) -> AnonymousSession:
+        """Return the chats of a tenant and a namespace, with room for those that a request brings."""
         found = self._found.pop((tenant, namespace), None)
         if found is None:
             if len(self._found) >= MOST_NAMESPACES:
@@ -143,6 +148,7 @@ class OpenChats:
             found = AnonymousSession(tenant, self._key, notes, max_tokens=self._max_tokens)
             if found.notes is not None:
                 found.notes.whole = not self._dropped  # it may have been there before
+        found.make_room()  # a request that commits nothing may have brought turns: it failed, or counted tokens
         self._found[tenant, namespace] = found
         return found
 

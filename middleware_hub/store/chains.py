@@ -23,6 +23,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
             where texts are not looked up.
         spelled: the end of what the ids of its chain spell, if that differs from its text and is known here.
         stamp, ends, extras: of the record, so that the same record can be made again. (A span may be measured later.)
+        rewritten: how often it was written again, because the store had forgotten or lost it.
     """
 
     id: bytes
@@ -34,6 +35,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     stamp: str = ""
     ends: bytes | None = None
     extras: tuple[str, ...] = ()
+    rewritten: int = 0
 
 
 def record_of(

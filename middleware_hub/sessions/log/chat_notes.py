@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -34,7 +35,7 @@ from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan, chain_ids, names_of
 from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.store.errors import DamagedRecordError, MissingRecordError, StoreError, StoreUnreachableError
-from middleware_hub.store.protocol import Refill
+from middleware_hub.store.protocol import Batch, Refill
 
 logger = logging.getLogger(__name__)
 
@@ -73,10 +74,12 @@ class Noted(NamedTuple):
     Attributes:
         record: the id of the reply's record.
         path: that of the messages up to the reply's own; empty until it is needed.
+        rewritten: that of the record when the note was written, see `Stored`.
     """
 
     record: bytes
     path: bytes = b""
+    rewritten: int = 0
 
 
 class _Said(NamedTuple):
@@ -162,24 +165,17 @@ class ChatNotes:
             self._commit_all(found)
 
     def _commit_all(self, found: Mapping[str, tuple[ChatNote, bytes]]) -> None:
-        """Commit turns after those that they continue. Raises DamagedRecordError if one cannot be committed."""
+        """Commit turns after those that they continue. Raises DamagedRecordError if one cannot be read."""
         waiting = {name: one for name, one in found.items() if self._trie.checkpoint(name) is None}
-        lost = 0
         while waiting:
             count = len(waiting)
             for name, (note, reply) in list(waiting.items()):
-                if not waiting.keys().isdisjoint(before := _continued(note)):
-                    continue  # a turn that it continues comes first
-                del waiting[name]
-                if all(self._trie.checkpoint(one) for one in before):
-                    self._commit(note, reply)
-                else:
-                    lost += 1
+                if waiting.keys().isdisjoint(before := _continued(note)):
+                    del waiting[name]
+                    if all(map(self._trie.checkpoint, before)):  # else the store has forgotten what it continues, or waits for it
+                        self._commit(note, reply)
             if len(waiting) == count:
                 raise DamagedRecordError("turns of a chat continue each other in a circle")
-        if lost:
-            # What they continue waits for the store at another router, or is damaged. Its text must not look like context.
-            raise DamagedRecordError(f"what {lost} turns of a chat continue is not in the store")
 
     def _commit(self, note: ChatNote, record: bytes) -> None:
         tree, turn = self._hub.tree, note.turn
@@ -195,17 +191,13 @@ class ChatNotes:
             span = TokenSpan(span, take, 0, prompt[len(before) :], 0, flags=turn.flags)
             take = span.count
         sampled = TokenSpan(
-            span,
-            take,
-            0,
-            reply.ids,
-            0,
+            *(span, take, 0, reply.ids, 0),
             versions=reply.versions,
             flags=note.flags,
             visible=reply.visible,
             request_ids=reply.request_ids,
             finish=reply.finish,
-            stored=Noted(record),
+            stored=Noted(record, rewritten=reply.stored.rewritten),
         )
         checkpoint = replay.commit(self._trie, turn, sampled, note.tail)
         self._committed(checkpoint)
@@ -216,9 +208,23 @@ class ChatNotes:
 
     def save(self, checkpoint: Checkpoint, lora: str, reply: Generation) -> Awaitable[bool]:
         assert self._hub.memory is not None, "the layers inside have recorded the reply"
-        checkpoint.span.stored = Noted(reply.span.stored.id, _path(checkpoint.node))
-        note = _encode(_note(checkpoint))
-        return self._hub.memory.note(reply.span, self._place(lora), _names_of(checkpoint), note)
+        memory = self._hub.memory
+        notes = [self._noting(memory, one, span, lora) for one, span in self._forgotten(checkpoint)]
+        return memory.note([*notes, self._noting(memory, checkpoint, reply.span, lora)])
+
+    def _noting(self, memory: Backing, checkpoint: Checkpoint, reply: TokenSpan, lora: str) -> Batch:
+        checkpoint.span.stored = Noted(reply.stored.id, _path(checkpoint.node), reply.stored.rewritten)
+        return memory.noting(reply, self._place(lora), _names_of(checkpoint), _encode(_note(checkpoint)))
+
+    def _forgotten(self, checkpoint: Checkpoint) -> Iterator[tuple[Checkpoint, TokenSpan]]:
+        """Yield the turns before this one, and their replies, that were written again after their notes had been lost."""
+        tree, waiting = self._hub.tree, _noted_before(checkpoint)
+        while waiting and tree is not None:
+            one = waiting.pop()
+            reply = tree.stored.get(one.span.stored.record)
+            if reply is not None and reply.stored.rewritten != one.span.stored.rewritten:
+                yield one, reply
+                waiting += _noted_before(one)
 
     async def refill(self, store: Refill) -> None:
         """Note again what a store has lost, as far as the replies are here: they are in the store again by now.
@@ -229,12 +235,10 @@ class ChatNotes:
         for checkpoint in self._trie.checkpoints():
             noted: Noted | None = checkpoint.span.stored
             reply = None if tree is None or noted is None else tree.stored.get(noted.record)
-            if reply is None or memory is None:
-                continue
-            lora = reply.owner.namespace[1]
-            batch = memory.noting(reply, self._place(lora), _names_of(checkpoint), _encode(_note(checkpoint)))
+            if reply is None or memory is None or self._trie.checkpoint(checkpoint.id) is None:
+                continue  # the turn may have been dropped meanwhile
             try:
-                await store.append(batch)
+                await store.append(self._noting(memory, checkpoint, reply, reply.owner.namespace[1]))
             except MissingRecordError:
                 logger.debug("the reply %s still waits for the store", checkpoint.id)
             except StoreUnreachableError:
@@ -254,22 +258,15 @@ def _continued(note: ChatNote) -> set[str]:
 
 def _note(checkpoint: Checkpoint) -> ChatNote:
     """Return the note on a turn. What it continues has notes, too: messages and tokens without a note are part of it."""
-    node, span, parent = checkpoint.node, checkpoint.span, checkpoint.parent
-    behind, messages = None, []
-    for passed in node.ancestors():
-        if passed is node:
-            continue
-        behind = next((one.id for one in passed.samples or () if one.span.stored is not None), None)
-        if behind is not None:
-            break
-        messages.append(passed.message)
+    (behind, messages), node = _noted_above(checkpoint.node), checkpoint.node
+    span, parent = checkpoint.span, checkpoint.parent
     context = span.parent if span.parent is not None and not span.parent.sampled else None
     noted = parent is not None and parent.span.stored is not None
     turn = TurnCommitted(
         time=checkpoint.time,
         generation=checkpoint.id,
         setting=node.setting,
-        behind=behind,
+        behind=None if behind is None else behind.id,
         messages=tuple(reversed(messages)),
         message=node.message,
         in_place=False,
@@ -289,6 +286,23 @@ def _note(checkpoint: Checkpoint) -> ChatNote:
     )
     take = (span if context is None else context).take if noted else 0
     return ChatNote(turn, take, span.flags, checkpoint.tail)
+
+
+def _noted_above(node: MessageNode) -> tuple[Checkpoint | None, list[bytes]]:
+    """Return a sample with a note above a node, the nearest, and the messages between the two, last message first."""
+    messages: list[bytes] = []
+    for passed in islice(node.ancestors(), 1, None):
+        behind = next((one for one in passed.samples or () if one.span.stored is not None), None)
+        if behind is not None:
+            return behind, messages
+        messages.append(passed.message)
+    return None, messages
+
+
+def _noted_before(checkpoint: Checkpoint) -> list[Checkpoint]:
+    """Return what the note on a turn builds on."""
+    before = (_noted_above(checkpoint.node)[0], checkpoint.parent)
+    return [one for one in before if one is not None and one.span.stored is not None]
 
 
 def _path(node: MessageNode) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.chat.keys import canonical
-from middleware_hub.sessions.anonymous import AnonymousSession
+from middleware_hub.sessions.anonymous import SHARE, AnonymousSession, OpenChats
+from middleware_hub.sessions.log.chat_notes import ChatNotes, Noted
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.prompt_ids import PromptIds
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids
+from middleware_hub.store.chains import Stored
 from tests.middleware_hub.sessions.trie.recount import recount
 
 SETTING = b"setting"
@@ -124,3 +128,58 @@ def test_a_conversation_that_lost_its_end_is_dropped_first() -> None:
         place.check()
         left.append([msgspec.json.decode(one.node.path()[0].message)["content"] for one in place.ends()])
     assert left == [["0", "1", "2"], ["0", "1", "2", "3"], ["1", "2", "3", "4"], ["2", "3", "4", "5"]]
+
+
+def test_room_is_made_after_many_turns_that_another_process_sampled() -> None:
+    """One request may bring a whole conversation. What it brought goes, too, although the request has only one end."""
+    place = Room(20)
+    for turns in range(1, 9):
+        handle, prompt = place.begin(talk(tuple(range(turns))))
+        span = TokenSpan(prompt.span, prompt.take, 0, pack_ids([7, 8]), 0, versions="1")
+        message = {"role": "assistant", "content": "r"}
+        place.session.restored(place.session.trie.commit(handle, message, span, finish="stop"))
+    assert place.session.tokens == 40
+    place.end(*place.begin(talk((9,))), "r")
+    place.check()
+    assert place.session.tokens <= 20
+
+
+def test_requests_that_commit_nothing_do_not_let_a_memory_grow() -> None:
+    """They may bring turns of other processes, to count tokens for one. The next request makes room."""
+    chats = OpenChats(max_tokens=20 * SHARE)
+    place = Room(0)
+    place.session = chats.of("", "")
+    for word in range(9):
+        handle, prompt = place.begin(talk((word,)))
+        span = TokenSpan(prompt.span, prompt.take, 0, pack_ids([7, 8]), 0, versions="1")
+        message = {"role": "assistant", "content": "r"}
+        place.session.restored(place.session.trie.commit(handle, message, span, finish="stop"))
+    assert place.session.tokens == 45
+    assert chats.of("", "") is place.session
+    place.check()
+    assert place.session.tokens <= 20
+
+
+def test_a_turn_that_is_dropped_while_the_store_is_filled_again_is_left_out() -> None:
+    """Filling waits for the store after each turn, and chats go on meanwhile."""
+    place, replies, kept = Room(100), {}, []
+
+    class Memory:
+        def noting(self, reply: TokenSpan, namespace: Any, names: list[str], note: bytes) -> str:
+            return names[0]
+
+    class Store:
+        async def append(self, batch: str) -> None:
+            kept.append(batch)
+            for one in reversed(place.session.trie.checkpoints()[1:]):
+                place.session.trie.drop(one)
+
+    for turns in range(1, 4):
+        checkpoint = place.end(*place.begin(talk(tuple(range(turns)))), "r")
+        record = b"%d" % turns
+        checkpoint.span.stored = Noted(record)
+        replies[record] = SimpleNamespace(stored=Stored(record, b"1"), owner=SimpleNamespace(namespace=("", "", "")))
+    hub: Any = SimpleNamespace(tree=SimpleNamespace(stored=replies), memory=Memory())
+    store: Any = Store()
+    asyncio.run(ChatNotes(hub, "", "", place.session.trie, place.session.restored).refill(store))
+    assert kept == ["1"]
