@@ -1,33 +1,35 @@
 """Chats without a session in a store: any router recognizes a conversation by its messages, also after a restart.
 
 The layers inside record each reply with its tokens. A *note* beside that record says what the messages were: the same event as
-in a session's log, which is applied by the same code. Notes are found by their names:
-
-    the generation's id
-    the path of the messages up to the reply's own            a client that goes on sends just these messages
-    that path, with the reasoning of the reply                of several equal replies, the client means this one
-    the path of the messages before the reply                 a client that edited the reply sends only these
-
-A path is a digest of the adapter and the keys of messages. A request asks for the names of those assistant's messages on its
-path that this process does not know, and of the last one that it knows: another router may have sampled it once more.
+in a session's log, which is applied by the same code. Notes are found by names: a generation's id, or the path of messages
+that led to it (`chat_paths`). A request asks for the names of those assistant's messages on its path that this process does not
+know, and of the last one that it knows: another router may have sampled it once more.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from middleware_hub.chat.keys import adapter_of
-from middleware_hub.chat.messages import ChatRequest, Message, MessageKey
+from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.sessions.log import replay
+from middleware_hub.sessions.log.chat_paths import (
+    Noted,
+    longer,
+    name_before,
+    names_of_turn,
+    names_on,
+    path_to,
+    reasoning_in,
+)
 from middleware_hub.sessions.log.events import TurnCommitted
 from middleware_hub.sessions.trie.memo import setting_in
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
@@ -41,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 PLACE: Final = "messages"
 """The last part of the namespaces of notes."""
-_DIGEST: Final = 16
 _AT_ONCE: Final = 512
 """Names that are asked for at once."""
 
@@ -66,20 +67,6 @@ class Remembering(Protocol):
 
     tree: RadixTree | None
     memory: Backing | None
-
-
-class Noted(NamedTuple):
-    """What a sampled span of a chat keeps of its note (`TokenSpan.stored`).
-
-    Attributes:
-        record: the id of the reply's record.
-        path: that of the messages up to the reply's own; empty until it is needed.
-        rewritten: that of the record when the note was written, see `Stored`.
-    """
-
-    record: bytes
-    path: bytes = b""
-    rewritten: int = 0
 
 
 class _Said(NamedTuple):
@@ -136,13 +123,13 @@ class ChatNotes:
 
     def _said(self, setting: bytes, messages: Sequence[Message], last: MessageNode | None) -> Iterator[_Said]:
         """Yield the assistant's messages from the last one that is known on."""
-        begin, path = (0, adapter_of(setting)) if last is None else (last.depth, _path(last))
+        begin, path = (0, adapter_of(setting)) if last is None else (last.depth, path_to(last))
         if last is not None:
-            yield _Said(begin, _names(path, _reasoning(messages[begin - 1])), "")
+            yield _Said(begin, names_on(path, reasoning_in(messages[begin - 1])), "")
         for depth, message in enumerate(messages[begin:], begin + 1):
-            before, path = path, _longer(path, self._trie.key_of(message))
+            before, path = path, longer(path, self._trie.key_of(message))
             if message.get("role") == "assistant":
-                yield _Said(depth, _names(path, _reasoning(message)), _prompt_name(before))
+                yield _Said(depth, names_on(path, reasoning_in(message)), name_before(before))
 
     async def _bring(self, memory: Backing, lora: str, names: Sequence[str]) -> None:
         """Commit the turns with these names, the likeliest first, and those that they continue. Raises StoreError.
@@ -172,7 +159,7 @@ class ChatNotes:
             for name, (note, reply) in list(waiting.items()):
                 if waiting.keys().isdisjoint(before := _continued(note)):
                     del waiting[name]
-                    if all(map(self._trie.checkpoint, before)):  # else the store has forgotten what it continues, or waits for it
+                    if all(map(self._trie.checkpoint, before)):  # else the store has forgotten those, or waits for them
                         self._commit(note, reply)
             if len(waiting) == count:
                 raise DamagedRecordError("turns of a chat continue each other in a circle")
@@ -213,8 +200,8 @@ class ChatNotes:
         return memory.note([*notes, self._noting(memory, checkpoint, reply.span, lora)])
 
     def _noting(self, memory: Backing, checkpoint: Checkpoint, reply: TokenSpan, lora: str) -> Batch:
-        checkpoint.span.stored = Noted(reply.stored.id, _path(checkpoint.node), reply.stored.rewritten)
-        return memory.noting(reply, self._place(lora), _names_of(checkpoint), _encode(_note(checkpoint)))
+        checkpoint.span.stored = Noted(reply.stored.id, path_to(checkpoint.node), reply.stored.rewritten)
+        return memory.noting(reply, self._place(lora), names_of_turn(checkpoint), _encode(_note(checkpoint)))
 
     def _forgotten(self, checkpoint: Checkpoint) -> Iterator[tuple[Checkpoint, TokenSpan]]:
         """Yield the turns before this one, and their replies, that were written again after their notes had been lost."""
@@ -303,47 +290,6 @@ def _noted_before(checkpoint: Checkpoint) -> list[Checkpoint]:
     """Return what the note on a turn builds on."""
     before = (_noted_above(checkpoint.node)[0], checkpoint.parent)
     return [one for one in before if one is not None and one.span.stored is not None]
-
-
-def _path(node: MessageNode) -> bytes:
-    """Return the path of the messages up to a node."""
-    behind: list[MessageNode] = []
-    path = adapter_of(node.setting)
-    for passed in node.ancestors():
-        noted = next((one.span.stored for one in passed.samples or () if one.span.stored is not None), None)
-        if noted is not None and noted.path:
-            path = noted.path
-            break
-        behind.append(passed)
-    for passed in reversed(behind):
-        path = _longer(path, passed.key)
-    return path
-
-
-def _names_of(checkpoint: Checkpoint) -> list[str]:
-    above = checkpoint.node.parent
-    assert above is not None
-    return [checkpoint.id, *_names(_path(checkpoint.node), checkpoint.reasoning), _prompt_name(_path(above))]
-
-
-def _reasoning(message: Message) -> str:
-    found = message.get("reasoning_content")
-    return found if isinstance(found, str) else ""
-
-
-def _longer(path: bytes, key: MessageKey) -> bytes:
-    said = key if isinstance(key, bytes) else repr(key).encode("utf-8", "surrogatepass")
-    return blake2b(path + said, digest_size=_DIGEST).digest()
-
-
-def _names(path: bytes, reasoning: str) -> tuple[str, ...]:
-    if not reasoning:
-        return (path.hex(),)
-    return path.hex(), _longer(path, reasoning.encode("utf-8", "surrogatepass")).hex()
-
-
-def _prompt_name(path: bytes) -> str:
-    return f"before {path.hex()}"
 
 
 _encode = msgspec.msgpack.Encoder().encode
