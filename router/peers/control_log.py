@@ -58,13 +58,13 @@ class ControlLog:
         self.on_lost: Callable[[], None] = lambda: None
         """Called when entries were missed: whatever they asked for has to be assumed."""
         self._token = token
-        self._handlers: dict[type[Told], Callable[[Any, int, bool], Awaitable[None]]] = {}
+        self._handlers: dict[type[Told], Callable[[Any, int, bool], Awaitable[object]]] = {}
         self.on_set_back: Callable[[list[Told]], None] = lambda told: None
         """Called with the entries to append again, because the log has lost them."""
         self._reading = asyncio.Lock()
         self._last: Entry | None = None
 
-    def hear(self, kind: type[T], handler: Callable[[T, int, bool], Awaitable[None]]) -> None:
+    def hear(self, kind: type[T], handler: Callable[[T, int, bool], Awaitable[object]]) -> None:
         """Call `handler(event, number, own)` for each entry of a kind, in their order; `own`: this router has appended it.
 
         The number is 0 for an event without an entry: there is no channel, or it cannot be reached.

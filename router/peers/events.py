@@ -28,6 +28,12 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return f"{self.KIND} {str(what)[:_SHOWN]}".strip()
 
 
+class RouterCame(Told, frozen=True):
+    """A router has announced itself. The others look at once who is there: they wait for it if the store loses its writes."""
+
+    KIND = "router_came"
+
+
 class WorkerAdded(Told, frozen=True):
     """A worker was added by a call, or named by a router's command line. The rest is what that router found it to be."""
 
@@ -117,7 +123,7 @@ class Snapshot(Told, frozen=True):
 
 KINDS: Final[Mapping[str, type[Told]]] = {
     one.KIND: one
-    for one in (WorkerAdded, WorkerRemoved, CallBegan, AbortsOver, CallOver, Abort, AbortAnswered, Snapshot)
+    for one in (RouterCame, WorkerAdded, WorkerRemoved, CallBegan, AbortsOver, CallOver, Abort, AbortAnswered, Snapshot)
 }
 
 _decoders = {kind: msgspec.json.Decoder(one) for kind, one in KINDS.items()}

@@ -23,7 +23,7 @@ import msgspec
 
 from router.peers.channel import Channel, ChannelError
 from router.peers.control_log import ControlLog, in_time
-from router.peers.events import CallBegan, CallOver, Told, WorkerAdded, WorkerRemoved
+from router.peers.events import CallBegan, CallOver, RouterCame, Told, WorkerAdded, WorkerRemoved
 from router.peers.presence import LEASE_SECONDS, RENEW_SECONDS, Presence
 
 logger = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class Peers:
     def join(self, channel: Channel) -> None:
         """Take the channel by which the others are reached. It can be used from `start` on."""
         self._channel = channel
+        self.log.hear(RouterCame, lambda *_: in_time(self.presence.look(channel)))
 
     @property
     def kind(self) -> str | None:
@@ -109,12 +110,13 @@ class Peers:
         await self.catch_up()
 
     async def go_live(self) -> None:
-        """Handle entries from now on. The caller has done what `log.state` says."""
+        """Handle entries from now on, and tell the others of this router. The caller has done what `log.state` says."""
         self.log.live = True
         if self._channel is not None:
             self._listening = asyncio.create_task(self._listen(self._channel), name="what other routers tell")
             self.until = -math.inf
             await self.look_again()
+            await self.tell(RouterCame(), seconds=0.0)  # no start waits for a router that was killed
 
     async def close(self) -> None:
         """Append what was not told yet, and take the announcement back."""

@@ -219,6 +219,24 @@ def test_a_server_that_loses_or_refuses(
             place.check(clients)
 
 
+def test_a_router_that_has_just_come_is_waited_for(worker: EmbeddedWorker, tmp_path: Path) -> None:
+    """The store is emptied, and only that router knows what it had written: until that is there again, nothing is exact."""
+    with redis_server(tmp_path / "redis", ("appendonly", "no")) as server:
+        place = Place(tmp_path, worker, *[f"{server.address}?socket_timeout=1"] * 2)
+        with place.running() as clients:
+            one, two = place.routers
+            first = clients._ask(two.url, "first", None)
+            assert first is not None
+            two.freeze()
+            server.say("FLUSHALL")
+            for number in range(20):
+                clients._ask(one.url, f"second-{number}", first)
+                time.sleep(0.05)
+            assert clients.wrong == []
+            two.thaw()
+            until(lambda: retrieved(one.url, first)["exact"], "it is written again", 60)
+
+
 def test_connections_that_break_in_the_middle_of_what_is_said(worker: EmbeddedWorker, tmp_path: Path) -> None:
     """Commands are done and their answers lost, again and again, at one router and then at the other."""
     thread = LoopThread("wires", asyncio.new_event_loop)

@@ -45,7 +45,8 @@ class LosingCluster(Losing):
     def __init__(self, nodes: list[RedisServer], count: int) -> None:
         super().__init__(nodes[1], count)
         self.nodes = nodes
-        self.lives.address = f"redis+cluster://127.0.0.1:{nodes[1].port}?socket_timeout=0.5&socket_connect_timeout=0.5"
+        # Patient, because a busy machine is no node that does not answer.
+        self.lives.address = f"redis+cluster://127.0.0.1:{nodes[1].port}?socket_timeout=20&socket_connect_timeout=20"
 
     async def conversations(self, name: str, count: int = 8) -> None:
         """Conversations, whose turns the routers serve in turns."""

@@ -23,7 +23,7 @@ from router.peers import control_log, presence
 from router.peers.channel import ChannelError
 from router.peers.events import CallBegan, CallOver, FleetState, WorkerAdded, WorkerRemoved, encoded
 from router.peers.peers import Peers
-from router.peers.presence import Presence
+from router.peers.presence import RENEW_SECONDS, Presence
 from tests.conftest import examples
 from tests.router.peers.fleets import FakeRouter, routers
 from tests.support.clock import run_by_a_clock
@@ -154,6 +154,21 @@ def test_what_cannot_be_told_is_told_later_and_in_order(
         asyncio.run(main())
     assert "other routers were not told: worker_added" in caplog.text
     assert "other routers are told only now: worker_removed" in caplog.text
+
+
+def test_a_router_that_comes_is_known_to_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for it if the store loses what it has written. Otherwise they look now and then."""
+    monkeypatch.setattr("middleware_hub.store.dictionary.monotonic", lambda: time.monotonic())
+
+    async def main() -> None:
+        store = DictionaryStore()
+        async with routers(1, store) as (one,):
+            await asyncio.sleep(RENEW_SECONDS / 3)
+            async with routers(1, store) as (late,):
+                await until(lambda: late.peers.presence.token in one.peers.presence.others)
+                assert time.monotonic() < RENEW_SECONDS / 2
+
+    run_by_a_clock(monkeypatch, main())
 
 
 def test_one_that_does_not_hear_is_named_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +350,7 @@ def test_a_damaged_entry_is_passed_over(tmp_path: Path, damaged: list[int], trim
         if len(damaged) == 1:
             assert one.urls == left
         assert one.peers.log.entries["lost"] == bool([number for number in damaged if number > trimmed])
-        assert one.peers.log.read == 5
+        assert one.peers.log.read == 6, "the last one is its own"
         await one.peers.close()
         await store.close()
 
