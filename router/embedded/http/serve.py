@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
 
 
 class RestartableServer:
-    """Serves an ASGI application on a port. Port 0 takes a free one, and keeps it."""
+    """Serves an ASGI application on a port. Port 0 takes a free one, and keeps it while the server is dead."""
 
     def __init__(self, app: Any, host: str, port: int) -> None:
         self.host = host
@@ -18,6 +19,7 @@ class RestartableServer:
         self._app = app
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._held: socket.socket | None = None
 
     @property
     def up(self) -> bool:
@@ -29,15 +31,9 @@ class RestartableServer:
         Raises:
             OSError: the port is not available.
         """
-        # Without the protocol number asyncio leaves Nagle's algorithm on, and a reply in two writes takes 40 ms.
-        listener = socket.socket(proto=socket.IPPROTO_TCP)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self.host, self.port))
-        except OSError:
-            listener.close()
-            raise
+        listener = self._bound()
         self.port = listener.getsockname()[1]
+        self._release()
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
@@ -53,6 +49,22 @@ class RestartableServer:
         while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for this, and it takes only a few turns
             await asyncio.sleep(0)
 
+    def _bound(self) -> socket.socket:
+        # Without the protocol number asyncio leaves Nagle's algorithm on, and a reply in two writes takes 40 ms.
+        found = socket.socket(proto=socket.IPPROTO_TCP)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind((self.host, self.port))
+        except OSError:
+            found.close()
+            raise
+        return found
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
     async def die(self) -> None:
         """Cut all connections and accept no more."""
         if self._server is None:
@@ -65,11 +77,15 @@ class RestartableServer:
         for connection in list(server.server_state.connections):
             connection.transport.abort()
         server.force_exit = server.should_exit = True
+        await asyncio.sleep(0)
+        with suppress(OSError):  # a socket that does not listen refuses connections, and keeps the port from others
+            self._held = self._bound()
 
     async def close(self) -> None:
         """Die, and leave no task in the loop."""
         tasks = list(self._server.server_state.tasks) if self._server else []
         await self.die()
+        self._release()
         if tasks:
             await asyncio.wait(tasks, timeout=1)  # they notice that their client has left
         # uvicorn's own shutdown waits 0.2 s for connections, which are already cut here.

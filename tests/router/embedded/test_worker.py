@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -71,3 +73,15 @@ def test_a_worker_may_keep_no_log() -> None:
         generate(worker)
         request(worker, "/ping")
         assert (worker.log, worker.calls) == ([], [])
+
+
+def test_a_dead_worker_keeps_its_port(worker: EmbeddedWorker) -> None:
+    """Nobody answers there, and no other program gets it, until the worker comes back."""
+    worker.kill()
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", worker.port)) == errno.ECONNREFUSED
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", worker.port))
+    worker.restart()
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", worker.port)) == 0
