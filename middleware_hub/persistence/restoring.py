@@ -12,21 +12,29 @@ from middleware_hub.store.protocol import Found
 
 
 class Relied:
-    """The records of a tree, as `Query.known`. Notes which of them a store leaves out because the tree has them."""
+    """The records of a tree, as `Query.known`. Notes which of them a store leaves out because the tree has them.
+
+    A store may ask several times while it reads. What it was told is true until `gone` is called: otherwise what builds on a
+    record that the tree drops meanwhile would look damaged.
+    """
 
     def __init__(self, stored: Container[bytes]) -> None:
         self._stored = stored
         self._relied: set[bytes] = set()
 
     def __contains__(self, record: object) -> bool:
+        if record in self._relied:
+            return True
         if not isinstance(record, bytes) or record not in self._stored:
             return False
         self._relied.add(record)
         return True
 
     def gone(self) -> set[bytes]:
-        """Return the records left out that the tree has dropped since."""
-        return {record for record in self._relied if record not in self._stored}
+        """Return the records left out that the tree has dropped since. They are no longer known."""
+        gone = {record for record in self._relied if record not in self._stored}
+        self._relied -= gone
+        return gone
 
 
 def restore(tree: RadixTree, found: Found) -> dict[bytes, bytes]:

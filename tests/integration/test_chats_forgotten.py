@@ -1,9 +1,10 @@
-"""Chats without a session that a store forgets, while a router that knows them goes on."""
+"""Chats without a session of which a store forgets something, or the tree, while a router goes on with them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,5 +95,35 @@ def test_a_forgotten_chat_is_unknown_after_a_restart_and_the_store_is_not_blamed
         assert answer.headers["x-radix-reused-tokens"] == "0"
         assert "x-radix-reasons" not in answer.headers
         assert "x-radix-reasons" not in talk.say("three").headers
+    finally:
+        router.stop()
+
+
+def test_replies_that_are_collected_while_other_notes_are_read_are_known(
+    worker: EmbeddedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request names a reply whose messages it has edited, so what comes before that reply is read later than the reply."""
+    router = Router(worker, store_of("sqlite", tmp_path), folder=chat_model("qwen3"))
+    try:
+        talk = Talk(worker, router)
+        talk.say("one")
+        named = talk.say("two").headers["x-generation-id"]
+        router.restart()
+        tree, memory = router.hub.tree, router.hub.memory
+        assert tree is not None
+        assert memory is not None
+        notes, asked = memory.notes, []
+
+        async def late(*args: Any, **options: Any) -> Any:
+            asked.append(args)
+            tree.max_tokens = 0
+            tree.collect()
+            return await notes(*args, **options)
+
+        monkeypatch.setattr(memory, "notes", late)
+        edited = [user("one"), {"role": "assistant", "content": "No."}, *talk.messages[2:], user("three")]
+        answer = turn(router, edited, **{"x-parent-generation": named})
+        assert len(asked) > 1
+        assert "store_unreachable" not in answer.headers.get("x-radix-reasons", "")
     finally:
         router.stop()

@@ -104,17 +104,17 @@ class ChatNotes:
     # Before a turn -----------------------------------------------------------------------------------------------------
 
     async def recall(self, request: ChatRequest, parent: str | None = None) -> bool:
-        memory, lora = self._hub.memory, request.lora
-        if memory is None or lora is None:
+        tree, memory, lora = self._hub.tree, self._hub.memory, request.lora
+        if tree is None or memory is None or lora is None:
             return True
         setting, messages = setting_in(request), request.messages
         said = list(self._said(setting, messages, self._trie.last_sampled(setting, messages)))
         try:
             names = [name for one in reversed(said) for name in one.names]
-            await self._bring(memory, lora, [*names_of(parent), *names] if parent else names)
+            await self._bring(tree, memory, lora, [*names_of(parent), *names] if parent else names)
             node = self._trie.last_sampled(setting, messages)
             edited = [one.prompt for one in said if node is None or one.depth > node.depth]
-            await self._bring(memory, lora, edited[-_AT_ONCE:])
+            await self._bring(tree, memory, lora, edited[-_AT_ONCE:])
         except StoreError as error:
             self.whole = False
             logger.warning("a chat is known here as far as this process served it: %s", error)
@@ -131,18 +131,20 @@ class ChatNotes:
             if message.get("role") == "assistant":
                 yield _Said(depth, names_on(path, reasoning_in(message)), name_before(before))
 
-    async def _bring(self, memory: Backing, lora: str, names: Sequence[str]) -> None:
+    async def _bring(self, tree: RadixTree, memory: Backing, lora: str, names: Sequence[str]) -> None:
         """Commit the turns with these names, the likeliest first, and those that they continue. Raises StoreError.
 
         The names of a long conversation are asked for in parts, until nothing is missing.
         """
-        found: dict[str, tuple[ChatNote, bytes]] = {}
+        found: dict[str, tuple[ChatNote, TokenSpan]] = {}
         asked: set[str] = set()
         wanted, rest = names[:_AT_ONCE], names[_AT_ONCE:]
         while wanted:
             asked.update(wanted)
-            for reply, data in await memory.notes(self._place(lora), wanted, whole=self.whole):
-                note = _decode(data)
+            for record, data in await memory.notes(self._place(lora), wanted, whole=self.whole):
+                note, reply = _decode(data), tree.stored.get(record)  # it may be collected while other notes are read
+                if reply is None:
+                    raise DamagedRecordError(f"the reply of generation {note.turn.generation} cannot be read")
                 found.setdefault(note.turn.generation, (note, reply))
             needed = {name for note, _ in found.values() for name in _continued(note)}
             wanted = [name for name in needed - asked - found.keys() if self._trie.checkpoint(name) is None]
@@ -151,8 +153,8 @@ class ChatNotes:
         if not self._trie.closed:
             self._commit_all(found)
 
-    def _commit_all(self, found: Mapping[str, tuple[ChatNote, bytes]]) -> None:
-        """Commit turns after those that they continue. Raises DamagedRecordError if one cannot be read."""
+    def _commit_all(self, found: Mapping[str, tuple[ChatNote, TokenSpan]]) -> None:
+        """Commit turns after those that they continue. Raises DamagedRecordError for one that contradicts the store."""
         waiting = {name: one for name, one in found.items() if self._trie.checkpoint(name) is None}
         while waiting:
             count = len(waiting)
@@ -164,11 +166,8 @@ class ChatNotes:
             if len(waiting) == count:
                 raise DamagedRecordError("turns of a chat continue each other in a circle")
 
-    def _commit(self, note: ChatNote, record: bytes) -> None:
-        tree, turn = self._hub.tree, note.turn
-        reply = None if tree is None else tree.stored.get(record)
-        if reply is None:
-            raise DamagedRecordError(f"the reply of generation {turn.generation} cannot be read")
+    def _commit(self, note: ChatNote, reply: TokenSpan) -> None:
+        turn = note.turn
         parent = None if turn.parent is None else self._trie.checkpoint(turn.parent)
         span, take = None if parent is None else parent.span, note.take
         prompt, before = chain_ids(reply.parent, reply.take), chain_ids(span, take)
@@ -184,7 +183,7 @@ class ChatNotes:
             visible=reply.visible,
             request_ids=reply.request_ids,
             finish=reply.finish,
-            stored=Noted(record, rewritten=reply.stored.rewritten),
+            stored=Noted(reply.stored.id, rewritten=reply.stored.rewritten),
         )
         checkpoint = replay.commit(self._trie, turn, sampled, note.tail)
         self._committed(checkpoint)
@@ -214,10 +213,7 @@ class ChatNotes:
                 waiting += _noted_before(one)
 
     async def refill(self, store: Refill) -> None:
-        """Note again what a store has lost, as far as the replies are here: they are in the store again by now.
-
-        If a reply still waits for the store, its note waits behind it. Raises StoreUnreachableError.
-        """
+        """Note again what a store has lost, as far as the replies are here and in the store. Raises StoreUnreachableError."""
         tree, memory = self._hub.tree, self._hub.memory
         for checkpoint in self._trie.checkpoints():
             noted: Noted | None = checkpoint.span.stored
@@ -227,7 +223,7 @@ class ChatNotes:
             try:
                 await store.append(self._noting(memory, checkpoint, reply, reply.owner.namespace[1]))
             except MissingRecordError:
-                logger.debug("the reply %s still waits for the store", checkpoint.id)
+                logger.debug("the reply %s still waits for the store, and its note behind it", checkpoint.id)
             except StoreUnreachableError:
                 raise
             except (StoreError, ValueError) as error:
