@@ -57,6 +57,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.radix.prompting",
         "middleware_hub.radix.responder",
         "middleware_hub.radix.retrieval",
+        "middleware_hub.sessions.anonymous",
         "middleware_hub.sessions.log.*",
         "middleware_hub.sessions.lost_turns",
         "middleware_hub.sessions.prompt.composer",
