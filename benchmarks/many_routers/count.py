@@ -122,13 +122,14 @@ class Count:
     # Chats -----------------------------------------------------------------------------------------------------------
 
     def _chats(self, entries: Sequence[Entry]) -> None:
-        """Go on with each chat without a session: its worker must get all tokens of it."""
-        continued = {one.parent for one in entries}
+        """Go on with each chat without a session: its worker must get all tokens of it, and so of the turns before it."""
+        inside = {one.parent for one in entries if one.parent and one.sent[: len(one.parent.chain)] == one.parent.chain}
         for one in entries:
-            if one not in continued:
-                self._go_on(one)
+            if one in inside or self._goes_on(one):
+                self.counts["retrieved whole"] += 1
+                self.counts["retrieved whole, told unsaved"] += not one.saved
 
-    def _go_on(self, entry: Entry) -> None:
+    def _goes_on(self, entry: Entry) -> bool:
         said = [{"role": "assistant", "content": entry.text}, {"role": "user", "content": "And on?"}]
         body = {"model": "m", "messages": [*entry.messages, *said], "max_tokens": 1}
         headers = {"authorization": f"Bearer {TENANTS[entry.tenant]}", "x-parent-generation": entry.rid}
@@ -140,14 +141,15 @@ class Count:
                 break
             if time.monotonic() > deadline:
                 self._missing(entry, f"its chat answers {answer.status}: {answer.content[:120]!r}")
-                return
+                return False
             self.counts["asked again"] += 1
             time.sleep(0.5)
         (record,) = self._truth.of(answer.headers["x-generation-id"])
         if list(record.input_ids)[: len(entry.chain)] != entry.chain:
             self._missing(entry, f"its chat goes on without it: {told}")
-            return
+            return False
         self.counts["chats that went on whole"] += 1
+        return True
 
     # Sessions --------------------------------------------------------------------------------------------------------
 
