@@ -280,13 +280,12 @@ class Client:
         """Play a chat that names no session. Its messages say which it is: the template does not spell replies as they are."""
         line = uuid.uuid4().hex
         messages: list[Json] = [{"role": "user", "content": f"Question {line}: 你好?"}]
-        parent: Entry | None = None
+        entry: Entry | None = None
         for _ in range(self.dice.randint(*TURNS)):
-            entry = self.chat_turn(line, parent, messages)
+            entry = self.chat_turn(line, entry, messages)
             if entry is None:
                 return
             messages = [*messages, {"role": "assistant", "content": entry.text}, {"role": "user", "content": "And on?"}]
-            parent = entry
 
     def chat_turn(self, line: str, parent: Entry | None, messages: list[Json]) -> Entry | None:
         """Ask for a turn until it is answered; None if it never was.
