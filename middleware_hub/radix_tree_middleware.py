@@ -322,6 +322,7 @@ class RadixTreeMiddleware:
         )
 
     async def _stats(self, scope: Scope, receive: Receive, send: Send) -> None:
+        beside = {} if self.memory is None else {"store": await self.memory.stats()}
         stats, clock = self.tree.stats, self.tree.clock
         answer: dict[str, Any] = {
             "nodes": stats.nodes,
@@ -337,9 +338,8 @@ class RadixTreeMiddleware:
             "weight_versions": clock.known,
             "evictions": dict(stats.evicted),
             "evicted_tokens": stats.evicted_tokens,
+            **beside,
         }
-        if self.memory is not None:
-            answer["store"] = await self.memory.stats()
         await send_json(send, 200, msgspec.json.encode(answer))
 
 

@@ -307,9 +307,13 @@ class Memory:
             )
 
     async def stats(self) -> dict[str, Any]:
-        """Return the size of the store and its counts since the start, for `/radix_tree/stats`."""
+        """Return the size of the store and its counts since the start, for `/radix_tree/stats`.
+
+        The weight versions that others have noted are read, too: a router that is not asked for texts would show an old one.
+        """
         saving = self.saving
         try:
+            await self._versions.read()
             size = asdict(await self.store.stats())
         except StoreError as error:
             size = {"error": error.message}

@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
+from middleware_hub.persistence.weight_versions import VersionLog
+from middleware_hub.spans.versions import VersionClock, WorkerVersions
+from middleware_hub.store.opening import open_store
 from router.embedded.worker import EmbeddedWorker
 from tests.support import templates
 from tests.support.asking import Asking, calls, until
@@ -525,6 +529,24 @@ def test_a_store_that_is_away_for_a_while(tmp_path: Path) -> None:
         until(lambda: len(ok(call(f"{two.url}/routers"))["routers"]) == 2)
         assert ok(call(f"{two.url}/add_worker", {"url": first.url}))["routers"] == HEARD
         assert len(listed(one.url)) == 3
+
+
+def test_a_version_that_comes_from_the_spool_after_the_call_is_shown(tmp_path: Path) -> None:
+    """The routers are told of the call, and read the log of versions, before the spool of the other router is handed over."""
+    with Routers(tmp_path, store=f"sqlite:{tmp_path}/store/") as routers:
+        (one,) = routers.start(1, "--worker-urls", routers.worker().url)
+        assert version(one.url) is None
+        uvloop.run(_hand_over("7", f"sqlite:{tmp_path}/store/"))
+        assert version(one.url) == "7"
+
+
+async def _hand_over(current: str, address: str) -> None:
+    store, clock = open_store(address), VersionClock()
+    await store.open(None)
+    log = VersionLog(store, clock, WorkerVersions())
+    clock.set(current)
+    await log.write()
+    await store.close()
 
 
 # -- tenants ------------------------------------------------------------------------------------------------------------

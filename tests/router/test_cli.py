@@ -178,7 +178,7 @@ def test_every_flag_arrives() -> None:
         ((*PLAIN, "--max-body-bytes", "0"), ("--max-body-bytes",)),
         ((*PLAIN, "--shutdown-grace", "-1"), ("--shutdown-grace",)),
         ((*PLAIN, "--abort-retries", "0"), ("--abort-retries",)),
-        (("--middleware", "no.such:Thing"), ("no.such",)),
+        (("--middleware", "no.such:Thing", "--port", "0"), ("no.such",)),
         ((*PLAIN, "--port", "many"), ("--port", "--help")),
         ((*PLAIN, "--nonsense"), ("--nonsense", "--help")),
         ((*PLAIN, "--log-level", "loud"), ("--log-level",)),
