@@ -145,6 +145,7 @@ class StoredLog:
         trie, handle, span = self._session.trie, turn.handle, turn.span
         if trie.closed or not handle.open:
             raise TrieClosedError
+        trie.key(turn.message)  # if a function of the user's own fails, the turn must not be in the log
         context = span.parent if span.parent is not None and not span.parent.sampled else None
         shared = context is not None and context.stored is not None
         records = self._book.records(span, lora, self._stamp, turn.details["tail"], fields)
