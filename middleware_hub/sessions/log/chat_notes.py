@@ -8,6 +8,7 @@ know, and of the last one that it knows: another router may have sampled it once
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -45,6 +46,8 @@ PLACE: Final = "messages"
 """The last part of the namespaces of notes."""
 _AT_ONCE: Final = 512
 """Names that are asked for at once."""
+_WRITTEN_AT_ONCE: Final = 32
+"""Notes that are appended at once after a store has lost them."""
 
 
 class ChatNote(msgspec.Struct, frozen=True, array_like=True):
@@ -195,8 +198,14 @@ class ChatNotes:
     def save(self, checkpoint: Checkpoint, lora: str, reply: Generation) -> Awaitable[bool]:
         assert self._hub.memory is not None, "the layers inside have recorded the reply"
         memory = self._hub.memory
-        notes = [self._noting(memory, one, span, lora) for one, span in self._forgotten(checkpoint)]
-        return memory.note([*notes, self._noting(memory, checkpoint, reply.span, lora)])
+
+        def notes() -> list[Batch]:
+            if self._trie.checkpoint(checkpoint.id) is None:
+                return []  # dropped, while its note was waiting for the store
+            before = [self._noting(memory, one, span, lora) for one, span in self._forgotten(checkpoint)]
+            return [*before, self._noting(memory, checkpoint, reply.span, lora)]
+
+        return memory.note(reply, notes)
 
     def _noting(self, memory: Backing, checkpoint: Checkpoint, reply: TokenSpan, lora: str) -> Batch:
         checkpoint.span.stored = Noted(reply.stored.id, path_to(checkpoint.node), reply.stored.rewritten)
@@ -215,19 +224,24 @@ class ChatNotes:
     async def refill(self, store: Refill) -> None:
         """Note again what a store has lost, as far as the replies are here and in the store. Raises StoreUnreachableError."""
         tree, memory = self._hub.tree, self._hub.memory
-        for checkpoint in self._trie.checkpoints():
-            noted: Noted | None = checkpoint.span.stored
-            reply = None if tree is None or noted is None else tree.stored.get(noted.record)
-            if reply is None or memory is None or self._trie.checkpoint(checkpoint.id) is None:
-                continue  # the turn may have been dropped meanwhile
-            try:
-                await store.append(self._noting(memory, checkpoint, reply, reply.owner.namespace[1]))
-            except MissingRecordError:
-                logger.debug("the reply %s still waits for the store, and its note behind it", checkpoint.id)
-            except StoreUnreachableError:
-                raise
-            except (StoreError, ValueError) as error:
-                logger.error("a note on a chat that the store has lost cannot be written again: %s", error)
+        if tree is None or memory is None:
+            return
+        checkpoints = self._trie.checkpoints()
+        for at in range(0, len(checkpoints), _WRITTEN_AT_ONCE):
+            notes = []
+            for checkpoint in checkpoints[at : at + _WRITTEN_AT_ONCE]:
+                noted: Noted | None = checkpoint.span.stored
+                reply = None if noted is None else tree.stored.get(noted.record)
+                if reply is not None and self._trie.checkpoint(checkpoint.id) is not None:  # not dropped meanwhile
+                    notes.append(self._noting(memory, checkpoint, reply, reply.owner.namespace[1]))
+            # Each by itself: one whose reply still waits for the store must not hold up the others.
+            for done in await asyncio.gather(*map(store.append, notes), return_exceptions=True):
+                if isinstance(done, MissingRecordError):
+                    logger.debug("a reply still waits for the store, and its note behind it: %s", done)
+                elif isinstance(done, StoreError | ValueError) and not isinstance(done, StoreUnreachableError):
+                    logger.error("a note on a chat that the store has lost cannot be written again: %s", done)
+                elif done is not None:
+                    raise done
 
     def _place(self, lora: str) -> tuple[str, ...]:
         tenant, namespace = self._owner
