@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -33,7 +32,7 @@ from middleware_hub.sessions.log.chat_paths import (
 )
 from middleware_hub.sessions.log.events import TurnCommitted
 from middleware_hub.sessions.trie.memo import setting_in
-from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan, chain_ids, names_of
 from middleware_hub.spans.hidden_tail import HiddenToken
@@ -255,51 +254,29 @@ def _continued(note: ChatNote) -> set[str]:
 
 def _note(checkpoint: Checkpoint) -> ChatNote:
     """Return the note on a turn. What it continues has notes, too: messages and tokens without a note are part of it."""
-    (behind, messages), node = _noted_above(checkpoint.node), checkpoint.node
-    span, parent = checkpoint.span, checkpoint.parent
-    context = span.parent if span.parent is not None and not span.parent.sampled else None
-    noted = parent is not None and parent.span.stored is not None
-    turn = TurnCommitted(
-        time=checkpoint.time,
-        generation=checkpoint.id,
-        setting=node.setting,
-        behind=None if behind is None else behind.id,
-        messages=tuple(reversed(messages)),
-        message=node.message,
-        in_place=False,
-        parent=parent.id if parent is not None and noted else None,
-        apart=checkpoint.apart,
-        edited=checkpoint.edited,
-        span=b"",
-        context=None,
-        shared=False,
-        listed=False,
-        flags=0 if context is None else context.flags,
-        finish=checkpoint.finish,
-        shown=checkpoint.shown,
-        reasoning=checkpoint.reasoning,
-        scaffold=checkpoint.scaffold,
-        reasons=checkpoint.reasons,
-    )
-    take = (span if context is None else context).take if noted else 0
+    span, context = checkpoint.span, replay.context_of(checkpoint.span)
+    handle = BranchHandle(checkpoint.id, _prompt_of(checkpoint), checkpoint.parent, apart=checkpoint.apart)
+    told = {name: getattr(checkpoint, name) for name in replay.TOLD}
+    turn = replay.event_of(handle, checkpoint.node.message, span, told, known=_is_noted)
+    take = 0 if turn.parent is None else (context or span).take
     return ChatNote(turn, take, span.flags, checkpoint.tail)
 
 
-def _noted_above(node: MessageNode) -> tuple[Checkpoint | None, list[bytes]]:
-    """Return a sample with a note above a node, the nearest, and the messages between the two, last message first."""
-    messages: list[bytes] = []
-    for passed in islice(node.ancestors(), 1, None):
-        behind = next((one for one in passed.samples or () if one.span.stored is not None), None)
-        if behind is not None:
-            return behind, messages
-        messages.append(passed.message)
-    return None, messages
+def _is_noted(checkpoint: Checkpoint) -> bool:
+    return checkpoint.span.stored is not None
+
+
+def _prompt_of(checkpoint: Checkpoint) -> MessageNode:
+    """Return the last message before a turn."""
+    above = checkpoint.node.parent
+    assert above is not None
+    return above
 
 
 def _noted_before(checkpoint: Checkpoint) -> list[Checkpoint]:
     """Return what the note on a turn builds on."""
-    before = (_noted_above(checkpoint.node)[0], checkpoint.parent)
-    return [one for one in before if one is not None and one.span.stored is not None]
+    before = (replay.sampled_above(_prompt_of(checkpoint), _is_noted)[0], checkpoint.parent)
+    return [one for one in before if one is not None and _is_noted(one)]
 
 
 _encode = msgspec.msgpack.Encoder().encode
