@@ -8,6 +8,7 @@ user's own function takes the message and returns anything hashable.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
@@ -15,12 +16,24 @@ from typing import Any
 import msgspec
 
 from middleware_hub.chat.messages import ChatRequest, Message, MessageKey
-from router.errors import BadRequestError
+from router.errors import BadRequestError, RouterError
+
+logger = logging.getLogger(__name__)
 
 KeyFunction = Callable[[Message], MessageKey]
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _DIGEST = 16
+
+
+class MessageKeyError(RouterError):
+    """The user's own function for `--session-match` failed with a message."""
+
+    type = "session_match_failed"
+
+    def __init__(self, message: str) -> None:
+        # OpenAI's and Anthropic's own clients send a request again after a 5xx, and it would fail again.
+        super().__init__(message, headers=(("x-should-retry", "false"),))
 
 
 def canonical(message: Message) -> bytes:
@@ -72,7 +85,10 @@ def call_id(before: MessageKey, depth: int, number: int, name: str, arguments: s
 
 
 def load(name: str) -> KeyFunction:
-    """Return `canonical`, `strict`, or the user's function at `pkg.mod:function`. Raises BadRequestError."""
+    """Return `canonical`, `strict`, or the user's function at `pkg.mod:function`. Raises BadRequestError.
+
+    If the user's function fails, or returns what cannot be hashed, the returned function raises MessageKeyError.
+    """
     if name in _NAMED:
         return _NAMED[name]
     module, colon, attribute = name.partition(":")
@@ -85,7 +101,21 @@ def load(name: str) -> KeyFunction:
     if not callable(found):
         raise BadRequestError(f"--session-match {name}: this is no function")
     function: KeyFunction = found
-    return function
+
+    def checked(message: Message) -> MessageKey:
+        try:
+            key = function(message)
+            hash(key)
+        except Exception as error:
+            role = message.get("role")
+            logger.exception("--session-match %s failed with a message of the role %s", name, role)
+            raise MessageKeyError(
+                f"--session-match {name} failed with a message of the role {role} ({type(error).__name__}): "
+                "the router's log has the traceback"
+            ) from error
+        return key
+
+    return checked
 
 
 _NAMED: dict[str, KeyFunction] = {"canonical": canonical, "strict": strict}

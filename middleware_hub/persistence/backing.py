@@ -63,8 +63,12 @@ class Backing(Protocol):
         """
         ...
 
-    def note(self, notes: Sequence[Batch]) -> Awaitable[bool]:
-        """Begin to save notes, see `noting`; the result tells whether they are in the store."""
+    def note(self, reply: Generation, notes: Callable[[], Sequence[Batch]]) -> Awaitable[bool]:
+        """Begin to save the notes on a reply and those before it, see `noting`; the result tells whether they are in the store.
+
+        `notes` makes them. If the store has forgotten the conversation meanwhile, that is written again, with what `notes`
+        returns then; nothing is, if it returns nothing.
+        """
         ...
 
     def noting(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Batch:

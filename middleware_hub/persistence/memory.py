@@ -20,7 +20,7 @@ from middleware_hub.persistence.backing import Beside
 from middleware_hub.persistence.restoring import Relied, restore
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.spelling import Spelling
-from middleware_hub.persistence.turns import Turns
+from middleware_hub.persistence.turns import Turns, joined
 from middleware_hub.persistence.weight_versions import LOG, VersionLog
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.node import Generation
@@ -29,7 +29,7 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.extras import Extra
 from middleware_hub.store.chains import note_on
-from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreUnreachableError
+from middleware_hub.store.errors import DamagedRecordError, MissingRecordError, StoreError, StoreUnreachableError
 from middleware_hub.store.look_up import MOST_NAMED
 from middleware_hub.store.paths import TextPath
 from middleware_hub.store.protocol import Batch, Found, Query, Store, StoreStats
@@ -238,10 +238,18 @@ class Memory:
         saved = self._turns.add(match, generation, reply, own_context=context is not None, beside=beside)
         return generation, saved
 
-    def note(self, notes: Sequence[Batch]) -> Awaitable[bool]:
-        """Begin to save notes, see `noting`; the result tells whether they are in the store."""
-        records = [record for one in notes for record in one.records]
-        return self.saving.append(Batch(records, {name: path for one in notes for name, path in one.paths.items()}))
+    def note(self, reply: Generation, notes: Callable[[], Sequence[Batch]]) -> Awaitable[bool]:
+        """See `Backing.note`."""
+
+        def mend(batch: Batch, error: MissingRecordError) -> Batch | None:
+            again, made = self._turns.again(reply), notes()
+            return joined([again, *made]) if made else None
+
+        tree, span = self.tree, reply.span
+        if tree.stored.get(span.stored.id) is not span:  # collected already, so it cannot be written again
+            return self.saving.append(joined(notes()))
+        tree.hold(span)
+        return self.saving.append(joined(notes()), mend=mend, over=lambda _: tree.release(span))
 
     def noting(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Batch:
         """Return what has to be appended for a note on a reply, to be found by these names."""

@@ -180,6 +180,10 @@ class Turns:
         """Append what the tree knows and a store has lost. Raises StoreUnreachableError."""
         await Refilling(self._tree.stored, self._unsettled, self._chain).run(store)
 
+    def again(self, generation: Generation) -> Batch:
+        """Return what has to be appended for a recorded reply whose conversation the store has forgotten."""
+        return self._chain(generation, None)
+
     def _chain(self, generation: Generation, only: Collection[bytes] | None, own: Batch | None = None) -> Batch:
         tree = self._tree
         return whole_chain(tree.keep, generation, own or Batch(), tree.extras.of, self._spelling.apart, only)
@@ -327,10 +331,14 @@ def _with(one: Batch, news: Sequence[Event]) -> Batch:
 def _together(group: _Group) -> Batch:
     if len(group.batches) == 1:
         return _with(group.batches[0], group.news)
+    return _with(joined(group.batches), group.news)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return one batch with everything in these."""
     return Batch(
-        [record for one in group.batches for record in one.records],
-        {record: path for one in group.batches for record, path in one.paths.items()},
-        [blob for one in group.batches for blob in one.blobs],
-        [*(event for one in group.batches for event in one.events), *group.news],
-        gathered=True,
+        [record for one in batches for record in one.records],
+        {record: path for one in batches for record, path in one.paths.items()},
+        [blob for one in batches for blob in one.blobs],
+        [event for one in batches for event in one.events],
     )

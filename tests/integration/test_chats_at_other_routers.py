@@ -266,18 +266,21 @@ def test_a_chat_that_could_not_be_looked_up_says_so(
     assert list(worker.log[-1].input_ids)[: len(chain)] == chain
 
 
-def test_a_chat_is_known_although_redis_has_lost_it(worker: EmbeddedWorker) -> None:
-    """The router that knows it writes it again, and the next one finds it by its messages."""
+def test_a_chat_is_known_although_redis_has_lost_it(worker: EmbeddedWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router that knows it writes it again, a few notes at a time, and the next one finds it by its messages."""
+    monkeypatch.setattr(chat_notes, "_WRITTEN_AT_ONCE", 2)
     running = Router(worker, StoreConfig(url=empty_redis()), folder=chat_model("qwen3"))
     try:
-        opening = [user("Hello")]
-        worker.script(spelled(worker, "<think>\nhm\n</think>\n\nHi."))
-        turn(running, opening)
+        messages = [user("Hello")]
+        for number in range(5):
+            worker.script(spelled(worker, f"<think>\nhm\n</think>\n\nReply {number}."))
+            turn(running, messages)
+            messages = [*messages, said(f"Reply {number}."), user("And?")]
         chain = [*worker.log[-1].input_ids, *worker.log[-1].output_ids]
         assert shared().say("FLUSHALL").startswith("+OK")
         until(lambda: "x-radix-saved" not in turn(running, [user("Is it back?")]).headers)
         running.restart()
-        turn(running, [*opening, said("Hi."), user("And?")])
+        turn(running, messages)
         assert list(worker.log[-1].input_ids)[: len(chain)] == chain
     finally:
         running.stop()

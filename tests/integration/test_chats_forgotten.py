@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.store.protocol import Batch
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_chats_at_other_routers import Message, message_of, spelled, store_of, turn
 from tests.middleware_hub.store_cli.running import status
@@ -127,3 +128,32 @@ def test_replies_that_are_collected_while_other_notes_are_read_are_known(
         assert "store_unreachable" not in answer.headers.get("x-radix-reasons", "")
     finally:
         router.stop()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_a_chat_that_is_forgotten_between_a_reply_and_its_note_is_saved_whole(
+    worker: EmbeddedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    store = store_of(kind, tmp_path)
+    router, other = (Router(worker, store, folder=chat_model("qwen3")) for _ in range(2))
+    try:
+        talk = Talk(worker, router)
+        talk.say("one")
+        talk.say("two")
+        append, forgotten = router.store.append, []
+
+        async def late(batch: Batch) -> None:
+            if any(record.note for record in batch.records) and not forgotten:
+                forgotten.append(await router.store.forget(0))
+            await append(batch)
+
+        monkeypatch.setattr(router.store, "append", late)
+        answer = talk.say("three")
+        assert forgotten[0].records
+        assert "x-radix-saved" not in answer.headers
+        assert router.stack.get("/radix_tree/stats").json()["store"]["lost"] == 0
+        talk.router = other
+        assert "x-radix-reasons" not in talk.say("four").headers
+    finally:
+        router.stop()
+        other.stop()

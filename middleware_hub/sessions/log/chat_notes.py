@@ -8,9 +8,9 @@ know, and of the last one that it knows: another router may have sampled it once
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -32,7 +32,7 @@ from middleware_hub.sessions.log.chat_paths import (
 )
 from middleware_hub.sessions.log.events import TurnCommitted
 from middleware_hub.sessions.trie.memo import setting_in
-from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan, chain_ids, names_of
 from middleware_hub.spans.hidden_tail import HiddenToken
@@ -45,6 +45,8 @@ PLACE: Final = "messages"
 """The last part of the namespaces of notes."""
 _AT_ONCE: Final = 512
 """Names that are asked for at once."""
+_WRITTEN_AT_ONCE: Final = 32
+"""Notes that are appended at once after a store has lost them."""
 
 
 class ChatNote(msgspec.Struct, frozen=True, array_like=True):
@@ -195,8 +197,14 @@ class ChatNotes:
     def save(self, checkpoint: Checkpoint, lora: str, reply: Generation) -> Awaitable[bool]:
         assert self._hub.memory is not None, "the layers inside have recorded the reply"
         memory = self._hub.memory
-        notes = [self._noting(memory, one, span, lora) for one, span in self._forgotten(checkpoint)]
-        return memory.note([*notes, self._noting(memory, checkpoint, reply.span, lora)])
+
+        def notes() -> list[Batch]:
+            if self._trie.checkpoint(checkpoint.id) is None:
+                return []  # dropped, while its note was waiting for the store
+            before = [self._noting(memory, one, span, lora) for one, span in self._forgotten(checkpoint)]
+            return [*before, self._noting(memory, checkpoint, reply.span, lora)]
+
+        return memory.note(reply, notes)
 
     def _noting(self, memory: Backing, checkpoint: Checkpoint, reply: TokenSpan, lora: str) -> Batch:
         checkpoint.span.stored = Noted(reply.stored.id, path_to(checkpoint.node), reply.stored.rewritten)
@@ -215,19 +223,24 @@ class ChatNotes:
     async def refill(self, store: Refill) -> None:
         """Note again what a store has lost, as far as the replies are here and in the store. Raises StoreUnreachableError."""
         tree, memory = self._hub.tree, self._hub.memory
-        for checkpoint in self._trie.checkpoints():
-            noted: Noted | None = checkpoint.span.stored
-            reply = None if tree is None or noted is None else tree.stored.get(noted.record)
-            if reply is None or memory is None or self._trie.checkpoint(checkpoint.id) is None:
-                continue  # the turn may have been dropped meanwhile
-            try:
-                await store.append(self._noting(memory, checkpoint, reply, reply.owner.namespace[1]))
-            except MissingRecordError:
-                logger.debug("the reply %s still waits for the store, and its note behind it", checkpoint.id)
-            except StoreUnreachableError:
-                raise
-            except (StoreError, ValueError) as error:
-                logger.error("a note on a chat that the store has lost cannot be written again: %s", error)
+        if tree is None or memory is None:
+            return
+        checkpoints = self._trie.checkpoints()
+        for at in range(0, len(checkpoints), _WRITTEN_AT_ONCE):
+            notes = []
+            for checkpoint in checkpoints[at : at + _WRITTEN_AT_ONCE]:
+                noted: Noted | None = checkpoint.span.stored
+                reply = None if noted is None else tree.stored.get(noted.record)
+                if reply is not None and self._trie.checkpoint(checkpoint.id) is not None:  # not dropped meanwhile
+                    notes.append(self._noting(memory, checkpoint, reply, reply.owner.namespace[1]))
+            # Each by itself: one whose reply still waits for the store must not hold up the others.
+            for done in await asyncio.gather(*map(store.append, notes), return_exceptions=True):
+                if isinstance(done, MissingRecordError):
+                    logger.debug("a reply still waits for the store, and its note behind it: %s", done)
+                elif isinstance(done, StoreError | ValueError) and not isinstance(done, StoreUnreachableError):
+                    logger.error("a note on a chat that the store has lost cannot be written again: %s", done)
+                elif done is not None:
+                    raise done
 
     def _place(self, lora: str) -> tuple[str, ...]:
         tenant, namespace = self._owner
@@ -241,51 +254,29 @@ def _continued(note: ChatNote) -> set[str]:
 
 def _note(checkpoint: Checkpoint) -> ChatNote:
     """Return the note on a turn. What it continues has notes, too: messages and tokens without a note are part of it."""
-    (behind, messages), node = _noted_above(checkpoint.node), checkpoint.node
-    span, parent = checkpoint.span, checkpoint.parent
-    context = span.parent if span.parent is not None and not span.parent.sampled else None
-    noted = parent is not None and parent.span.stored is not None
-    turn = TurnCommitted(
-        time=checkpoint.time,
-        generation=checkpoint.id,
-        setting=node.setting,
-        behind=None if behind is None else behind.id,
-        messages=tuple(reversed(messages)),
-        message=node.message,
-        in_place=False,
-        parent=parent.id if parent is not None and noted else None,
-        apart=checkpoint.apart,
-        edited=checkpoint.edited,
-        span=b"",
-        context=None,
-        shared=False,
-        listed=False,
-        flags=0 if context is None else context.flags,
-        finish=checkpoint.finish,
-        shown=checkpoint.shown,
-        reasoning=checkpoint.reasoning,
-        scaffold=checkpoint.scaffold,
-        reasons=checkpoint.reasons,
-    )
-    take = (span if context is None else context).take if noted else 0
+    span, context = checkpoint.span, replay.context_of(checkpoint.span)
+    handle = BranchHandle(checkpoint.id, _prompt_of(checkpoint), checkpoint.parent, apart=checkpoint.apart)
+    told = {name: getattr(checkpoint, name) for name in replay.TOLD}
+    turn = replay.event_of(handle, checkpoint.node.message, span, told, known=_is_noted)
+    take = 0 if turn.parent is None else (context or span).take
     return ChatNote(turn, take, span.flags, checkpoint.tail)
 
 
-def _noted_above(node: MessageNode) -> tuple[Checkpoint | None, list[bytes]]:
-    """Return a sample with a note above a node, the nearest, and the messages between the two, last message first."""
-    messages: list[bytes] = []
-    for passed in islice(node.ancestors(), 1, None):
-        behind = next((one for one in passed.samples or () if one.span.stored is not None), None)
-        if behind is not None:
-            return behind, messages
-        messages.append(passed.message)
-    return None, messages
+def _is_noted(checkpoint: Checkpoint) -> bool:
+    return checkpoint.span.stored is not None
+
+
+def _prompt_of(checkpoint: Checkpoint) -> MessageNode:
+    """Return the last message before a turn."""
+    above = checkpoint.node.parent
+    assert above is not None
+    return above
 
 
 def _noted_before(checkpoint: Checkpoint) -> list[Checkpoint]:
     """Return what the note on a turn builds on."""
-    before = (_noted_above(checkpoint.node)[0], checkpoint.parent)
-    return [one for one in before if one is not None and one.span.stored is not None]
+    before = (replay.sampled_above(_prompt_of(checkpoint), _is_noted)[0], checkpoint.parent)
+    return [one for one in before if one is not None and _is_noted(one)]
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -2,37 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
 from middleware_hub.sessions.log.events import SampledTurn, TurnCommitted, as_json, message_of
-from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.hidden_tail import HiddenToken
 
+TOLD: Final = ("time", "edited", "finish", "shown", "reasoning", "scaffold", "reasons")
+"""The fields of a checkpoint that its event has as they are."""
 
-def event_of(trie: MessageTrie, turn: SampledTurn, *, shared: bool) -> TurnCommitted:
-    """Return the complete event of a turn whose spans have records. `shared`: see `TurnCommitted`."""
-    handle, span = turn.handle, turn.span
-    context = span.parent if span.parent is not None and not span.parent.sampled else None
-    behind, nodes = trie.trace(handle.node)
+
+def known_to_all(_: Checkpoint) -> bool:
+    return True
+
+
+def event_of(
+    handle: BranchHandle,
+    message: bytes,
+    span: TokenSpan,
+    told: Mapping[str, Any],
+    *,
+    in_place: bool = False,
+    known: Callable[[Checkpoint], bool] = known_to_all,
+) -> TurnCommitted:
+    """Return the event of a turn, without the records of its spans.
+
+    Args:
+        handle: of its generation, before the commit.
+        message: the assistant's, as JSON.
+        told: has the values of `TOLD`.
+        known: whether the event may name a sample, because that has an event, too.
+    """
+    node, parent, context = handle.node, handle.checkpoint, context_of(span)
+    behind, nodes = sampled_above(node, known)
     return TurnCommitted(
         generation=handle.generation_id,
-        setting=handle.node.setting,
-        behind=behind,
-        messages=tuple(node.message for node in nodes),
-        message=as_json(turn.message),
-        in_place=turn.in_place,
-        parent=None if handle.checkpoint is None else handle.checkpoint.id,
+        setting=node.setting,
+        behind=None if behind is None else behind.id,
+        messages=tuple([passed.message for passed in nodes]),
+        message=message,
+        in_place=in_place,
+        parent=None if parent is None or not known(parent) else parent.id,
         apart=handle.apart,
+        span=b"",
+        context=None,
+        shared=False,
+        listed=False,
+        flags=0 if context is None else context.flags,
+        **{name: told[name] for name in TOLD},
+    )
+
+
+def logged(turn: SampledTurn, *, shared: bool) -> TurnCommitted:
+    """Return the complete event of a turn whose spans have records. `shared`: see `TurnCommitted`."""
+    handle, span, context = turn.handle, turn.span, context_of(turn.span)
+    return msgspec.structs.replace(
+        event_of(handle, as_json(turn.message), span, turn.details, in_place=turn.in_place),
         span=span.stored.id,
         context=None if context is None else context.stored.id,
         shared=shared,
         listed=any(one is context for one in handle.node.contexts or ()),
-        flags=0 if context is None else context.flags,
-        **{
-            name: turn.details[name]
-            for name in ("time", "edited", "finish", "shown", "reasoning", "scaffold", "reasons")
-        },
     )
+
+
+def context_of(span: TokenSpan) -> TokenSpan | None:
+    """Return the text that was encoded before a turn; None if there is none."""
+    return span.parent if span.parent is not None and not span.parent.sampled else None
+
+
+def sampled_above(
+    node: MessageNode, known: Callable[[Checkpoint], bool]
+) -> tuple[Checkpoint | None, list[MessageNode]]:
+    """Return how to find a node again: the nearest known sample at it or above, and the nodes after that sample."""
+    behind: list[MessageNode] = []
+    for passed in node.ancestors():
+        found = next((one for one in passed.samples or () if known(one)), None)
+        if found is not None:
+            return found, behind[::-1]
+        behind.append(passed)
+    return None, behind[::-1]
 
 
 def commit(trie: MessageTrie, turn: TurnCommitted, span: TokenSpan, tail: tuple[HiddenToken, ...]) -> Checkpoint:

@@ -145,10 +145,11 @@ class StoredLog:
         trie, handle, span = self._session.trie, turn.handle, turn.span
         if trie.closed or not handle.open:
             raise TrieClosedError
-        context = span.parent if span.parent is not None and not span.parent.sampled else None
+        trie.key(turn.message)  # if a function of the user's own fails, the turn must not be in the log
+        context = replay.context_of(span)
         shared = context is not None and context.stored is not None
         records = self._book.records(span, lora, self._stamp, turn.details["tail"], fields)
-        event = replay.event_of(trie, turn, shared=shared)
+        event = replay.logged(turn, shared=shared)
         return await self._submit(Entry(event, commit, records, self._book.blobs(records), span, self._shelf.news()))
 
     async def _submit(self, entry: Entry) -> bool:

@@ -137,19 +137,10 @@ class MessageTrie:
         edited = tuple(islice(edited_messages(node, depth), MOST_EDITED))
         return PreparedTurn(node, chosen, covered, ambiguous, unknown, parent, elsewhere, edited, setting)
 
-    def trace(self, node: MessageNode) -> tuple[str | None, list[MessageNode]]:
-        """Return how to find a node again: the id of a sample above it (or its own), and the nodes after that sample."""
-        behind: list[MessageNode] = []
-        for passed in node.ancestors():
-            if passed.samples:
-                return passed.samples[0].id, behind[::-1]
-            behind.append(passed)
-        return None, behind[::-1]
-
     def retrace(
         self, setting: bytes, behind: str | None, messages: Sequence[bytes], generation_id: str
     ) -> BranchHandle:
-        """Open a handle, without a checkpoint yet, at the node that `trace` described in another process.
+        """Open a handle, without a checkpoint yet, at a node that another process described (`replay.sampled_above`).
 
         Raises KeyError for an unknown sample.
         """
