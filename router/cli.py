@@ -6,6 +6,7 @@ import gc
 import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from router.errors import RouterError
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     given = sys.argv[1:] if argv is None else list(argv)
     try:
         if given and given[0] in COMMANDS:
-            importlib.import_module(COMMANDS[given[0]]).main(given[1:])
+            _loaded(COMMANDS[given[0]]).main(given[1:])
         _route(given)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -47,8 +48,23 @@ def _route(given: Sequence[str]) -> NoReturn:
     try:
         config = config_from_args(args)
         if config.server.processes > 1:
-            sys.exit(importlib.import_module(PARENT).supervise(config))
+            sys.exit(_loaded(PARENT).supervise(config))
         gc.disable()  # until the server has started: what a start loads stays, and walking it took an eighth of the time
-        sys.exit(importlib.import_module(ROUTER).run(config))
+        sys.exit(_loaded(ROUTER).run(config))
     except RouterError as error:
         flags.exit(2, f"{flags.prog}: error: {error}\n")
+
+
+def _loaded(program: str) -> ModuleType:
+    """Import a program. Exits with 2 if a package that it needs is missing, as it is after `pip install --no-deps`."""
+    try:
+        return importlib.import_module(program)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "router", "middleware_hub"):
+            raise
+        sys.stderr.write(
+            f"tito-router: error: it needs {missing}, which {sys.executable} does not have: install tito-router with its "
+            "dependencies, so without --no-deps\n"
+        )
+        sys.exit(2)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
+import sys
 import warnings
 from collections.abc import Iterable
 from importlib import metadata
@@ -31,6 +33,8 @@ def require(trainer: str, names: Iterable[str], *, strict: bool = False) -> None
     """
     first, end = SUPPORTED[trainer]
     fits = f"{_text(first)} or later, before {_text(end)}"
+    if trainer not in sys.modules and importlib.util.find_spec(trainer) is None:
+        raise ImportError(f"this module is for {trainer} {fits}, and {sys.executable} has no {trainer}")
     missing = [name for name in names if not _has(name)]
     version = installed(trainer)
     if missing:

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from middleware_hub import parsers
-from router.cli import main
+from router.cli import COMMANDS, main
 from router.config import (
     CALL_PARSERS,
     POLICY_NAMES,
@@ -235,6 +235,18 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
             main((flag,))
         assert stop.value.code == 0
         assert word in capsys.readouterr().out
+
+
+def test_a_missing_dependency_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Installed with --no-deps, as for a trainer's modules, the programs lack packages."""
+    (tmp_path / "a_program.py").write_text("import no_such_package.part\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(COMMANDS, "drift", "a_program")
+    with pytest.raises(SystemExit, match="2"):
+        main(["drift"])
+    assert "it needs no_such_package, which" in capsys.readouterr().err
 
 
 def test_disabled_retries_are_one_attempt() -> None:

@@ -489,3 +489,6 @@ def test_versions_outside_of_the_range_are_warned_of(monkeypatch: pytest.MonkeyP
         versions.require("pytest", ["pytest:raises"])
     with pytest.raises(ImportError, match="lacks pytest:nothing_of_this_name"):
         versions.require("pytest", ["pytest:nothing_of_this_name"])
+    monkeypatch.setitem(versions.SUPPORTED, "no_such_trainer", ((0, 1), (0, 2)))
+    with pytest.raises(ImportError, match=r"is for no_such_trainer .*, and .*python\S* has no no_such_trainer$"):
+        versions.require("no_such_trainer", ["no_such_trainer:Sample"])
