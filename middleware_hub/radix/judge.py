@@ -16,6 +16,7 @@ from router.engines.sglang.reply import Reply
 
 ENGINE_MISMATCH = "engine_mismatch"
 UNREADABLE = "unreadable reply"
+WORKER_ERROR = "worker error"
 INTERNAL_ERROR = "internal error"
 
 
@@ -90,6 +91,9 @@ class Judge:
 
     def judge(self, asked: Expectation, reply: Reply, worker: str) -> Judgement:
         """Return the judgement on a worker's reply, or on the part of it that has come."""
+        if reply.finish_type == "abort" and isinstance(reply.status, int) and 400 <= reply.status < 500:
+            # SGLang refuses a stream after it has begun. What it sampled follows a prompt of its own, the one id 0.
+            return Judgement(Verdict("no", WORKER_ERROR, f"status {reply.status}"))
         fault = reply.fault(asked.prompt_tokens, logprobs_asked=asked.logprobs)
         if fault is not None:
             return Judgement(Verdict("no", ENGINE_MISMATCH, fault))

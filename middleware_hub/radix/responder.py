@@ -16,7 +16,7 @@ from starlette.types import Message, Send
 from middleware_hub.affinity import HEADER as AFFINITY
 from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix import retrieval
-from middleware_hub.radix.judge import INTERNAL_ERROR, UNREADABLE, Expectation, Judge, Verdict, summary
+from middleware_hub.radix.judge import INTERNAL_ERROR, UNREADABLE, WORKER_ERROR, Expectation, Judge, Verdict, summary
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import SampledReply
@@ -260,7 +260,7 @@ class Responder:
             body = await self._recorded(body) if self._listed else bytes(self._generations[0].whole(body))
         else:
             for generation in self._generations:
-                generation.verdict = Verdict("no", "worker error", f"status {start['status']}")
+                generation.verdict = Verdict("no", WORKER_ERROR, f"status {start['status']}")
         verdicts = self.close()
         head = self._with_headers(start, verdicts[0].header if len(verdicts) == 1 else summary(verdicts))
         if self._memory is not None and not await self._saved():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -413,6 +415,38 @@ def test_a_faulty_stream_is_never_exact(served: Stack, fault: Fault) -> None:
     assert found["exact"] is (fault in ("error_event", "abort_503") and bool(shown))
     if fault == "wrong_text":
         never_exact(served, "Hello" + shown, space, "engine_mismatch")
+
+
+@pytest.mark.parametrize("text", ["Hello", "Hello world"])
+def test_a_refusal_inside_a_stream_is_not_recorded(served: Stack, text: str) -> None:
+    """SGLang refuses a faulty grammar this way: one token, sampled behind a prompt of its own that has one id."""
+    space = uuid.uuid4().hex
+    reason = {"type": "abort", "message": "no grammar", "status_code": 400, "err_type": "BadRequestError"}
+    meta = {"finish_reason": reason, "prompt_tokens": 1}
+    asked = scripted([1879], finish="length", extra_meta=meta)
+    body = {"text": text, "stream": True, "sampling_params": {**asked, "max_new_tokens": 1}}
+    before = unrecorded_replies(served)
+    answer = served.post("/generate", body, headers={"x-radix-namespace": space})
+    assert [event["meta_info"]["finish_reason"] for event in events(answer)] == [reason]
+    found = served.retrieve(text + " world", namespace=space)
+    assert (found["exact"], sum(found["loss_mask"])) == (False, 0)
+    assert unrecorded_replies(served) - before == {"worker error": 1}
+
+
+def test_a_reply_without_ids_is_no_mismatch(served: Stack) -> None:
+    """In a batch, SGLang may send a logprob for `max_new_tokens: 0`, and no id."""
+    meta = {"output_token_logprobs": [[-1.5, 1879, None]]}
+    asked = {**scripted([], finish="length", extra_meta=meta), "max_new_tokens": 0}
+    answer = served.post("/generate", {"text": "Hello", "sampling_params": asked})
+    assert answer.json()["output_ids"] == []
+    assert answer.headers["x-radix-recorded"] == "no; no tokens were sampled: length"
+
+
+def unrecorded_replies(served: Stack) -> Counter[str]:
+    """How many replies were not recorded, by the reason."""
+    line = rb'tito_radix_replies_total{reason="([^"]*)",recorded="no"} (\d+)'
+    found = re.findall(line, served.get("/metrics").content)
+    return Counter({reason.decode(): int(count) for reason, count in found})
 
 
 @pytest.mark.parametrize("fault", ["no_done", "dies"])

@@ -132,6 +132,7 @@ class Reply(msgspec.Struct, frozen=True):
         versions: half-open token runs `(version, start, end)`; None if the engine sent only the version at the end.
         finish_type: `stop`, `length` or `abort`; None while running.
         matched: the stop token or stop string that ended it.
+        status: the HTTP status of the error that an abort stands for.
         other_text: the second possible text, for a stream without logprobs that can be read in two ways.
         told: further fields with something for each token (`PER_TOKEN_FIELDS`), raw.
     """
@@ -147,6 +148,7 @@ class Reply(msgspec.Struct, frozen=True):
     versions: list[tuple[str, int, int]] | None
     finish_type: str | None
     matched: int | str | None
+    status: int | None = None
     other_text: str | None = None
     told: dict[str, Raw] = {}
 
@@ -162,7 +164,7 @@ class Reply(msgspec.Struct, frozen=True):
             return f"{len(self.ids)} ids, {self.completion_tokens} completion tokens"
         if not isinstance(packed_ids(self.ids), Numbers):
             return "a token id that is negative, or beyond int32"
-        if self.logprobs is None:
+        if self.logprobs is None or not self.ids:  # with `max_new_tokens: 0` SGLang may send a logprob and no id
             return "no logprobs, though asked for" if logprobs_asked and self.ids else None
         if len(self.logprobs) != len(self.ids):
             return f"{len(self.logprobs)} logprobs, {len(self.ids)} ids"
@@ -300,7 +302,6 @@ def assemble(
 ) -> Reply:
     finish = meta.finish_reason if isinstance(meta.finish_reason, dict) else {}
     matched = finish.get("matched")
-    runs = meta.weight_versions
     return Reply(
         ids=ids,
         text=text,
@@ -310,9 +311,10 @@ def assemble(
         prompt_tokens=meta.prompt_tokens,
         completion_tokens=meta.completion_tokens,
         version=DEFAULT_VERSION if meta.weight_version is None else str(meta.weight_version),
-        versions=None if not runs else [(run.version, run.start, run.end) for run in runs],
+        versions=[(run.version, run.start, run.end) for run in meta.weight_versions or ()] or None,
         finish_type=finish.get("type"),
         matched=matched if isinstance(matched, int | str) else None,
+        status=finish.get("status_code"),
         other_text=other_text,
         told={
             name: raw for name in PER_TOKEN_FIELDS if (raw := getattr(meta, name)) is not _ABSENT and not is_null(raw)
