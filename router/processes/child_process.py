@@ -17,6 +17,7 @@ from router.processes.channel import Channel
 from router.processes.log_lines import LineWriter
 from router.processes.messages import Beat, Failed, Go, Look, Message, Pulse, Ready, Seen
 from router.processes.shares import Setup
+from router.serving.signals import HURRY
 
 PROGRAM = "router.processes.child"
 
@@ -111,7 +112,8 @@ class ChildProcess:
 
     def hurry(self) -> None:
         """Let the process end at once."""
-        self._signal(signal.SIGTERM)
+        if HURRY is not None:
+            self._signal(HURRY)
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
@@ -136,7 +138,7 @@ class ChildProcess:
         answer = await self._channel.ask(question, seconds)
         return answer if isinstance(answer, Seen) else None
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 

@@ -25,7 +25,7 @@ from router.serving.connection import Limits, limited_by
 from router.serving.descriptors import connections_for, raise_limit
 from router.serving.listening import url_of
 from router.serving.shared_listener import SharedListener
-from router.serving.signals import is_hangup, stop_signals
+from router.serving.signals import HURRY, is_hangup, stop_signals
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +75,8 @@ def serve(app: DrainingApp, config: ServerConfig, listener: socket.socket) -> in
 
 
 def serve_from(entrance: Entrance, app: DrainingApp, config: ServerConfig) -> int:
-    """Serve as `serve` does, for connections that come through an entrance."""
-    server = _DrainingServer(app, config, entrance)
+    """Serve as `serve` does, for connections that come through an entrance. Only `HURRY` stops the server at once."""
+    server = _DrainingServer(app, config, entrance, hurry=HURRY)
     server.run(sockets=[])
     return 1 if server.force_exit else 0
 
@@ -104,10 +104,14 @@ def _spare_the_collector() -> None:
 
 
 class _DrainingServer(uvicorn.Server):
-    """Drains at the first signal, stops at the second; see `signals`. After draining, the exit code is 0."""
+    """Drains at the first signal, and stops at the second; see `signals`. After draining, the exit code is 0."""
 
-    def __init__(self, app: DrainingApp, config: ServerConfig, entrance: Entrance | None = None) -> None:
+    def __init__(
+        self, app: DrainingApp, config: ServerConfig, entrance: Entrance | None = None, *, hurry: int | None = None
+    ) -> None:
+        """`hurry`: the only signal that stops at once; by default any second one does, but SIGHUP."""
         self._app = app
+        self._hurry = hurry
         self._entrance = entrance
         self._grace = config.shutdown_grace
         self._starting: asyncio.Task[None] | None = None
@@ -175,9 +179,11 @@ class _DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle SIGHUP as well, for which uvicorn has no handler."""
+        """Handle SIGHUP and `hurry` as well, for which uvicorn has no handler."""
         with super().capture_signals():
-            others = set(stop_signals()) - set(HANDLED_SIGNALS) if current_thread() is main_thread() else ()
+            others: set[int] = set()
+            if current_thread() is main_thread():
+                others = {*stop_signals(), *([] if self._hurry is None else [self._hurry])} - set(HANDLED_SIGNALS)
             before = {number: signal.signal(number, self.handle_exit) for number in others}
             try:
                 yield
@@ -187,7 +193,7 @@ class _DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Set flags, and end a start that waits, as for a store. Nothing else: this runs in a signal handler."""
-        if self.should_exit and not is_hangup(sig):
+        if sig == self._hurry or (self._hurry is None and self.should_exit and not is_hangup(sig)):
             self.force_exit = True
         self.should_exit = True
         self._app.start_draining()

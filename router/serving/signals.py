@@ -2,11 +2,17 @@
 
 A terminal that is closed sends SIGHUP, its shell may send one more, and some supervisors send one right behind SIGTERM. So
 SIGHUP begins the draining and never counts as the second signal, which stops at once.
+
+One of several processes is told to stop by its parent, and often by a supervisor as well that signals every process (Slurm, or
+systemd by default). So for such a process no SIGTERM is the second one: its parent sends `HURRY`.
 """
 
 from __future__ import annotations
 
 import signal
+
+HURRY: int | None = getattr(signal, "SIGUSR2", None)
+"""Makes one of several processes stop at once."""
 
 
 def stop_signals() -> list[signal.Signals]:

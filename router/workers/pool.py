@@ -28,7 +28,11 @@ class FullError(Exception):
 
 
 class KeeperFullError(FullError):
-    """The worker that the policy keeps for the request is full; others may have room."""
+    """The worker that the policy keeps for the request, the `keeper`, is full; others may have room."""
+
+    def __init__(self, keeper: Worker) -> None:
+        super().__init__(keeper.url)
+        self.keeper = keeper
 
 
 class Lease:
@@ -135,6 +139,7 @@ class WorkerPool:
         if worker.state is not WorkerState.DRAINING:
             worker.move_to(WorkerState.DRAINING)
             self._update_routable()
+            self.on_room()  # what waits for this worker may go to another one now
         self._forget_if_drained(worker)
         return worker
 
@@ -242,7 +247,7 @@ class WorkerPool:
         if limited and self._max_per_worker is not None:
             keeper = self._keeping.keeper(query) if self._keeping is not None else None
             if keeper in workers and keeper.inflight >= self._max_per_worker:
-                raise KeeperFullError
+                raise KeeperFullError(keeper)
             workers = tuple(worker for worker in workers if worker.inflight < self._max_per_worker)
             if not workers:
                 raise FullError
@@ -256,6 +261,10 @@ class WorkerPool:
         worker.inflight += 1
         self._inflight += 1
         return Lease(self, worker, query, reason, trial=trial)
+
+    def may_take(self, keeper: Worker) -> bool:
+        """Return whether what waits for a keeper may be leased now: it has room, or is lost, so that others serve its keys."""
+        return not keeper.routable or self._max_per_worker is None or keeper.inflight < self._max_per_worker
 
     def has_other(self, exclude: AbstractSet[str]) -> bool:
         """Return whether a worker outside `exclude` (ids) can be tried."""

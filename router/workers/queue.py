@@ -5,22 +5,28 @@ worker's own queue is a worse place to wait, because a request there can no long
 
 The queue is fair between keys (the routing key, or else the tenant): the requests of each key form a line, and the lines take
 turns. So a client with a thousand requests does not make another client wait for all of them.
+
+A policy may keep one worker for a key, whose line then waits for this worker alone. Such lines stand apart, by worker: with
+thousands of them, the room at one worker is given away without a look at all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Protocol
 
 from router.config.workers import QueueConfig
 from router.errors import NoWorkerError, QueueFullError, QueueTimeoutError
 from router.policies.base import RouteQuery
 from router.workers.pool import FullError, KeeperFullError, Lease, WorkerPool
+from router.workers.worker import Worker
 
 Key = tuple[str, str]
 """Tenant and routing key."""
@@ -35,6 +41,19 @@ class _Waiter:
     exclude: AbstractSet[str]
     future: asyncio.Future[Lease]
     in_line: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """The requests of one key, in order. They wait for their `keeper`, or for any worker. The lowest `turn` is next."""
+
+    key: Key
+    turn: int
+    keeper: Worker | None = None
+    waiters: OrderedDict[_Waiter, None] = field(default_factory=OrderedDict)
+
+
+_turn_of = attrgetter("turn")
 
 
 class Waiting(Protocol):
@@ -53,7 +72,9 @@ class RequestQueue:
         self._pool = pool
         self._config = config
         self._on_waited = on_waited
-        self._lines: OrderedDict[Key, deque[_Waiter]] = OrderedDict()
+        self._lines: dict[Key, _Line] = {}
+        self._by_keeper: dict[Worker | None, OrderedDict[Key, _Line]] = {}  # each in the order of turns
+        self._turns = itertools.count()
         self._waiting = 0
         pool.on_room = self._serve
 
@@ -125,54 +146,91 @@ class RequestQueue:
 
     def _line_up(self, key: Key, query: RouteQuery, exclude: AbstractSet[str], *, first: bool) -> _Waiter:
         waiter = _Waiter(key, query, exclude, asyncio.get_running_loop().create_future())
-        line = self._lines.setdefault(key, deque())
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = _Line(key, next(self._turns))
+            self._by_keeper.setdefault(None, OrderedDict())[key] = line
+        line.waiters[waiter] = None
         if first:
-            line.appendleft(waiter)
-        else:
-            line.append(waiter)
+            line.waiters.move_to_end(waiter, last=False)
+            if line.keeper is not None:
+                self._to_the_end(line, None)  # its keeper may be excluded for this request
         self._waiting += 1
         return waiter
 
     def _serve(self) -> None:
         """Lease the free room to waiting requests, one line after the other. Called whenever there may be room."""
+        full: set[Worker | None] = set()
         passed_over = 0
-        while self._waiting and passed_over < len(self._lines):
-            key, line = next(iter(self._lines.items()))
-            waiter = line[0]
+        while self._waiting and (line := self._next(full)) is not None:
+            waiter = next(iter(line.waiters))
             if waiter.future.done():
                 self._leave(waiter)
                 continue
             try:
                 lease = self._pool.lease(waiter.query, waiter.exclude)
             except FullError as error:
-                if not waiter.exclude and not isinstance(error, KeeperFullError):
+                if waiter.exclude:
+                    self._to_the_end(line, None)  # other requests may go to the workers that this one cannot
+                    passed_over += 1
+                    if passed_over >= len(self._by_keeper[None]):
+                        full.add(None)
+                elif isinstance(error, KeeperFullError):
+                    full.add(error.keeper)
+                    self._to_the_end(line, error.keeper)
+                else:
                     return  # no worker has room for any request
-                passed_over += 1  # other requests may go to the workers that this one cannot
-                self._lines.move_to_end(key)
                 continue
             except NoWorkerError as error:
                 if not waiter.exclude:
                     return  # all are down, and one may come back in time
                 self._leave(waiter)
                 waiter.future.set_exception(error)
-            else:
-                self._leave(waiter)
-                waiter.future.set_result(lease)
-            if key in self._lines:
-                self._lines.move_to_end(key)
+                continue
+            self._leave(waiter)
+            waiter.future.set_result(lease)
+            full.discard(None)
+            passed_over = 0
+            if line.waiters:
+                self._to_the_end(line, None)
+
+    def _next(self, full: AbstractSet[Worker | None]) -> _Line | None:
+        """Return the line whose turn it is, of those that do not wait for a worker without room. `full`: who was found full."""
+        found = None
+        for keeper, lines in self._by_keeper.items():
+            if keeper not in full and (keeper is None or self._pool.may_take(keeper)):
+                first = next(iter(lines.values()))
+                found = first if found is None else min(found, first, key=_turn_of)
+        return found
+
+    def _to_the_end(self, line: _Line, keeper: Worker | None) -> None:
+        """Give a line the last turn of those that wait for `keeper`."""
+        self._take_out(line)
+        line.keeper, line.turn = keeper, next(self._turns)
+        self._by_keeper.setdefault(keeper, OrderedDict())[line.key] = line
+
+    def _take_out(self, line: _Line) -> None:
+        lines = self._by_keeper[line.keeper]
+        del lines[line.key]
+        if not lines:
+            del self._by_keeper[line.keeper]
 
     def _leave(self, waiter: _Waiter) -> None:
         waiter.in_line = False
         line = self._lines[waiter.key]
-        line.remove(waiter)
+        del line.waiters[waiter]
         self._waiting -= 1
-        if not line:
+        if not line.waiters:
+            self._take_out(line)
             del self._lines[waiter.key]
+        elif line.keeper is not None and next(iter(line.waiters)).exclude:
+            self._to_the_end(line, None)
 
     def _give_up(self, waiter: _Waiter) -> None:
         """Take a request out of the queue, and release a lease that it got at the same moment."""
         if waiter.in_line:
             self._leave(waiter)
+            self._serve()  # the next one in its line may have fewer workers excluded
         elif not waiter.future.cancelled() and waiter.future.exception() is None:
             waiter.future.result().release()
 

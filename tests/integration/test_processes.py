@@ -253,6 +253,25 @@ def test_all_finish_what_they_have(
     assert router.exit_code() == 0
 
 
+def test_a_signal_to_all_processes_is_one_signal(worker: EmbeddedWorker, router: Processes, asks: list[Asking]) -> None:
+    """Supervisors such as Slurm send SIGTERM to every process, and the parent passes it on: that is not the second signal."""
+    worker.hold(after=2)
+    at_both(router, worker, asks, {"text": "Hello", "sampling_params": SHORT, "stream": True})
+    everyone = (*router.children, router.pid)
+    for pid in everyone:
+        os.kill(pid, signal.SIGTERM)
+    until(lambda: not _connects(router.port))
+    for pid in everyone[:-1]:
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGINT)
+    worker.release()
+    for asking in asks:
+        *_, last = iter(asking.event, None)
+        assert last is not None
+        assert last["meta_info"]["finish_reason"]["type"] == "length"
+    assert router.exit_code() == 0
+
+
 @pytest.mark.parametrize("group", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_second_signal_ends_all_at_once(
     group: bool, worker: EmbeddedWorker, router: Processes, asks: list[Asking]
