@@ -9,6 +9,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import aiohttp
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
 
 from middleware_hub.client import operations
 from middleware_hub.client.claims import Claim, ClaimOptions
@@ -19,6 +21,23 @@ from middleware_hub.client.trajectory import Cover, Trajectory
 from middleware_hub.client.wire import Answer, Call, Piece, Reply, read_json
 
 T = TypeVar("T")
+
+
+class _Connector(aiohttp.TCPConnector):
+    """Closes a kept connection on which bytes came while no request was under way.
+
+    aiohttp would take them for the answer to the next request. A load balancer in front of the routers sends them: a 408, when
+    nothing was asked for a while.
+    """
+
+    async def connect(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> Connection:
+        while True:
+            found = await super().connect(req, traces, timeout)
+            if found.protocol is None or not found.protocol.should_close:
+                return found
+            found.close()
 
 
 class AsyncClient(Sending):
@@ -61,7 +80,7 @@ class AsyncClient(Sending):
         """Yield a session. A loop that is shut down closes its generators, and so the session: trainers run many loops."""
         # No limits by the library itself. An idle connection is closed here before the router closes it.
         session = self._sessions[loop] = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
+            connector=_Connector(limit=0, keepalive_timeout=30.0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
             cookie_jar=aiohttp.DummyCookieJar(),
         )

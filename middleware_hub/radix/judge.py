@@ -17,6 +17,7 @@ from router.engines.sglang.reply import Reply
 ENGINE_MISMATCH = "engine_mismatch"
 UNREADABLE = "unreadable reply"
 WORKER_ERROR = "worker error"
+NO_REPLY = "no reply"
 INTERNAL_ERROR = "internal error"
 
 

@@ -16,7 +16,16 @@ from starlette.types import Message, Send
 from middleware_hub.affinity import HEADER as AFFINITY
 from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix import retrieval
-from middleware_hub.radix.judge import INTERNAL_ERROR, UNREADABLE, WORKER_ERROR, Expectation, Judge, Verdict, summary
+from middleware_hub.radix.judge import (
+    INTERNAL_ERROR,
+    NO_REPLY,
+    UNREADABLE,
+    WORKER_ERROR,
+    Expectation,
+    Judge,
+    Verdict,
+    summary,
+)
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import SampledReply
@@ -155,9 +164,10 @@ class _ExpectedReply:
             return
         if reply is not None:
             self.record(reply)
+        elif streamed is None or streamed.error is None:
+            self.verdict = Verdict("no", NO_REPLY, "a stream without events")
         else:
-            error_sent = None if streamed is None else streamed.error
-            self.verdict = Verdict("no", "no tokens were sampled", error_sent or "a stream without events")
+            self.verdict = Verdict("no", UNREADABLE if streamed.unreadable else WORKER_ERROR, streamed.error)
 
     def record(self, reply: Reply) -> None:
         if self._hint is not None and self._hint.replied is not None:
@@ -273,7 +283,7 @@ class Responder:
             if self._streaming:
                 for generation in self._generations:
                     generation.close()
-            self._verdicts = [generation.verdict or Verdict("no", "no reply") for generation in self._generations]
+            self._verdicts = [generation.verdict or Verdict("no", NO_REPLY) for generation in self._generations]
             self._tally.count(self._verdicts)
         return self._verdicts
 

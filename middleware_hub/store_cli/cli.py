@@ -34,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     def command(name: str, run: Command | None, words: str) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=words, description=words[0].upper() + words[1:], allow_abbrev=False)
         add_store(made)
+        made.add_argument("--spool", metavar="PATH", help="as the router's --store-spool (below the user's cache)")
         made.set_defaults(run=run)
         return made
 
@@ -74,7 +75,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--dry-run", action="store_true", help="only say how many")
 
     found = command("handover", None, "hand over what routers left in spool files while the store was away")
-    found.add_argument("--spool", metavar="PATH", help="as the router's --store-spool (below the user's cache)")
     found.add_argument("--dry-run", action="store_true", help="only say what is in them")
     found.add_argument("--any-store", action="store_true", help="also a file that waits for a store of another name")
     found.add_argument(

@@ -42,7 +42,7 @@ def tell_of_waiting(args: argparse.Namespace) -> None:
     """Say on standard error what routers of this machine have recorded and the store does not have yet."""
     replies = others = 0
     files = []
-    for path in SpoolFolder(None, identity(args.store, args.store_prefix), None, 0).paths():
+    for path in SpoolFolder(args.spool, identity(args.store, args.store_prefix), None, 0).paths():
         try:
             waiting = SpoolFile.waiting_in(path)
         except OSError as error:

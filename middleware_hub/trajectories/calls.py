@@ -105,7 +105,9 @@ class Calls:
         await journal.read_on()
         group, live = _group(journal, name), await journal.live()
         samples = []
-        for sample in journal.ledger.samples(group):
+        for number, sample in enumerate(group.samples(), 1):
+            if number % STEP == 0:
+                await asyncio.sleep(0)
             found = await self._sequences.built(tenant, sample, {})
             state = "claimed" if not sample.open_to(live) else "complete" if sample.complete else "open"
             if found is not None:

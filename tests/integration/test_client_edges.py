@@ -19,10 +19,10 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub.client import AsyncClient, AsyncSession, Client, Retries, Session, operations
-from middleware_hub.client.wire import Answer
+from middleware_hub.client.wire import Answer, Call
 from middleware_hub.integrations.groups import as_number
 from router.http.responses import send_json
-from tests.support.serving import serve
+from tests.support.serving import read_request, serve, serving_socket
 from tests.support.stack import Stack, stack
 
 ROOT = Path(__file__).parents[2]
@@ -228,3 +228,34 @@ def test_a_client_that_waits_for_hours_goes_on_waiting() -> None:
     retries = Retries(attempts=10**6)
     assert retries.wait(1) == retries.first
     assert retries.wait(retries.attempts) == retries.longest
+
+
+@pytest.mark.parametrize("status", [b"408 Request Timeout", b"200 OK"])
+def test_what_comes_on_an_idle_connection_answers_no_later_request(status: bytes) -> None:
+    """A load balancer says 408 on a connection that was not used for a while; the next answer is the router's own."""
+    right = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nright"
+    late = b"HTTP/1.1 %b\r\ncontent-length: 4\r\n\r\nlate" % status
+    asking = operations.Operation(Call("GET", "/hello"), lambda answer: (answer.status, answer.content))
+
+    async def main() -> None:
+        over = asyncio.Event()
+
+        async def balancer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await read_request(reader)
+            writer.write(right)
+            await over.wait()
+            writer.write(late)
+            await reader.read()
+
+        async with asyncio.timeout(30), serving_socket(balancer) as url, AsyncClient(url) as client:
+            assert await client.run(asking) == (200, b"right")
+            connector = (await client._session()).connector
+            assert connector is not None
+            (((kept, _),),) = connector._conns.values()
+            over.set()
+            while not kept.should_close:  # noqa: ASYNC110 - until the late bytes have come
+                await asyncio.sleep(0)
+            over.clear()
+            assert await client.run(asking) == (200, b"right")
+
+    asyncio.run(main())

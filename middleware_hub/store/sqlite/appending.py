@@ -27,7 +27,7 @@ from middleware_hub.store.records import (
     places_of,
 )
 from middleware_hub.store.sqlite.others import Others, entered
-from middleware_hub.store.sqlite.rows import Located, Row, insert, locate, marks, padded
+from middleware_hub.store.sqlite.rows import THERE, Located, Row, insert, locate, marks, padded
 
 _MOST_KEPT: Final = 20_000
 _MOVE_LOG: Final = "ON CONFLICT(log) DO UPDATE SET last = excluded.last, closed = excluded.closed"
@@ -156,6 +156,7 @@ class Group:
             careful: also check whether the records themselves exist; else `write` fails if one does.
         """
         self.last = self._since = others.last
+        self._careful = careful
         self._writer = others.me
         self._connection = connection
         self._located = known.records
@@ -260,6 +261,9 @@ class Group:
     def write(self) -> None:
         """Write the batches that were taken."""
         connection = self._connection
+        if self._careful:  # a record that is about to be forgotten (`THERE`) leaves its id to the new one
+            again = [(row[1],) for row in self._records]
+            connection.executemany("UPDATE records SET id = randomblob(16) WHERE id = ?", again)
         insert(connection, "records", self._records)
         insert(connection, "places", self._places)
         insert(connection, "roots", self._roots)
@@ -289,7 +293,7 @@ def write_marks(connection: sqlite3.Connection, found: Mapping[bytes, Mark]) -> 
         values = ",".join(["(?,?,?,?)"] * len(some))
         connection.execute(
             f"WITH m(id, tick, stamp, retrieved) AS (VALUES {values}) "
-            "INSERT INTO roots SELECT r.n, m.tick, m.stamp, m.retrieved FROM m JOIN records r ON r.id = m.id WHERE true "
+            f"INSERT INTO roots SELECT r.n, m.tick, m.stamp, m.retrieved FROM m JOIN records r ON r.id = m.id WHERE {THERE} "
             "ON CONFLICT(root) DO UPDATE SET stamp = iif(excluded.tick > tick, excluded.stamp, stamp), "
             "tick = max(tick, excluded.tick), retrieved = max(retrieved, excluded.retrieved)",
             [v for mark in some for v in ((mark.root, mark.tick, mark.stamp, mark.retrieved) if mark else (None,) * 4)],

@@ -1,7 +1,8 @@
 """Forgets whole conversations: a reader plans it, and the writer does it in small transactions.
 
-Only a conversation that is longer than one transaction is split. It is forgotten from its end, so the rest is whole at any
-moment: if the process dies in between, the first turns are left, for the next call.
+Only a conversation that is longer than one transaction is split. The first transaction deletes its row of `roots`, and
+without it its records are as good as gone (`THERE`): no look-up finds a part of it, and a router that goes on with it appends
+all of it again. If the process dies in between, the next opening of the file forgets the rest.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from middleware_hub.store.sqlite.rows import marks
 _RECORDS: Final = 256
 """Records that one transaction forgets, at most."""
 _EVENTS: Final = 2_000
+_HIDDEN: Final = "forgetting "
+"""The beginning of a key of `meta` that names a hidden root."""
 MOST_ROOTS: Final = 256
 """Conversations that are planned at once."""
 
@@ -120,13 +123,42 @@ def forget_some(connection: sqlite3.Connection, plans: list[Plan]) -> tuple[list
             continue
         if left < _RECORDS and len(first.records) > left:
             break
+        if len(first.records) > left:
+            _hide(connection, first.root)
         some, first.records = first.records[:left], first.records[left:]
         _delete(connection, some)
         left -= len(some)
         if not first.records:
-            connection.execute("DELETE FROM roots WHERE root = ?", (first.root,))
+            _gone(connection, first.root)
             gone.append(plans.pop(0))
     return gone, _RECORDS - left
+
+
+def _hide(connection: sqlite3.Connection, root: int) -> None:
+    """Hide a conversation from everything but `forget_rest`, before its first records are deleted."""
+    connection.execute("DELETE FROM roots WHERE root = ?", (root,))
+    connection.execute("INSERT OR IGNORE INTO meta VALUES (? || ?, ?)", (_HIDDEN, root, root))
+
+
+def _gone(connection: sqlite3.Connection, root: int) -> None:
+    connection.execute("DELETE FROM roots WHERE root = ?", (root,))
+    connection.execute("DELETE FROM meta WHERE key = ? || ?", (_HIDDEN, root))
+
+
+def hidden(connection: sqlite3.Connection) -> list[int]:
+    """Return the hidden conversations: a process died while it forgot them, or another one is at it now."""
+    rows = connection.execute("SELECT value FROM meta WHERE key LIKE ? || '%'", (_HIDDEN,)).fetchall()
+    return [int(value) for (value,) in rows]
+
+
+def forget_rest(connection: sqlite3.Connection) -> None:
+    """Forget what is left of hidden conversations."""
+    for root in hidden(connection):
+        keep_newest(connection)
+        rest = _planned(connection, Plan(root, "", retrieved=False)).records
+        for at in range(0, len(rest), _RECORDS):
+            _delete(connection, rest[at : at + _RECORDS])
+        _gone(connection, root)
 
 
 def _delete(connection: sqlite3.Connection, records: list[_Record]) -> None:

@@ -30,7 +30,7 @@ def result(job: Job, value: Any, error: BaseException | None) -> list[Answer]:
     """Return the result to deliver, if a caller waits for it."""
     if job.future is None:
         if error is not None:
-            logger.error("an append that nobody waited for was lost: %s", error)
+            logger.error("a write that nobody waited for failed: %s", error)
         return []
     return [(job.future, value, error)]
 

@@ -14,19 +14,19 @@ from middleware_hub.store.look_up import complete
 from middleware_hub.store.protocol import Found, LogInfo, Query
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, decode_blob, decode_event
 from middleware_hub.store.sqlite.file import SameFile, connect, mapped
-from middleware_hub.store.sqlite.rows import locate, marks, padded
+from middleware_hub.store.sqlite.rows import THERE, locate, marks, padded
 from middleware_hub.store.sqlite.searching import Search, Wanted, decode_all
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_CLOSURE: Final = """
+_CLOSURE: Final = f"""
 WITH RECURSIVE need(n) AS (
-    VALUES {rows}
+    VALUES {{rows}}
     UNION SELECT r.parent FROM need JOIN records r USING(n) WHERE r.parent IS NOT NULL AND NOT known(r.id)
     UNION SELECT r.line FROM need JOIN records r USING(n) WHERE r.line IS NOT NULL AND NOT known(r.id))
-SELECT n, r.root, r.body FROM need JOIN records r USING(n) WHERE NOT known(r.id)"""
+SELECT n, r.root, r.body FROM need JOIN records r USING(n) WHERE NOT known(r.id) AND {THERE}"""
 
 
 class Reader:
@@ -172,6 +172,6 @@ class Reader:
 
     def page(self, after: int, limit: int) -> list[tuple[Any, ...]]:
         """Return (n, id, root, parent, line, body) of the next records."""
-        sql = "SELECT n, id, root, parent, line, body FROM records WHERE n > ? ORDER BY n LIMIT ?"
+        sql = f"SELECT n, id, root, parent, line, body FROM records r WHERE n > ? AND {THERE} ORDER BY n LIMIT ?"
         with self._reading():
             return self.connection.execute(sql, (after, limit)).fetchall()

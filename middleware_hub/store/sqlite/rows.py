@@ -18,6 +18,9 @@ _MOST: Final = 256
 _EXACT: Final = 16
 """Up to this many rows have a statement for exactly their number."""
 
+THERE: Final = "EXISTS (SELECT 1 FROM roots WHERE roots.root = r.root)"
+"""The condition that a row `r` of `records` is not about to be forgotten (see `forgetting`)."""
+
 Row = tuple[Any, ...]
 
 
@@ -64,7 +67,10 @@ def locate(connection: sqlite3.Connection, ids: Iterable[bytes]) -> dict[bytes, 
     """Return the places of records, in one step."""
     found: dict[bytes, Located] = {}
     for some in padded(list(ids)):
-        sql = f"SELECT json_group_array(json_array(hex(id), n, root)) FROM records WHERE id IN ({marks(len(some))})"
+        sql = (
+            "SELECT json_group_array(json_array(hex(id), n, root)) FROM records r "
+            f"WHERE id IN ({marks(len(some))}) AND {THERE}"
+        )
         (rows,) = connection.execute(sql, some).fetchone()
         found.update({bytes.fromhex(i): Located(n, root) for i, n, root in _locations.decode(rows)})
     return found

@@ -21,7 +21,7 @@ from middleware_hub.store.look_up import MOST_CHAINS, MOST_NAMED, MOST_VARIANTS,
 from middleware_hub.store.paths import BLOCK, END, END_ALONE, HASH, KEY, NAME, PASS, START, WAY, TextPath, name_place
 from middleware_hub.store.protocol import Query
 from middleware_hub.store.records import SpanRecord, decode
-from middleware_hub.store.sqlite.rows import marks
+from middleware_hub.store.sqlite.rows import THERE, marks
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ _NEWEST: Final = (
     f"{_GIVEN} SELECT i, {', '.join(_OF_KIND.format(kind=kind, most=most) for kind, most in _MOST.items())} FROM f"
 )
 _NAMED: Final = (
-    "SELECT n, body FROM places JOIN records ON n = record "
+    f"SELECT n, body FROM places JOIN records r ON n = record AND {THERE} "
     f"WHERE key = ? AND length = 0 AND hash = x'' AND kind = {NAME} ORDER BY record DESC LIMIT {MOST_NAMED}"
 )
 _PASSED: Final = (

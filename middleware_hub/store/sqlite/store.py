@@ -23,7 +23,9 @@ from middleware_hub.store.sqlite.forgetting import (
     MOST_ROOTS,
     Plan,
     forget_events,
+    forget_rest,
     forget_some,
+    hidden,
     plan,
     plan_roots,
     trim,
@@ -73,6 +75,8 @@ class SqliteStore:
             self._writer = Writer(self._file, self._durability)
             same = self._writer.same
             self._inline, self._threaded = Reader(self._file, same, patient=False), Reader(self._file, same)
+            if await self._in_thread(partial(self._threaded.within, hidden)):
+                self._writer.submit(forget_rest, wait=False)
         except BaseException:
             await self.close()
             raise

@@ -13,7 +13,7 @@ from middleware_hub.store.records import SpanRecord, decode, decode_blob, decode
 from middleware_hub.store.retracing import Retracer
 from middleware_hub.store.sqlite.file import mapped
 from middleware_hub.store.sqlite.reader import Reader
-from middleware_hub.store.sqlite.rows import Located, locate
+from middleware_hub.store.sqlite.rows import THERE, Located, locate
 
 _PAGE: Final = 200
 _PLACE: Final = "SELECT 1 FROM places WHERE key = ? AND length = ? AND hash = ? AND kind = ? AND record = ?"
@@ -58,7 +58,7 @@ class Verifier:
         yield self._gaps()
 
     def _there(self, n: int) -> bool:
-        return self._connection.execute("SELECT 1 FROM records WHERE n = ?", (n,)).fetchone() is not None
+        return self._connection.execute(f"SELECT 1 FROM records r WHERE n = ? AND {THERE}", (n,)).fetchone() is not None
 
     def _load(self, record: bytes) -> SpanRecord | None:
         row = self._connection.execute("SELECT body FROM records WHERE id = ?", (record,)).fetchone()

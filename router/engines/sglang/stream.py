@@ -49,6 +49,7 @@ class StreamedReply:
         ids: the sampled token ids so far.
         done: whether `[DONE]` has come.
         error: what the stream's error event says, or why an event cannot be read.
+        unreadable: whether an event cannot be read.
         news: the last event without its known part; None if it was not cut.
         last_meta: the raw `meta_info` of the last event, without `output_token_logprobs`.
         last_fields: the top level of the last event, in which text and ids may be cut.
@@ -59,6 +60,7 @@ class StreamedReply:
     ids: list[int] = field(default_factory=list)
     done: bool = False
     error: str | None = None
+    unreadable: bool = False
     _meta: Meta | None = None
     _entries: list[LogprobEntry] | None = None
     _raw_ids: bytes = b""
@@ -103,7 +105,7 @@ class StreamedReply:
                 self._take_logprobs(bytes(entries), self._meta.completion_tokens)
             self._take_text(bytes(fields["text"]))
         except (*JSON_ERRORS, KeyError, ValueError) as error:
-            self.error = f"an event that cannot be read: {error}"
+            self.error, self.unreadable = f"an event that cannot be read: {error}", True
 
     @property
     def logprobs(self) -> list[LogprobEntry]:

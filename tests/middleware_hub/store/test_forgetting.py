@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.store.errors import MissingRecordError, StoreUnreachableError
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Forgotten, Store
 from middleware_hub.store.records import Blob, Event, Mark
@@ -154,6 +154,44 @@ def test_a_transaction_splits_only_what_is_longer_than_one(
         assert [count for (count,) in counts] == left_there
     connection.close()
     assert not plans
+
+
+def test_a_long_conversation_is_forgotten_whole_even_if_the_process_is_killed_meanwhile(tmp_path: Path) -> None:
+    """After the first transaction nothing of it is found, a router that goes on appends all, and the next opening ends it."""
+    world = World()
+    (talk,), other = conversations(world, 1, 200), world.turn(None, "another user", "reply")
+    go_on = world.turn(talk[49], "a branch", "reply")
+
+    def forget_first_part() -> None:
+        connection = connect(place_of(str(tmp_path)))
+        plans = plan_roots(connection, [talk[0].reply.root])
+        connection.execute("BEGIN IMMEDIATE")
+        assert forget_some(connection, plans) == ([], 256)
+        connection.execute("COMMIT")
+        connection.close()
+
+    async def interrupted(store: Store) -> None:
+        await append_all(store, world.turns[:201])
+        await asyncio.to_thread(forget_first_part)
+        assert await left(store, [talk]) == []
+        first = talk[0].reply
+        assert ids(await store.get([first.id])) == set()
+        assert first.id not in {record.id async for record in store.scan()}
+        assert await findings(store) == []
+        with pytest.raises(MissingRecordError):
+            await store.append(go_on.batch)
+        await append_all(store, [*talk[:50], go_on])
+        assert go_on.reply.id in ids(await store.find(query(go_on.text)))
+
+    async def reopened(store: Store) -> None:
+        assert ids(await store.find(query(go_on.text))) == {r.id for turn in [*talk[:50], go_on] for r in turn.records}
+        assert len(ids(await store.find(query(other.text)))) == 2
+        await store.forget_roots([])  # waits for what the opening began
+        assert (await store.stats()).records == 104
+        assert await findings(store) == []
+
+    with_store(sqlite(tmp_path), interrupted)
+    with_store(sqlite(tmp_path), reopened)
 
 
 @pytest.mark.parametrize("kind", LASTING)

@@ -98,15 +98,23 @@ def test_versions_that_are_numbers_are_sorted_by_value(tmp_path: Path, capsys: p
     assert [part["weight_version"] for part in parts] == ["9", "10", "default"]
 
 
+@pytest.mark.parametrize("base", [None, "elsewhere"])
 @pytest.mark.parametrize("command", ["stats", "verify", "export"])
 def test_what_waits_in_a_spool_is_told(
-    tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+    tmp_path: Path,
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    base: str | None,
 ) -> None:
     """Whether its router lives or not; and the file stays as it is."""
+    base = base and str(tmp_path / base)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = sqlite(tmp_path)
     flags = [command, "--store", store, *(["--out", str(tmp_path / "a.parquet")] if command == "export" else [])]
-    spool = SpoolFolder(None, identity(store), "toy", 1 << 20).make()
+    flags += ["--spool", base] if base else []
+    spool = SpoolFolder(base, identity(store), "toy", 1 << 20).make()
     assert status(*flags) == 0
     assert "not in the store yet" not in capsys.readouterr().err
     spool.put(pack(world.turns[0].batch), replies=2)

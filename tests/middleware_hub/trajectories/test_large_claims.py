@@ -14,8 +14,10 @@ from msgspec import Raw
 
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.trajectories import answers
+from middleware_hub.trajectories.calls import Calls
 from middleware_hub.trajectories.claims import Claims, Wanted, result
 from middleware_hub.trajectories.events import AnyEvent, Claimed, Sampled
+from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.journal import MemoryJournal
 from middleware_hub.trajectories.ledger import STEP
 from middleware_hub.trajectories.samples import Built, Member, Sample, dropping
@@ -76,6 +78,28 @@ def test_others_have_turns_while_many_samples_are_claimed_and_acknowledged(group
         assert count == STEPS * STEP
         assert had >= STEPS
         assert len(journal.ledger) == 0
+
+    asyncio.run(work())
+
+
+def test_others_have_turns_while_a_large_group_is_shown() -> None:
+    journal, groups = filled(1), Groups()
+    groups._journals["", ""] = journal
+    show = Calls(groups, Empty(), VersionClock(), lambda: False, None, max_body_bytes=1).routes["/trajectories"]
+    scope = {"type": "http", "method": "GET", "path": "/trajectories", "query_string": b"group=g0", "headers": []}
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def work() -> None:
+        _, had = await turns(show(scope, receive, send))
+        assert had >= STEPS
+        shown = json.loads(b"".join(message.get("body", b"") for message in sent))
+        assert len(shown["samples"]) == STEPS * STEP
 
     asyncio.run(work())
 
