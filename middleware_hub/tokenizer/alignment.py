@@ -162,9 +162,18 @@ class _ReplyLayout:
         How many `�` stand for such a half depends on what a decoder sees at once, and a streaming engine decodes in pieces.
         """
         bare = self.text.strip(REPLACEMENT)
-        return any(
+        if any(
             bare == spell(ids, skip_special=self.skips_special).strip(REPLACEMENT)
             for spell in (self.vocabulary.spell, self.vocabulary.lossy)
+        ):
+            return True
+        # An engine decodes a reply behind the last few tokens of its prompt. If these begin inside a character, the byte
+        # tokens there and those that the reply begins with are one broken run, and each of them becomes a `�`.
+        behind = self.vocabulary.behind_bytes(ids)
+        return (
+            len(behind) < len(ids)
+            and self.text.startswith(REPLACEMENT)
+            and bare == self.vocabulary.spell(behind, skip_special=self.skips_special).strip(REPLACEMENT)
         )
 
     def _explained(self, spelled: str) -> bool:

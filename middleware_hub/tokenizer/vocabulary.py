@@ -114,6 +114,10 @@ class Vocabulary:
         """Return whether the bytes of ids are exactly this text."""
         return self._joined(ids, skip_special) == text.encode()
 
+    def behind_bytes(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return ids without the byte tokens that they begin with."""
+        return ids[next((at for at, i in enumerate(ids) if i not in self._bytes), len(ids)) :]
+
     def _joined(self, ids: Sequence[int], skip_special: bool) -> bytes:
         table = self._spelled_if_skipping if skip_special else self._spelled
         # As unsigned numbers, negative ids too are beyond the table, and get its last entry.

@@ -430,6 +430,28 @@ def test_characters_that_differ_at_an_edge_leave_a_reply_whole_and_exact(
 
 
 @pytest.mark.parametrize(
+    ("sampled", "text", "exact"),
+    [
+        (["<0x0A>", "<0x0A>", "Hello"], "\ufffd\ufffdHello", True),
+        (["<0x0A>", "Hello"], "\ufffdHello", True),
+        (["<0xEB>", "<0xB7>", "<0x81>"], "\ufffd\ufffd\ufffd", True),
+        (["<0x0A>", "Hello", "</s>"], "\ufffdHello", True),
+        (["<0x0A>", "Hello"], "Hello", False),
+        (["<0x0A>", "Hello"], "\ufffdOther", False),
+        (["Hello", "<0x0A>", "Hello"], "Hello\ufffdHello", False),
+        (["Hello"], "\ufffdHello there", False),
+    ],
+)
+def test_byte_tokens_that_break_with_those_of_the_prompt_leave_a_reply_whole_and_exact(
+    sampled: list[str], text: str, exact: bool
+) -> None:
+    """Behind `뷁뷁`, six byte tokens, SGLang shows a newline as `�`: it decodes it with the last five."""
+    ids = [load("mistral-v1").token_to_id(token) for token in sampled]
+    alignment = align_reply(tokenizer("mistral-v1").vocabulary, ids, text, skips_special=True, matched=None)
+    assert alignment.flags == (SPLIT if exact else SpanFlag.WHOLE | SpanFlag.MISMATCH)
+
+
+@pytest.mark.parametrize(
     ("ids", "text", "matched", "tail"),
     [
         pytest.param([A, BOTH], "a", None, (special("b\ufffd"),), id="with the character before it"),
