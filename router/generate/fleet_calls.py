@@ -1,7 +1,8 @@
 """One call of the fleet at one worker: how long the router waits, and whether the worker did it.
 
 A worker that hangs must not hang a call to all workers. So an answer may take `--fleet-timeout`. A transfer of weights may take
-any time: it goes on while its worker answers probes, and is given up when no probe was answered for that time. A worker whose
+any time: it goes on while its worker answers probes, and is given up when no probe was answered for that time. The probes of a
+worker that has left the fleet do not count: it may never end the transfer, and later updates wait for it. A worker whose
 last probe was bad is probed again before it gets the call: a stopped process serves its backlog when it goes on, and by
 then the others may have got another call.
 """
@@ -18,7 +19,7 @@ from router.http.headers import HeaderList
 from router.http.time_limits import patience
 from router.http.upstream import Upstream, UpstreamFailure, fetch
 from router.workers.probe import Prober
-from router.workers.worker import Worker
+from router.workers.worker import Worker, WorkerState
 
 PAUSES = 4
 """Probes within the time after which a silent worker is given up."""
@@ -134,7 +135,7 @@ class CallSender:
                     while silent:
                         await asyncio.sleep(pause)
                         found = await self._prober.probe(worker.url)
-                        silent = found.silent or found.absent
+                        silent = found.silent or found.absent or worker.state is WorkerState.GONE
         except TimeoutError:
             pass
 

@@ -101,6 +101,25 @@ def test_a_transfer_takes_as_long_as_its_worker_answers_probes() -> None:
     asyncio.run(main())
 
 
+def test_a_transfer_to_a_worker_that_is_removed_is_given_up() -> None:
+    """Its engine may answer probes and never end the transfer, for which all later updates would wait."""
+
+    async def main() -> None:
+        slow = Slow()
+        slow.well.set()
+        async with sent(slow) as (made, worker), asyncio.timeout(30):
+            told = asyncio.create_task(made.send(worker, TRANSFER))
+            await slow.until(told=1, probes=1)
+            worker.move_to(WorkerState.DRAINING)
+            await slow.until(probes=slow.probes + 12)  # three times the limit
+            assert not told.done(), "what it has in flight needs the new weights, too"
+            worker.move_to(WorkerState.GONE)
+            found = await told
+            assert (found.status, found.done, found.unsure) == (None, False, True)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("probes", [0, 3], ids=["at once", "later"])
 def test_a_transfer_to_a_worker_that_hangs_is_given_up(probes: int) -> None:
     async def main() -> None:
