@@ -8,9 +8,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+import urllib.request
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -57,6 +59,7 @@ def show(args: argparse.Namespace, folder: Path) -> int:
         Router(folder, urls, port=port, flags=["--store", f"sqlite:{store}"]) as router,
     ):
         if args.serve:
+            _forget_earlier_workers(router.url, urls)
             return _serve(out, router.url, store)
         return _play(out, router, args.conversations, args.turns)
 
@@ -102,6 +105,30 @@ def _play(out: Console, router: Router, conversations: int, turns: int) -> int:
     )
     out.print(f"{time.monotonic() - begun:.1f} s. `make serve` leaves it running, to try it with curl.")
     return 0 if exact else 1
+
+
+def _forget_earlier_workers(router: str, own: Sequence[str]) -> None:
+    """Remove the workers of earlier runs: the store keeps the fleet, and each run starts workers at other ports.
+
+    A port may come again: then the store says that this worker was removed, so it is added.
+    """
+    with urllib.request.urlopen(f"{router}/list_workers") as answer:
+        known = json.load(answer)["urls"]
+    for url in known:
+        if url not in own and not _listens(url):  # of another `--serve` that runs on the same store they are in use
+            call(router, "/remove_worker", {"url": url})
+    for url in own:
+        if url not in known:
+            call(router, "/add_worker", {"url": url})
+
+
+def _listens(url: str) -> bool:
+    parts = urlsplit(url)
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or 80), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def _serve(out: Console, url: str, store: Path) -> int:

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,15 +37,7 @@ def test_the_demo_recovers_every_conversation() -> None:
 
 
 def test_serve_leaves_it_running_and_its_lines_work(tmp_path: Path) -> None:
-    port = free_port()
-    flags = ["--serve", "--port", str(port), "--store", str(tmp_path / "kept")]
-    process = subprocess.Popen([*DEMO, *flags], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        lines = []
-        while not lines or not lines[-1].startswith("Ctrl-C"):
-            lines.append(process.stdout.readline())
-            assert lines[-1], "".join(lines)
+    with _serve(tmp_path / "kept") as (_, lines):
         assert any(f"its store {tmp_path / 'kept'}" in line for line in lines)
         assert (tmp_path / "kept" / "store.sqlite3").is_file()
         curls = [shlex.split(line) for line in lines if line.startswith("curl ")]
@@ -55,6 +49,24 @@ def test_serve_leaves_it_running_and_its_lines_work(tmp_path: Path) -> None:
         assert trajectory["exact"]
         sampled = [token for token, own in zip(trajectory["tokens"], trajectory["loss_mask"], strict=True) if own]
         assert sampled == answers[0]["output_ids"] + answers[1]["output_ids"]
+    with _serve(tmp_path / "kept") as (port, _):  # the store has the workers of the first run, which are gone
+        told = call(f"http://127.0.0.1:{port}/update_weight_version", {"new_version": "1", "abort_all_requests": False})
+        assert told.json()["message"] == "2 of 2 workers did it"
+
+
+@contextmanager
+def _serve(store: Path) -> Iterator[tuple[int, list[str]]]:
+    """Run `--serve` for the length of the block; yield its port and what it printed. Its processes end with it."""
+    port = free_port()
+    flags = ["--serve", "--port", str(port), "--store", str(store)]
+    process = subprocess.Popen([*DEMO, *flags], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while not lines or not lines[-1].startswith("Ctrl-C"):
+            lines.append(process.stdout.readline())
+            assert lines[-1], "".join(lines)
+        yield port, lines
     finally:
         process.send_signal(signal.SIGINT)
         try:
