@@ -86,7 +86,7 @@ class ServerConfig(Section):
         super().__post_init__()
         if not self.api_keys and not self.insecure and not _is_loopback(self.host):
             raise BadRequestError(
-                f"--host {self.host} lets other machines in: set --api-key, or --insecure to let everybody in"
+                f"--host {self.host} lets other machines in: set --api-key, or --insecure to let everyone in"
                 + (" (--admin-key alone leaves generating free)" if self.admin_keys else "")
             )
 

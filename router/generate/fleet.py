@@ -124,7 +124,7 @@ class Fleet:
         if body.get("abort_all") or not isinstance(rid, str) or not rid:
             if not caller.admin:
                 raise ForbiddenError(
-                    "without a `rid`, /abort_request is about everybody: it wants an admin key (--admin-key)"
+                    "without a `rid`, /abort_request ends the generations of all tenants: it wants an admin key (--admin-key)"
                 )
             await self.everywhere(scope, send, raw, aborts=bool(body.get("abort_all")))
             return

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.chat.keys import canonical
 from middleware_hub.sessions.anonymous import SHARE, AnonymousSession, OpenChats
+from middleware_hub.sessions.log import chat_notes
 from middleware_hub.sessions.log.chat_notes import ChatNotes, Noted
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.prompt_ids import PromptIds
@@ -160,8 +162,9 @@ def test_requests_that_commit_nothing_do_not_let_a_memory_grow() -> None:
     assert place.session.tokens <= 20
 
 
-def test_a_turn_that_is_dropped_while_the_store_is_filled_again_is_left_out() -> None:
-    """Filling waits for the store after each turn, and chats go on meanwhile."""
+def test_a_turn_that_is_dropped_while_the_store_is_filled_again_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filling waits for the store after each group of turns, and chats go on meanwhile."""
+    monkeypatch.setattr(chat_notes, "_WRITTEN_AT_ONCE", 1)
     place, replies, kept = Room(100), {}, []
 
     class Memory:
