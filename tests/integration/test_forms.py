@@ -490,6 +490,15 @@ class OnEngine:
             assert answer.headers["x-radix-recorded"] == recorded_header(self.form, found)
         return found
 
+    def ask_until_aborted(self, url: str, name: str) -> tuple[str, dict[int, Json]]:
+        """As `ask`, and the name of the request. An abort may come too late: an engine runs ahead of its own HTTP server."""
+        for attempt in range(5):
+            tried = f"{name} {attempt}"
+            found = self.ask(url, tried)
+            if self.form.end != "aborted" or found[0]["meta_info"]["finish_reason"]["type"] != "length":
+                break
+        return tried, found
+
     def answer(self, url: str, name: str) -> Answer:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(call, f"{url}/generate", self._body(name), headers=self.headers)
@@ -595,14 +604,14 @@ def test_so_it_is_on_a_real_engine(
         answer = row.answer(url, f"refused {form}")
         assert (answer.status, f"`{name}`" in answer.content.decode()) == (400, True), answer.content
         return
-    found = row.ask(url, f"routed {form}")
+    name, found = row.ask_until_aborted(url, f"routed {form}")
     if form.rids():
-        assert [reply["meta_info"]["id"] for reply in found.values()] == form.rids(f"routed {form}")
+        assert [reply["meta_info"]["id"] for reply in found.values()] == form.rids(name)
     check_end(form, found)
     for number, reply in found.items():
         check_kept_of_engine(row, url, number, reply)
     if engine is SGLANG:
-        expected = row.ask(worker.url, f"direct {form}")
+        _, expected = row.ask_until_aborted(worker.url, f"direct {form}")
         if form.end == "aborted":  # how far they came is another thing each time
             assert list(map(keys, found.values())) == list(map(keys, expected.values()))
         else:
