@@ -167,13 +167,13 @@ class _ReplyLayout:
             for spell in (self.vocabulary.spell, self.vocabulary.lossy)
         ):
             return True
-        # An engine decodes a reply behind the last few tokens of its prompt. If these begin inside a character, the byte
+        # An engine decodes a reply together with the last few tokens of its prompt. If these begin inside a character, the byte
         # tokens there and those that the reply begins with are one broken run, and each of them becomes a `�`.
-        behind = self.vocabulary.behind_bytes(ids)
+        rest = self.vocabulary.without_leading_bytes(ids)
         return (
-            len(behind) < len(ids)
+            len(rest) < len(ids)
             and self.text.startswith(REPLACEMENT)
-            and bare == self.vocabulary.spell(behind, skip_special=self.skips_special).strip(REPLACEMENT)
+            and bare == self.vocabulary.spell(rest, skip_special=self.skips_special).strip(REPLACEMENT)
         )
 
     def _explained(self, spelled: str) -> bool:

@@ -114,7 +114,7 @@ class Vocabulary:
         """Return whether the bytes of ids are exactly this text."""
         return self._joined(ids, skip_special) == text.encode()
 
-    def behind_bytes(self, ids: Sequence[int]) -> Sequence[int]:
+    def without_leading_bytes(self, ids: Sequence[int]) -> Sequence[int]:
         """Return ids without the byte tokens that they begin with."""
         return ids[next((at for at, i in enumerate(ids) if i not in self._bytes), len(ids)) :]
 

@@ -109,7 +109,7 @@ class _DrainingServer(uvicorn.Server):
     def __init__(
         self, app: DrainingApp, config: ServerConfig, entrance: Entrance | None = None, *, hurry: int | None = None
     ) -> None:
-        """`hurry`: the only signal that stops at once; by default any second one does, but SIGHUP."""
+        """`hurry`: the only signal that stops at once; by default any second signal does, except SIGHUP."""
         self._app = app
         self._hurry = hurry
         self._entrance = entrance

@@ -13,7 +13,7 @@ from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.hidden_tail import HiddenToken
 
-TOLD: Final = ("time", "edited", "finish", "shown", "reasoning", "scaffold", "reasons")
+COPIED: Final = ("time", "edited", "finish", "shown", "reasoning", "scaffold", "reasons")
 """The fields of a checkpoint that its event has as they are."""
 
 
@@ -25,7 +25,7 @@ def event_of(
     handle: BranchHandle,
     message: bytes,
     span: TokenSpan,
-    told: Mapping[str, Any],
+    details: Mapping[str, Any],
     *,
     in_place: bool = False,
     known: Callable[[Checkpoint], bool] = known_to_all,
@@ -35,7 +35,7 @@ def event_of(
     Args:
         handle: of its generation, before the commit.
         message: the assistant's, as JSON.
-        told: has the values of `TOLD`.
+        details: has the values of `COPIED`.
         known: whether the event may name a sample, because that has an event, too.
     """
     node, parent, context = handle.node, handle.checkpoint, context_of(span)
@@ -54,7 +54,7 @@ def event_of(
         shared=False,
         listed=False,
         flags=0 if context is None else context.flags,
-        **{name: told[name] for name in TOLD},
+        **{name: details[name] for name in COPIED},
     )
 
 

@@ -95,7 +95,7 @@ def test_lines_behind_one_worker_take_turns_with_those_that_may_go_anywhere() ->
     asyncio.run(main())
 
 
-def test_who_waits_for_a_worker_that_is_removed_goes_elsewhere_at_once() -> None:
+def test_what_waits_for_a_removed_worker_goes_elsewhere_at_once() -> None:
     async def main() -> None:
         kept = Kept()
         one, two = kept.workers
@@ -110,8 +110,8 @@ def test_who_waits_for_a_worker_that_is_removed_goes_elsewhere_at_once() -> None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nobody_waits_who_could_be_served(seed: int) -> None:
-    """Keys, retries, workers that come and go: whoever is in line finds all workers full that would take it."""
+def test_no_request_waits_that_could_be_served(seed: int) -> None:
+    """Keys, retries, workers that come and go: the first of each line finds all workers full that may take it."""
     draw = random.Random(seed)
 
     async def main() -> None:
