@@ -81,6 +81,8 @@ def _asked(path: str, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backend
     ):  # otherwise it would be taken for a misspelt hub id
         raise BadRequestError(f"--tokenizer-path {path}: there is no such folder")
     folder = Path(path)
+    if folder.is_file():
+        raise BadRequestError(f"--tokenizer-path {path}: this is a file: give its folder, {folder.absolute().parent}")
     if folder.is_dir() and not any(next(folder.glob(name), None) for name in _FILES):
         raise BadRequestError(
             f"--tokenizer-path {path}: no tokenizer could be loaded from it: this folder has no tokenizer.json"

@@ -63,6 +63,16 @@ def used_bytes(connection: sqlite3.Connection) -> int:
     return int((pages - free) * size)
 
 
+def sizes(connection: sqlite3.Connection) -> tuple[int, int, int, int]:
+    """Return how many records, conversations and logs there are, and their bytes. What is being forgotten is no record."""
+    records, roots, logs = (
+        connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("records", "roots", "logs")
+    )
+    for root in hidden(connection):
+        records -= connection.execute("SELECT count(*) FROM records WHERE root = ?", (root,)).fetchone()[0]
+    return records, roots, logs, used_bytes(connection)
+
+
 def plan(connection: sqlite3.Connection, excess: int) -> list[Plan]:
     """Return the conversations to forget next: enough for about `excess` bytes, or for some transactions."""
     found: list[Plan] = []

@@ -28,6 +28,7 @@ from middleware_hub.store.sqlite.forgetting import (
     hidden,
     plan,
     plan_roots,
+    sizes,
     trim,
     used_bytes,
 )
@@ -295,7 +296,7 @@ class SqliteStore:
     async def stats(self) -> StoreStats:
         _, threaded = self._open_readers()
         writer = self._open_writer()
-        return self._tally.stats(await self._in_thread(lambda: _sizes(threaded)), writer, self._torn)
+        return self._tally.stats(await self._in_thread(partial(threaded.within, sizes)), writer, self._torn)
 
     def _open_writer(self) -> Writer:
         if self._writer is None:
@@ -321,15 +322,6 @@ def _announce(connection: sqlite3.Connection, name: str, data: bytes, seconds: f
     connection.execute("DELETE FROM announced WHERE until <= ? OR said > ?", (now, now))
     row = (name, data, now, now + seconds)
     connection.execute("INSERT OR REPLACE INTO announced(name, data, said, until) VALUES (?, ?, ?, ?)", row)
-
-
-def _sizes(reader: Reader) -> tuple[int, int, int, int]:
-    with reader.snapshot() as connection:
-        counts = (
-            connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("records", "roots", "logs")
-        )
-        records, roots, logs = counts
-        return records, roots, logs, used_bytes(connection)
 
 
 def _readable(rows: Sequence[tuple[Any, ...]]) -> list[SpanRecord]:

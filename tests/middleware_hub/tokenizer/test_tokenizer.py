@@ -401,6 +401,17 @@ def test_a_folder_that_is_not_there_is_not_taken_for_a_hub_id(tmp_path: Path) ->
             Tokenizer.load(path)
 
 
+def test_a_file_is_not_taken_for_a_hub_id_and_its_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for path in (str(tmp_path / "tokenizer.json"), "tokenizer.json"):
+        with pytest.raises(BadRequestError) as caught:
+            Tokenizer.load(path)
+        assert str(caught.value) == f"--tokenizer-path {path}: this is a file: give its folder, {tmp_path}"
+
+
 def test_a_tokenizer_whose_pieces_are_not_known_is_refused() -> None:
     backend = Backend(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()

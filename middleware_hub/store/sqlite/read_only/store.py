@@ -14,7 +14,7 @@ from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, 
 from middleware_hub.store.protocol import Finding, Found, LogInfo, Query, StoreStats
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, decode
 from middleware_hub.store.sqlite.file import SameFile, place_of
-from middleware_hub.store.sqlite.forgetting import used_bytes
+from middleware_hub.store.sqlite.forgetting import sizes
 from middleware_hub.store.sqlite.read_only.permission import how_to_read
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.verifying import Verifier
@@ -101,17 +101,8 @@ class ReadOnlyStore:
         raise StoreUnreachableError(f"the store {self._file} cannot be written: it is only read")
 
     async def stats(self) -> StoreStats:
-        reader = self._reader
-
-        def count() -> dict[str, int]:
-            with reader.snapshot() as connection:
-                found = {
-                    table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-                    for table in ("records", "roots", "logs")
-                }
-                return {**found, "bytes": used_bytes(connection)}
-
-        return StoreStats(**await self._in_thread(count), damaged=self._tally.damaged)
+        found = await self._in_thread(partial(self._reader.within, sizes))
+        return StoreStats(*found, damaged=self._tally.damaged)
 
     @property
     def _reader(self) -> Reader:
