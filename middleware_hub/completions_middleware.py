@@ -151,8 +151,8 @@ class _CompletionStream:
         self._start = start
 
     def event(self, data: bytes) -> None:
-        """Take the payload of an event. Events after an error are ignored."""
-        if self._error is None:
+        """Take the payload of an event. Events after an error, or after the `[DONE]` of all replies, are ignored."""
+        if self._error is None and not self._done:
             try:
                 self._out.append(self._piece(data))
             except RouterError as error:

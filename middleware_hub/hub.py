@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from middleware_hub.store.guarded import GuardedStore
 from middleware_hub.store.opening import open_store, patience
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.records import Serials
+from middleware_hub.store.redis.wire.address import shown
 from middleware_hub.store.spool.folder import SpoolFolder, identity
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from middleware_hub.trajectories.groups import Groups
@@ -27,6 +29,8 @@ from router.config.store import StoreConfig
 from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
+
+logger = logging.getLogger(__name__)
 
 RECORDED = b"x-radix-recorded"
 
@@ -112,6 +116,7 @@ class Hub:
         fingerprint, config = self.tokenizer.fingerprint, self._store_config
         await store.open(fingerprint)
         if self.saving is not None and config is not None and config.url is not None:
+            logger.info("the store is %s", shown(config.url))
             name = identity(config.url, config.prefix)
             await self.saving.open(SpoolFolder(config.spool, name, fingerprint, config.spool_max_bytes), self._another)
         if self.versions is not None:

@@ -27,6 +27,8 @@ from router.errors import RouterError
 logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 5.0
+_STEP = 256
+"""Sessions that are listed before the event loop serves other requests."""
 
 
 class SessionRegistry:
@@ -120,7 +122,13 @@ class SessionRegistry:
         """Return the states of all sessions of a tenant, oldest first. Sessions that only the store has are read for it."""
         archive = self.archive
         if archive is None:
-            return [session.summary() for session in self.of(tenant)]
+            shown = []
+            for number, held in enumerate(self.of(tenant), 1):
+                if number % _STEP == 0:
+                    await asyncio.sleep(0)
+                if self.find(tenant, held.id) is held:  # else it has ended meanwhile
+                    shown.append(held.summary())
+            return shown
         found = []
         async for name in archive.names(tenant):
             reach = self.reach if (tenant, name) in self._sessions else archive.find

@@ -258,9 +258,14 @@ class Supervisor:
             await asyncio.wait((ended,), timeout=AT_ONCE_SECONDS)
         for child in children:
             child.kill()
+        codes = await ended
+        if self._hurry.is_set():
+            return 1
         # One that had not served yet has died of the signal itself.
-        failed = [code for code in await ended if code not in (0, -signal.SIGTERM)]
-        return 1 if failed or self._hurry.is_set() else 0
+        failed = [each for each in zip(children, codes, strict=True) if each[1] not in (0, -signal.SIGTERM)]
+        for child, code in failed:
+            logger.error("process %d (pid %d) did not finish what it had: %s", child.number, child.pid, _how(code))
+        return 1 if failed else 0
 
     # What processes ask for -------------------------------------------------------------------------------------------
 

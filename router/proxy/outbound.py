@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 from starlette.types import Receive, Scope
 
+from router.engines.sglang.outcome import lacks_path
 from router.engines.sglang.worker_request import RoutePrompt, route_prompt
+from router.errors import NotFoundError
 from router.http.bodies import gather_body, read_body
 from router.http.headers import HeaderList, first_values, has_body, request_headers, request_target
 from router.http.request_state import RequestState, request_state
@@ -16,6 +18,12 @@ from router.workers.queue import Key
 
 _END_WITH_DONE = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"})
 """Paths whose streams end with `[DONE]`. Others, such as those of Anthropic's dialect, end differently."""
+
+
+_BELOW_V1 = frozenset(
+    {"/chat/completions", "/completions", "/messages", "/messages/count_tokens", "/responses", "/embeddings", "/models"}
+)
+"""Paths that a client calls if its base URL lacks `/v1`."""
 
 
 class OutboundRequest(msgspec.Struct):
@@ -47,6 +55,14 @@ class OutboundRequest(msgspec.Struct):
     limited: bool
     ends_with_done: bool
     ids: RequestIds | None = None
+
+    def check_served(self, body: bytes) -> None:
+        """Raise NotFoundError, which names the path below `/v1`, for a 404 of a worker that has no such path."""
+        path = self.scope["path"]
+        if path in _BELOW_V1 and lacks_path(body):
+            raise NotFoundError(
+                f"no worker has a path {path}: did you mean /v1{path}? The `base_url` of an OpenAI client ends with /v1"
+            )
 
     def renew_ids(self) -> None:
         """Replace the ids that the worker has seen already. Each new one begins with the old one."""

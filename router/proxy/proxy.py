@@ -184,8 +184,7 @@ class Proxy:
             status = reply.status
             span.set(status=status)
             if status in BUSY:
-                wait = attempts.wait_after_busy(worker, status, retry_after(reply.response))
-                if wait is not None:
+                if (wait := attempts.wait_after_busy(worker, status, retry_after(reply.response))) is not None:
                     return wait
             elif status in FAULTY:
                 if attempts.goes_on_after_error(worker, status):
@@ -195,6 +194,8 @@ class Proxy:
                     return 0.0
             elif status < 500:
                 attempts.answered(worker)
+                if status == 404:
+                    request.check_served(reply.first)
             await self._relay(request, lease, reply, send, client)
         return None
 

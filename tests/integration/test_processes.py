@@ -253,6 +253,21 @@ def test_all_finish_what_they_have(
     assert router.exit_code() == 0
 
 
+def test_one_that_dies_while_it_finishes_is_told(worker: EmbeddedWorker, router: Processes, asks: list[Asking]) -> None:
+    """As when memory runs out. The other one finishes, and the log says why the exit status is not 0."""
+    worker.hold(after=2)
+    at_both(router, worker, asks, {"text": "Hello", "sampling_params": SHORT, "stream": True})
+    victim = router.children[0]
+    router.terminate()
+    until(lambda: not _connects(router.port))
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: not alive(victim))
+    worker.release()
+    assert router.exit_code() == 1
+    assert f"(pid {victim}) did not finish what it had: killed by SIGKILL" in router.log
+    assert router.log.count("did not finish") == 1
+
+
 def test_a_signal_to_all_processes_is_one_signal(worker: EmbeddedWorker, router: Processes, asks: list[Asking]) -> None:
     """Supervisors such as Slurm send SIGTERM to every process, and the parent passes it on: that is not the second signal."""
     worker.hold(after=2)

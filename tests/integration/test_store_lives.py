@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -257,3 +258,16 @@ def test_what_cannot_be_looked_up_is_not_exact(
         assert found["reasons"] == ["store_unreachable"]
     finally:
         router.stop()
+
+
+def test_a_router_logs_its_store_at_its_start_without_a_password(
+    worker: EmbeddedWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = empty_redis()
+    with caplog.at_level(logging.INFO):
+        router = Router(worker, StoreConfig(url=address.replace("//", "//default:topsecret@")))
+        router.stop()
+    assert [line for line in caplog.messages if line.startswith("the store is ")] == [
+        f"the store is {address.replace('//', '//***@')}"
+    ]
+    assert "topsecret" not in caplog.text

@@ -37,6 +37,7 @@ class Engine:
         body: of a reply in one piece.
         events: of a stream; an exception in their place is raised there.
         done: whether `[DONE]` comes behind them.
+        late: events behind that.
         hold: stop behind the first event until `go` is set.
     """
 
@@ -44,6 +45,7 @@ class Engine:
     events: list[Any] = field(default_factory=list)
     status: int = 200
     done: bool = True
+    late: list[Any] = field(default_factory=list)
     hold: bool = False
     go: asyncio.Event = field(default_factory=asyncio.Event)
     scope: Scope = field(default_factory=dict)
@@ -81,7 +83,9 @@ class Engine:
             if self.hold and number == 0:
                 await self.go.wait()
         client.stop_watching()
-        await send(_body(b"data: [DONE]\n\n" if self.done else b"", more=False))
+        done = [b"data: [DONE]\n\n"] if self.done else []
+        late = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in self.late]
+        await send(_body(b"".join(done + late), more=False))
 
 
 def _body(body: bytes, *, more: bool) -> Message:
@@ -253,6 +257,12 @@ def test_events_go_on_as_they_come() -> None:
         assert texts(found) == "one two"
 
     asyncio.run(work())
+
+
+def test_what_comes_behind_the_end_of_a_stream_is_not_shown() -> None:
+    _, found = answer(Engine(events=[ONE], late=[reply("Four. Five", None, 3)]), stream=True)
+    assert texts(found) == "Four."
+    assert found[-2]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_a_stream_of_a_batch() -> None:

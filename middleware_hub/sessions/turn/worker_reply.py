@@ -39,8 +39,8 @@ class WorkerReply:
         self._reader.head(start)
 
     def event(self, data: bytes) -> None:
-        """Take the payload of an event. Events after an error are ignored."""
-        if self.error is None and (data.startswith(b"{") or data == DONE):
+        """Take the payload of an event. Events after an error, or after `[DONE]`, are ignored: no client reads them."""
+        if self.error is None and not self.streamed.done and (data.startswith(b"{") or data == DONE):
             try:
                 refusals.feed(self.streamed, data)
             except RouterError as error:

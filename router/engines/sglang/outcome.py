@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.events import EventSplitter, event_data
-from router.engines.json import JSON_ERRORS
+from router.engines.json import JSON_ERRORS, decode_any
 from router.engines.sglang.reply import UnreadableReplyError, edit_meta, split_list
 
 
@@ -72,6 +72,14 @@ def is_error(body: bytes) -> bool:
     except JSON_ERRORS:
         return False
     return isinstance(head.error, dict) or head.object == "error"
+
+
+def lacks_path(body: bytes) -> bool:
+    """Return whether a 404 says that there is no such path: then an engine's web framework answers, not the engine."""
+    try:
+        return bool(decode_any(body) == {"detail": "Not Found"})
+    except JSON_ERRORS:
+        return False
 
 
 def _code(error: Any) -> int:

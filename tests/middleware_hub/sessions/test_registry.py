@@ -59,6 +59,24 @@ def test_a_name_belongs_to_a_tenant() -> None:
     run(work())
 
 
+def test_many_sessions_are_listed_in_steps_without_those_that_end_meanwhile() -> None:
+    async def work() -> None:
+        shop = Shop()
+        *_, last = [shop.open(f"s{number}") for number in range(5_000)]
+        shop.open("s0", "another")
+        listing, turns = asyncio.create_task(shop.store.summaries("")), 0
+        while not listing.done():
+            await asyncio.sleep(0)
+            turns += 1
+            if turns == 3:
+                await shop.store.delete(last)
+        found = [summary["session_id"] for summary in listing.result()]
+        assert found == [f"s{number}" for number in range(4_999)]
+        assert turns > 15
+
+    run(work())
+
+
 def test_an_expired_session_is_forgotten_and_a_loss_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         shop = Shop()

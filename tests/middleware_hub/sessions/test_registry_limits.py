@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.chat.keys import canonical
 from middleware_hub.sessions.anonymous import MOST_NAMESPACES, OpenChats
+from middleware_hub.sessions.session import Session
 from tests.middleware_hub.sessions.in_process import Room
 from tests.middleware_hub.sessions.trie.test_trie import Talk, assistant, user
 
@@ -132,3 +134,21 @@ class TestWhichSample:
         talk.say(user("a"), reply="b", reasoning="well")
         turn, _ = talk.open(user("a"), assistant("b", reasoning_content="hm"), user("c"))
         assert (turn.checkpoint, turn.ambiguous) == (newest, True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 256, 2_500])
+def test_a_list_of_many_sessions_is_made_and_written_in_steps(count: int) -> None:
+    async def work() -> None:
+        room = Room()
+        for number in range(count):
+            room.app.registry.add(Session(f"s{number}", "", canonical, ttl=100.0))
+        asked, turns = asyncio.create_task(room.call("GET", "/sessions")), 0
+        while not asked.done():
+            await asyncio.sleep(0)
+            turns += 1
+        status, found = asked.result()
+        assert status == 200
+        assert [one["session_id"] for one in found["sessions"]] == [f"s{number}" for number in range(count)]
+        assert turns >= 2 * (count // 256)
+
+    asyncio.run(work())

@@ -163,6 +163,43 @@ def test_reply_header_hygiene() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    "path", ["/chat/completions", "/completions", "/messages", "/messages/count_tokens", "/responses", "/embeddings"]
+)
+def test_a_path_without_v1_that_no_worker_has_is_told_with_it(path: str) -> None:
+    """A client calls it if its `base_url` lacks `/v1`. Any other 404 is the worker's own, as is a path that the worker has."""
+    status, body = 404, b'{"detail":"Not Found"}'
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] in PROBED:
+            await answer(send, 200, b"{}")
+        elif scope["type"] == "http":
+            await answer(send, status, body)
+
+    async def main() -> None:
+        nonlocal status, body
+        async with serving(app) as url, running([url]) as router:
+            async with router.client.post(path, data=b"{}", headers=JSON) as reply:
+                error = (await reply.json())["error"]
+                assert (reply.status, error["type"]) == (404, "not_found")
+                assert f"did you mean /v1{path}?" in error["message"]
+            async with router.client.post("/other", data=b"{}", headers=JSON) as reply:
+                assert (reply.status, await reply.read()) == (404, body)
+            for status, body in [
+                (404, b'{"detail":"no such model"}'),
+                (404, b'{"error":{"message":"no such model"}}'),
+                (404, b""),
+                (200, b'{"detail":"Not Found"}'),
+            ]:
+                async with router.client.post(path, data=b"{}", headers=JSON) as reply:
+                    assert (reply.status, await reply.read()) == (status, body)
+            async with router.client.get("/workers") as reply:
+                (worker,) = (await reply.json())["workers"]
+                assert (worker["load"], worker["circuit_breaker"]) == (0, "closed")
+
+    asyncio.run(main())
+
+
 def test_compressed_reply_is_unpacked() -> None:
     """A worker that compresses although nobody asked: its content-encoding is not passed on, so its bytes are not."""
 
