@@ -51,9 +51,9 @@ class ParentLink:
         self._connect = connect
         self._living = asyncio.get_running_loop().create_task(self._live())
 
-    def end(self) -> None:
+    async def end(self) -> None:
         self._connect = None
-        self._listener.end()
+        await self._listener.end()
 
     async def _live(self) -> None:
         await self._channel.open()

@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 LINGER_SECONDS = 2.0
 """How long a refused client may go on sending, and how long it may be silent before it is refused."""
 
+LAST_CALL_SECONDS = 0.5
+"""How long an idle connection stays open when the server stops: its client may have sent a request that is not read yet."""
+
 AHEAD = 4
 """Requests of one connection that may wait for their turn before it is read no further."""
 
@@ -134,6 +137,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._timer: TimerHandle | None = None
         self._refused = False
         self._closing = False
+        self._stopping = False  # the server is
         self._served: RequestResponseCycle | None = None
         self._client = ServedClient()  # of the request that comes in now
         self.head_without_offer: bytes | None = None  # of a request that offers another protocol
@@ -180,6 +184,17 @@ class LimitedConnection(HttpToolsProtocol):
         if self._begun and self._timer is None and not self._closing:
             self._await_head(self.limits.header_seconds)
 
+    def shutdown(self) -> None:
+        """End when the reply under way is sent. An idle client has a moment in which the request that it just sent is answered.
+
+        Closed at once, with bytes unread, the connection would be reset, and no load balancer repeats a POST after that.
+        """
+        self._stopping = True
+        if self.cycle is None or self.cycle.response_complete:
+            self.loop.call_later(LAST_CALL_SECONDS, super().shutdown)
+        else:
+            super().shutdown()
+
     def send_400_response(self, msg: str) -> None:
         self._end_with(BadRequestError(msg))
 
@@ -208,6 +223,8 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             unframe(self.cycle)
+        if self._stopping:
+            self.cycle.keep_alive = False
         if not self.pipeline:
             self._served = self.cycle
 

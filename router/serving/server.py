@@ -61,8 +61,8 @@ class Entrance(Protocol):
     def begin(self, connect: Callable[[], asyncio.Protocol]) -> None:
         """Take connections in the running loop from now on, or from some later moment; `connect` makes the protocol of one."""
 
-    def end(self) -> None:
-        """Take no more connections."""
+    async def end(self) -> None:
+        """Take the connections that wait, and no more."""
 
 
 def serve(app: DrainingApp, config: ServerConfig, listener: socket.socket) -> int:
@@ -160,7 +160,7 @@ class _DrainingServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._entrance is not None:
-            self._entrance.end()
+            await self._entrance.end()
         logger.info("stopping: %d requests in flight have %g s to finish", len(self.server_state.tasks), self._grace)
         await super().shutdown(sockets)
         if self.force_exit:

@@ -106,15 +106,21 @@ class SharedListener:
         self._board.put(self._number, 0)
         self._resume()
 
-    def end(self) -> None:
-        """Accept nothing more, and close the socket."""
+    async def end(self) -> None:
+        """Accept what waits already, and then nothing more: close the socket.
+
+        Closing it resets what waits, though these clients are connected and may have sent their requests.
+        """
+        if self._connect is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._accept_some(_waiting(self._listener))
         if self._later is not None:
             self._later.cancel()
+        self._listener.close()
+        await asyncio.gather(*self._connecting, return_exceptions=True)
         if self._connect is not None:
             self._connect = None
-            asyncio.get_running_loop().remove_reader(self._listener)
             self._board.put(self._number, ABSENT)
-        self._listener.close()
 
     def _resume(self) -> None:
         self._later = None

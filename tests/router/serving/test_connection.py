@@ -618,3 +618,42 @@ def test_a_client_of_http_1_0_gets_the_length_of_what_has_one() -> None:
                 assert body == said
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_request_that_comes_while_the_server_stops_is_answered(used: bool) -> None:
+    """It lies in the socket, unread, when its connection is idle for the server: as the first request or a later one."""
+
+    async def main() -> None:
+        shared = Limits(max_header_bytes=LIMIT, max_connections=PLENTY)
+        async with asyncio.timeout(20), serving(EchoWorker(), protocol=limited_by(shared)) as url:
+            client = Client(*await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1])))
+            while not shared._connected:  # noqa: ASYNC110 - an accepted connection has no event
+                await asyncio.sleep(0.001)
+            if used:
+                await client.say(head_of(100))
+                assert "connection" not in (await client.answer())[1]
+            (connection,) = shared._connected
+            client.writer.write(head_of(100))  # at once into the socket
+            connection.shutdown()
+            status, headers, _ = await client.answer()
+            assert (status, headers["connection"]) == (200, "close")
+            assert await client.reader.read() == b""
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_an_idle_connection_ends_with_the_server() -> None:
+    async def main() -> None:
+        shared = Limits(max_header_bytes=LIMIT, max_connections=PLENTY)
+        async with asyncio.timeout(20), serving(EchoWorker(), protocol=limited_by(shared)) as url:
+            client = Client(*await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1])))
+            await client.say(head_of(100))
+            await client.answer()
+            (connection,) = shared._connected
+            connection.shutdown()
+            assert await client.reader.read() == b""
+            await client.close()
+
+    asyncio.run(main())

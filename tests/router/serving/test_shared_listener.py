@@ -59,9 +59,9 @@ class Town:
     def spread(self) -> list[int]:
         return [len(part.connections) for part in self.parts]
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for part in self.parts:
-            part.listener.end()
+            await part.listener.end()
             for connection in list(part.connections):
                 connection.abort()
         for client in self.clients:
@@ -78,7 +78,7 @@ def test_a_crowd_is_spread_evenly() -> None:
         for _ in range(6):
             await town.connect(1)
         assert town.spread() == [12, 12, 12]
-        town.close()
+        await town.close()
 
     asyncio.run(run())
 
@@ -105,7 +105,7 @@ def test_a_crowd_waits_for_a_few_turns_of_a_busy_loop(count: int) -> None:
                 await asyncio.sleep(0)
         assert town.spread() == [120 // count] * count
         assert turns < 20
-        town.close()
+        await town.close()
 
     asyncio.run(run())
 
@@ -119,7 +119,7 @@ def test_a_new_one_catches_up() -> None:
         assert await town.connect(4) == [4, 0]
         town.begin(2)
         assert await town.connect(4) == [4, 4]
-        town.close()
+        await town.close()
 
     asyncio.run(run())
 
@@ -132,7 +132,22 @@ def test_one_that_hangs_or_is_gone_holds_up_nobody() -> None:
         assert await town.connect(100) == [100, 0]
         town.board.put(2, ABSENT)
         assert await town.connect(1) == [101, 0]
-        town.close()
+        await town.close()
+
+    asyncio.run(run())
+
+
+def test_who_ends_takes_what_waits_already() -> None:
+    """Closing the socket would reset these connections, though their clients may have sent requests."""
+
+    async def run() -> None:
+        town = Town(1)
+        town.begin(1)
+        for _ in range(5):  # the loop has no turn in which to accept them
+            town.clients.append(socket.create_connection(town.listener.getsockname()))
+        await town.parts[0].listener.end()
+        assert town.spread() == [5]
+        await town.close()
 
     asyncio.run(run())
 
@@ -142,10 +157,10 @@ def test_who_ends_takes_nothing_more() -> None:
         town = Town(2)
         town.begin(1, 2)
         await town.connect(2)
-        town.parts[0].listener.end()
+        await town.parts[0].listener.end()
         before = town.spread()[0]
         await town.connect(4)
         assert town.spread()[0] == before
-        town.close()
+        await town.close()
 
     asyncio.run(run())
