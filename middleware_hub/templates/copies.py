@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum, auto
+from functools import lru_cache
 from typing import NamedTuple
 
 from jinja2 import TemplateSyntaxError, nodes
@@ -40,6 +41,7 @@ class Copies(NamedTuple):
         return not any(word in text for word in self.words)
 
 
+@lru_cache(maxsize=16)
 def copies_of(template: str) -> Copies | None:
     """Return how a template copies texts; None if it may do anything else with them."""
     try:

@@ -15,6 +15,7 @@ values by name; a false finding costs time, and never makes a wrong tail.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from jinja2 import TemplateSyntaxError, nodes
@@ -68,6 +69,7 @@ class Reads(NamedTuple):
         return any(word in text for word in self.words)
 
 
+@lru_cache(maxsize=16)
 def reads_of(template: str) -> Reads:
     """Return what a template reads. A template that cannot be parsed here is opaque."""
     try:

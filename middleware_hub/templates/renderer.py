@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from jinja2 import Environment
@@ -192,6 +192,7 @@ class Renderer:
         return text
 
 
+@lru_cache(maxsize=16)
 def _compiles(template: str) -> bool:
     """Return whether plain Jinja compiles a template; only transformers can compile what it adds to Jinja."""
     try:
