@@ -14,9 +14,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
-from middleware_hub.chat.errors import CapacityError, SessionExistsError, UnknownSessionError
+from middleware_hub.chat.errors import CapacityError, SessionExistsError, SessionOverError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction, canonical
 from middleware_hub.sessions.log.events import Archive, Ended, SessionLog
 from middleware_hub.sessions.lost_turns import LostTurns
@@ -260,8 +261,10 @@ class SessionRegistry:
             if not await archive.refresh(session):
                 self._lost.note(session, crossed=not session.over)
                 self._end(session)
-            elif session.expired(moment) and session.idle and await session.happen(Ended("expired", time=time.time())):
-                self._expire(session)
+            elif session.expired(moment) and session.idle:
+                with suppress(SessionOverError):  # this router has missed that it ended, see `StoredLog`
+                    if await session.happen(Ended("expired", time=time.time())):
+                        self._expire(session)
         ended = await archive.sweep(lambda *name: name in self._sessions)
         self._metrics.sessions.labels("expired").inc(ended)
 

@@ -214,6 +214,12 @@ class DictionaryStore:
         if log in self._logs:
             self._logs[log] = [event for event in self._logs[log] if event.number >= before]
 
+    async def forget_logs(self, logs: Sequence[str]) -> int:
+        gone = [log for log in dict.fromkeys(logs) if self._ends.get(log, (0, 0))[1] >= 2]
+        for log in gone:
+            del self._ends[log], self._logs[log]
+        return len(gone)
+
     async def announce(self, name: str, data: bytes, seconds: float) -> None:
         self._announced[name] = data, monotonic() + seconds
 

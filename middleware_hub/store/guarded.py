@@ -97,6 +97,10 @@ class GuardedStore:
         self._require()
         await self._store.trim(log, before)
 
+    async def forget_logs(self, logs: Sequence[str]) -> int:
+        self._require()
+        return await self._store.forget_logs(logs)
+
     async def announce(self, name: str, data: bytes, seconds: float) -> None:
         self._require()
         await self._store.announce(name, data, seconds)

@@ -295,6 +295,13 @@ class Store(Protocol):
         """Return the logs whose key begins with `prefix` and is greater than `after`, in the order of keys."""
         ...
 
+    async def forget_logs(self, logs: Sequence[str]) -> int:
+        """Forget deleted logs (`closes` >= 2) as a whole; return how many. Others are kept.
+
+        A log that is appended to after this begins again with number 1, and is open.
+        """
+        ...
+
     async def announce(self, name: str, data: bytes, seconds: float) -> None:
         """Announce a value that holds for some seconds from now on; it replaces the earlier value of this name.
 

@@ -53,7 +53,10 @@ logger = logging.getLogger(__name__)
 
 _PAGE: Final = 200
 _SWEPT: Final = 100
-"""Logs that one round of sweeping looks at."""
+"""Logs that one round of sweeping looks at, and up to `_PAGES` times as many while there is something to do."""
+_PAGES: Final = 20
+REMEMBERED: Final = 86_400.0
+"""Seconds for which the log of an ended session stays: routers, and files of waiting turns, learn from it that it ended."""
 _TELL_SECONDS: Final = 60.0
 MOST_DELETED: Final = 10_000
 """Logs of deleted sessions that a router knows."""
@@ -101,7 +104,7 @@ class Archive:
         self._told = -_TELL_SECONDS
         self._opened = time.time()
         self._swept = PREFIX
-        self._deleted: dict[str, None] = {}
+        self._deleted: dict[str, float] = {}
         self._shelf = Shelf(saving, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere)
 
     def _failed(self, count: int, error: Exception) -> None:
@@ -207,14 +210,15 @@ class Archive:
     def deleted(self, session: Session) -> None:
         """Note that a session was deleted here. If the store forgets that, no router may bring the session back."""
         if isinstance(session.log, StoredLog):
-            self._deleted[session.log.key] = None
+            self._deleted[session.log.key] = time.time()
             if len(self._deleted) > MOST_DELETED:
                 del self._deleted[next(iter(self._deleted))]
 
     async def refill(self, store: Refill) -> None:
         """Write again what the store has lost of the sessions that are here or were deleted. Raises StoreUnreachableError."""
-        for log in list(self._deleted):
-            await _close(store, log)
+        for log, deleted in list(self._deleted.items()):
+            if time.time() - deleted < REMEMBERED:  # else another session may have the name, and the log, by now
+                await _close(store, log)
         for session in list(self._holder):
             if isinstance(session.log, StoredLog):
                 try:
@@ -245,21 +249,38 @@ class Archive:
     async def sweep(self, held: Callable[[str, str], bool]) -> int:
         """End some of the sessions whose time is over and that this router does not hold; return how many.
 
-        Each call goes on where the last one stopped.
+        The logs of those that ended long ago are forgotten. Each call goes on where the last one stopped.
         """
-        page = await self._store.logs(PREFIX, after=self._swept, limit=_SWEPT)
-        self._swept = page[-1].log if len(page) == _SWEPT else PREFIX
         ended = 0
-        for info in page:
-            if info.closed >= DELETED or held(tenant_of(info.log), id_of(info.log)):
-                continue
-            first = await self._store.read(info.log, limit=1)
-            last = await self._store.read(info.log, after=info.last - 1, limit=1)
-            made = read(first[0]) if first else None
-            if isinstance(made, Created) and last and self._expired(read(last[0]).time, made.ttl):
-                ended += await self._end(info.log, info.last, "expired")
-            await asyncio.sleep(0)
+        for _ in range(_PAGES):
+            page = await self._store.logs(PREFIX, after=self._swept, limit=_SWEPT)
+            self._swept = page[-1].log if len(page) == _SWEPT else PREFIX
+            old, over = [], 0
+            for info in page:
+                if held(tenant_of(info.log), id_of(info.log)):
+                    continue
+                last = await self._store.read(info.log, after=info.last - 1, limit=1)
+                used = read(last[0]).time if last else time.time()
+                if info.closed < DELETED:
+                    over += await self._sweep(info, used)
+                elif time.time() - used > REMEMBERED:
+                    old.append(info.log)
+                await asyncio.sleep(0)
+            if old:
+                await self._store.forget_logs(old)
+            ended += over
+            if self._swept == PREFIX or not (old or over):
+                break
         return ended
+
+    async def _sweep(self, info: LogInfo, used: float) -> bool:
+        first = await self._store.read(info.log, limit=1)
+        made = read(first[0]) if first else None
+        return (
+            isinstance(made, Created)
+            and self._expired(used, made.ttl)
+            and await self._end(info.log, info.last, "expired")
+        )
 
     def _expired(self, used: float, ttl: float) -> bool:
         return time.time() - max(used, self._opened) > ttl

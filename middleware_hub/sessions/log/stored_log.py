@@ -53,8 +53,7 @@ from router.errors import RouterError
 logger = logging.getLogger(__name__)
 
 _PAGE: Final = 500
-_AT_ONCE: Final = 16
-"""Turns that are replayed before the event loop serves other requests."""
+_AT_ONCE: Final = 16  # turns that are replayed before the event loop serves other requests
 _TRIES: Final = 100
 _SILENT: Final = 1 / 8
 """The part of a session's time to live after which other routers are told again that it is used."""
@@ -204,7 +203,9 @@ class StoredLog:
                     self._unsaved += events
                     self._shelf.failed(len(events), StoreUnreachableError("it takes no writes"))
             except (LogMovedError, ClosedLogError) as moved:
-                if isinstance(moved, LogMovedError) and moved.last < self.last:
+                if isinstance(moved, LogMovedError) and not moved.last:
+                    self._end()
+                elif isinstance(moved, LogMovedError) and moved.last < self.last:
                     self._cross(self.last - moved.last, "it was set back")
                     return self._refuse(entries, StoreUnreachableError("the store has lost the end of this session"))
                 try:
@@ -223,6 +224,11 @@ class StoredLog:
                     self._happen(entry, saved=saved)
                 return True
         return self._refuse(entries, StoreUnreachableError("other routers append to the session without a pause"))
+
+    def _end(self) -> None:
+        """End a session whose log is gone (`Archive.sweep`): it ended, and this router has missed that."""
+        self._session.apply(Ended(time=time.time(), why="deleted"))
+        self._shelf.closed(self._session.tenant, self._session.id)
 
     def _refuse(self, entries: list[Entry], error: Exception) -> bool:
         """Fail these events: the store does not have them, and the spool does not either."""

@@ -12,7 +12,7 @@ from typing import Final
 from middleware_hub.store.protocol import LogInfo
 from middleware_hub.store.records import Event, decode_event
 from middleware_hub.store.redis.keys import Keys, encoded
-from middleware_hub.store.redis.scripts import ANNOUNCE, ANNOUNCED, LOG_END, READ_LOG, TRIM
+from middleware_hub.store.redis.scripts import ANNOUNCE, ANNOUNCED, FORGET_LOG, LOG_END, READ_LOG, TRIM
 from middleware_hub.store.redis.wire.connection import Command
 from middleware_hub.store.redis.wire.servers import Servers
 from middleware_hub.store.redis.writing.preparing import TRY_SIZE
@@ -20,6 +20,7 @@ from middleware_hub.store.redis.writing.preparing import TRY_SIZE
 _LOOK_EVERY: Final = 1.0
 """Seconds after which a log is read without a notification: one may be lost when a connection breaks."""
 _MOST_WAITED_FOR: Final = 1_000
+_DELETED: Final = 2
 _TRIMMED: Final = 1_000
 """Events that one command forgets."""
 
@@ -100,6 +101,24 @@ class Logs:
                 if size:
                     await self._servers.write([("HINCRBY", self._keys.counters, "bytes", -size)])
                 return events, size
+
+    async def forget(self, logs: Sequence[str]) -> int:
+        """Forget those of these logs that are deleted, and return how many."""
+        keys, servers = self._keys, self._servers
+        dead = [info.log for info in await self.ends(list(dict.fromkeys(logs))) if info.closed >= _DELETED]
+        lists = [[keys.index(log), keys.dead(log)] for log in dead]
+        if not servers.together:  # a log that is not listed is only unused space if this process ends now
+            await servers.write(
+                [("ZREM", one, encoded(log)) for log, both in zip(dead, lists, strict=True) for one in both]
+            )
+        commands = [
+            FORGET_LOG.of([keys.log(log), *((*both, keys.counters) if servers.together else ())], [encoded(log)])
+            for log, both in zip(dead, lists, strict=True)
+        ]
+        sizes = await servers.write(commands)
+        if not servers.together and sum(sizes):
+            await servers.write([("HINCRBY", keys.counters, "bytes", -sum(sizes))])
+        return sum(size > 0 for size in sizes)
 
     async def announce(self, name: str, data: bytes, seconds: float) -> None:
         command = ANNOUNCE.of([self._keys.announced], [encoded(name), data, round(1000 * seconds)])

@@ -263,6 +263,9 @@ class RedisStore:
     async def trim(self, log: str, before: int) -> None:
         await (await self._claimed()).logs.trim(log, before)
 
+    async def forget_logs(self, logs: Sequence[str]) -> int:
+        return await (await self._claimed()).logs.forget(logs)
+
     async def announce(self, name: str, data: bytes, seconds: float) -> None:
         opened = self._open()
         if opened.claim is not None and opened.recovery is not None:

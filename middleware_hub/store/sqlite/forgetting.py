@@ -200,3 +200,14 @@ def forget_events(connection: sqlite3.Connection) -> int:
         (_EVENTS,),
     )
     return found.rowcount
+
+
+def forget_logs(connection: sqlite3.Connection, names: Sequence[str]) -> int:
+    """Forget those of these logs that are deleted, and return how many."""
+    gone = 0
+    for name in names:
+        connection.execute(
+            "DELETE FROM events WHERE log = (SELECT log FROM logs WHERE name = ? AND closed >= 2)", (name,)
+        )
+        gone += connection.execute("DELETE FROM logs WHERE name = ? AND closed >= 2", (name,)).rowcount
+    return gone

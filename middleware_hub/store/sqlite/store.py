@@ -23,6 +23,7 @@ from middleware_hub.store.sqlite.forgetting import (
     MOST_ROOTS,
     Plan,
     forget_events,
+    forget_logs,
     forget_rest,
     forget_some,
     hidden,
@@ -214,6 +215,10 @@ class SqliteStore:
 
     async def trim(self, log: str, before: int) -> None:
         await self._open_writer().submit(partial(trim, log=log, before=before))
+
+    async def forget_logs(self, logs: Sequence[str]) -> int:
+        gone: int = await self._open_writer().submit(partial(forget_logs, names=logs))
+        return gone
 
     async def announce(self, name: str, data: bytes, seconds: float) -> None:
         await self._open_writer().submit(partial(_announce, name=name, data=data, seconds=seconds))

@@ -18,6 +18,7 @@ from middleware_hub.spans.chain import (
     pack_ids,
     pack_logprobs,
     unpack_ids,
+    version_names,
 )
 from middleware_hub.spans.trajectory import flatten
 
@@ -116,3 +117,9 @@ def test_where_the_first_sampled_span_begins_is_known_without_walking_the_chain(
             span = TokenSpan(span, take, 3 * at, pack_ids([7]), 3, versions="1" if sampled else None)
             first = 3 * at if sampled and first < 0 else first
             assert span.answered == first
+
+
+def test_a_span_names_each_of_its_weight_versions_once() -> None:
+    assert version_names(None) == []
+    assert version_names("7") == ["7"]
+    assert version_names((("8", 2), ("7", 3), ("8", 5))) == ["8", "7"]

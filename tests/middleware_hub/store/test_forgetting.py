@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from middleware_hub.store.errors import MissingRecordError, StoreUnreachableError
+from middleware_hub.store.errors import LogMovedError, MissingRecordError, StoreUnreachableError
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Forgotten, Store
 from middleware_hub.store.records import Blob, Event, Mark
@@ -475,3 +475,31 @@ def test_the_length_of_the_log_is_known_for_groups_of_any_size(tmp_path: Path, t
         assert 0.5 < (counted.pages - before) / written < 2
 
     with_store(sqlite(tmp_path), work)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deleted_logs_are_forgotten_as_a_whole(kind: str, tmp_path: Path) -> None:
+    """An open log stays, and what is appended after this begins the log again."""
+
+    async def work(store: Store) -> None:
+        empty = (await store.stats()).bytes
+        await store.append(Batch(events=[Event("open", "turn"), Event("closed", "finalized", closes=1)]))
+        size = (await store.stats()).bytes
+        names = [f"gone/{number}" for number in range(300)]
+        for name in names:
+            await store.append(Batch(events=[Event(name, "turn", bytes(300)), Event(name, "deleted", closes=2)]))
+        assert (await store.stats()).bytes >= size + 90_000
+        assert await store.forget_logs([*names, "open", "closed", "missing", names[0]]) == 300
+        assert [info.log for info in await store.logs()] == ["closed", "open"]
+        assert (await store.stats()).logs == 2
+        assert (await store.stats()).bytes <= size + 2 * (size - empty)
+        assert await store.read(names[0]) == []
+        assert await findings(store) == []
+        with pytest.raises(LogMovedError) as refused:
+            await store.append(Batch(events=[Event(names[0], "turn", expected=2)]))
+        assert refused.value.last == 0
+        assert await store.append(Batch(events=[Event(names[0], "turn", expected=0)])) == [1]
+        assert (await store.logs("gone"))[0].closed == 0
+        assert await findings(store) == []
+
+    with_store(address_of(kind, tmp_path), work)
