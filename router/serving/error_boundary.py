@@ -95,7 +95,9 @@ class _ServedRequest:
                 # Only a server whose time to finish is over cancels a request.
                 if self._status is not None:
                     raise UpstreamBrokenError("the router was stopped before the reply had ended") from cancelled
-                stopped = StoppedError("the router was stopped before there was a reply: send it again")
+                stopped = StoppedError(
+                    "the router was stopped before there was a reply: send it again", headers=(("retry-after", "1"),)
+                )
                 await send_error(self.send, stopped, record.path)
                 self._outcome = None
             except Exception as error:

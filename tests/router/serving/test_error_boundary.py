@@ -245,6 +245,7 @@ def test_a_request_that_is_cancelled_before_its_reply_is_told_that_the_router_st
     served = Served(inside)
     asyncio.run(served.get())
     assert served.sent[0]["status"] == 503
+    assert (b"retry-after", b"1") in served.sent[0]["headers"]
     assert b'"type":"stopped"' in served.sent[1]["body"]
     assert served.counted("503") == 1
     assert len(served.requests) == 0
