@@ -1,8 +1,8 @@
 """Whatever a client sends, the router answers: no 500 of its own, no hang, nothing left behind.
 
 Hypothesis draws a router, a route, what is to be spoilt, and a number; a batch of requests is made from that, a few
-microseconds each, and sent at the same time. A few thousand of them belong to every run of the tests, the same ones each time;
-`TITO_FUZZ=1000000` (`make fuzz`) makes it a million others.
+microseconds each, and sent at the same time. Nine hundred of them belong to every run of the tests, the same ones each time;
+`make test-slow` has three thousand, and `TITO_FUZZ=1000000` (`make fuzz`) makes it a million others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import uvloop
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import SLOW
 from tests.fuzz.batch import Batch, Round
 from tests.fuzz.draw import Shape
 from tests.fuzz.tally import Tally
@@ -28,7 +29,7 @@ from tests.fuzz.workers import embedded_workers, garbled_worker, nobody
 
 COUNT = int(os.environ.get("TITO_FUZZ", "0"))
 BATCH = 200 if COUNT else 30
-SMALL = 3_000  # requests in every run of the tests
+SMALL = 3_000 if SLOW else 900  # requests in every run of the tests
 ENOUGH = 20 if COUNT else 1  # faults
 
 # As often as they stand there.

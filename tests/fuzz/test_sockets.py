@@ -18,26 +18,27 @@ from tests.fuzz.wire import spoilt, talk
 from tests.fuzz.workers import embedded_workers, nobody
 
 COUNT = int(os.environ.get("TITO_FUZZ", "0")) // 50
-SMALL, BATCH, AT_ONCE = 500, 20, 8
+BATCH, AT_ONCE = 20, 8
 PATIENCE = 0.2  # seconds that an answer gets to begin, to what may be only half a request
 SECONDS = 30.0
 
 
-def test_whatever_comes_over_a_socket() -> None:
+@pytest.mark.parametrize("count", [COUNT] if COUNT else [160, pytest.param(500, marks=pytest.mark.slow)])
+def test_whatever_comes_over_a_socket(count: int) -> None:
     """An answer that is one, or an end; and afterwards all is as before."""
     seed = random.SystemRandom().getrandbits(40) if COUNT else 7
     with quiet(), embedded_workers() as embedded, nobody() as absent:
         target = Target("memory", [worker.url for worker in embedded], absent, embedded)
         with target.watched(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            statuses = runner.run(_play(target, seed))
+            statuses = runner.run(_play(target, seed, count))
     print(f"\n{statuses.total()} connections, seed {seed}: {dict(statuses.most_common())}")
 
 
-async def _play(target: Target, seed: int) -> Counter[str]:
+async def _play(target: Target, seed: int, count: int) -> Counter[str]:
     drawing, statuses = Drawing(target.around), Counter[str]()
     async with target.served() as port:
         target.begin()
-        for first in range(0, COUNT or SMALL, BATCH):
+        for first in range(0, count, BATCH):
             # One route: a pause is not to hang the others.
             path = random.Random(seed + first).choice(("/generate", "/generate", *drawing.paths))
             numbers = iter(range(seed + first, seed + first + BATCH))
