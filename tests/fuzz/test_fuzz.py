@@ -20,7 +20,6 @@ import uvloop
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import SLOW
 from tests.fuzz.batch import Batch, Round
 from tests.fuzz.draw import Shape
 from tests.fuzz.tally import Tally
@@ -29,7 +28,6 @@ from tests.fuzz.workers import embedded_workers, garbled_worker, nobody
 
 COUNT = int(os.environ.get("TITO_FUZZ", "0"))
 BATCH = 200 if COUNT else 30
-SMALL = 3_000 if SLOW else 900  # requests in every run of the tests
 ENOUGH = 20 if COUNT else 1  # faults
 
 # As often as they stand there.
@@ -60,13 +58,14 @@ def rounds() -> Iterator[tuple[asyncio.Runner, Rounds]]:
         print(f"\n{tally}")
 
 
-def test_no_request_is_too_much(rounds: tuple[asyncio.Runner, Rounds]) -> None:
+@pytest.mark.parametrize("count", [COUNT] if COUNT else [900, pytest.param(3_000, marks=pytest.mark.slow)])
+def test_no_request_is_too_much(rounds: tuple[asyncio.Runner, Rounds], count: int) -> None:
     """Every answer keeps the rules of `tests/fuzz/rules.py`, and after each batch a good request is served as before."""
     runner, found = rounds
     faults: list[str] = []
 
     @settings(
-        max_examples=max(1, (COUNT or SMALL) // BATCH),
+        max_examples=max(1, count // BATCH),
         deadline=None,
         database=None,
         derandomize=not COUNT,
