@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 SWEEP_SECONDS = 5.0
 _STEP = 256
 """Sessions that are listed before the event loop serves other requests."""
+_READ_AT_ONCE = 4
+"""Sessions that are read from the store at the same time for a list."""
 
 
 class SessionRegistry:
@@ -130,17 +132,24 @@ class SessionRegistry:
                 if self.find(tenant, held.id) is held:  # else it has ended meanwhile
                     shown.append(held.summary())
             return shown
-        found = []
-        async for name in archive.names(tenant):
+
+        async def summary(name: str) -> dict[str, Any] | None:
             reach = self.reach if (tenant, name) in self._sessions else archive.find
             session = await reach(tenant, name)
             if session is None:
-                continue
-            found.append(session.summary())
+                return None
+            found = session.summary()
             if self._sessions.get((tenant, name)) is not session:
                 self.tokens -= session.tokens
                 await session.abort()
-        return sorted(found, key=lambda summary: float(summary["created_at"]))
+            return found
+
+        names = [name async for name in archive.names(tenant)]
+        shown = []
+        for at in range(0, len(names), _READ_AT_ONCE):
+            some = await asyncio.gather(*map(summary, names[at : at + _READ_AT_ONCE]))
+            shown += [found for found in some if found is not None]
+        return sorted(shown, key=lambda found: float(found["created_at"]))
 
     async def create(self, session: Session) -> Session:
         """Add a new session, also to the store. Raises SessionExistsError, CapacityError and StoreUnreachableError."""
