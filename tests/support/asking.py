@@ -78,18 +78,20 @@ class Asking:
         self._connection.close()
 
 
-def until(condition: Callable[[], object], what: str = "", seconds: float = 15.0) -> None:
-    """Ask again and again, for what can only be seen from outside."""
-    deadline = time.monotonic() + seconds
+def until(condition: Callable[[], object], what: str | Callable[[], object] = "", seconds: float = 15.0) -> None:
+    """Ask again and again, for what can only be seen from outside. `what` may be a function that says what it is then."""
+    deadline, pause = time.monotonic() + seconds, 0.0005
     while not condition():
-        assert time.monotonic() < deadline, f"not after {seconds:g} s: {what}"
+        assert time.monotonic() < deadline, f"not after {seconds:g} s: {what() if callable(what) else what}"
+        time.sleep(pause)  # what answers may need this processor
+        pause = min(2 * pause, 0.02)
 
 
 def settle(served: Stack) -> None:
     """All gates open, nothing paused; then, after a moment, nothing must be in flight anywhere."""
     for worker in served.workers:
         worker.release()
-    until(served.idle, str(served.inflight()))
+    until(served.idle, served.inflight)
 
 
 def in_no_workers_hands(served: Stack) -> bool:

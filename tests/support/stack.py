@@ -96,16 +96,23 @@ class Stack:
 
     def inflight(self) -> dict[str, Any]:
         """Whatever the router counts as in flight: all of it must be zero at the end."""
-        states = self.get("/workers").json()["workers"]
-        found: dict[str, Any] = {state["url"]: state["load"] for state in states}
+        found = self._loads()
         for line in self.get("/metrics").content.decode().splitlines():
             if not line.startswith("#") and ("inflight" in line or "in_flight" in line or "pinned" in line):
                 label, value = line.rsplit(" ", 1)
                 found[label] = float(value)
         return found
 
+    def _loads(self) -> dict[str, Any]:
+        return {state["url"]: state["load"] for state in self.get("/workers").json()["workers"]}
+
     def idle(self) -> bool:
-        return not any(self.inflight().values()) and not any(worker.in_flight for worker in self.workers)
+        """What answers sooner is asked first: many ask until it is true."""
+        return not (
+            any(worker.in_flight for worker in self.workers)
+            or any(self._loads().values())
+            or any(self.inflight().values())
+        )
 
     def _exchange(self, method: str, path: str, content: bytes | None, headers: Mapping[str, str]) -> Answer:
         parts = urlsplit(self.url)

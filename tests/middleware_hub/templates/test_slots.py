@@ -18,11 +18,7 @@ from middleware_hub.templates.slots import Slots
 from router.errors import BadRequestError
 from tests.support import templates
 
-SHIPPED = {
-    path.name: text
-    for path in sorted(templates.folder().glob("*.jinja"))
-    if copies_of(text := path.read_text("utf-8")) is not None
-}
+SHIPPED = {path.name: path.read_text("utf-8") for path in sorted(templates.folder().glob("*.jinja"))}
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "run", "arguments": {"a": 1}}}
 TURNS: list[Message] = [
@@ -59,7 +55,8 @@ MESSAGES: st.SearchStrategy[list[Message]] = st.lists(_message(), max_size=3)
 
 
 def test_the_templates_of_many_models_copy() -> None:
-    assert {"qwen2_5.jinja", "qwen3.jinja", "llama3.jinja", "deepseekv3.jinja", "phi3.jinja"} <= SHIPPED.keys()
+    for name in ("qwen2_5", "qwen3", "llama3", "deepseekv3", "phi3"):
+        assert copies_of(SHIPPED[f"{name}.jinja"]) is not None, name
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if not name.endswith("_training.jinja")])
@@ -67,6 +64,8 @@ def test_the_templates_of_many_models_copy() -> None:
 @given(st.lists(st.tuples(st.sampled_from(TURNS), MESSAGES), min_size=1, max_size=4))
 def test_tails_are_what_the_template_renders(name: str, asked: list[tuple[Message, list[Message]]]) -> None:
     """Over templates of models: the same tail, or the same refusal, whatever was rendered before."""
+    if copies_of(SHIPPED[name]) is None:
+        pytest.skip("this template does more than copy")
     kept, plain = made(name), made(name)
     for last, behind in asked:
         plain._slots._copies = None
