@@ -41,6 +41,7 @@ from middleware_hub.sessions.session import Session
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import (
     ClosedLogError,
+    DamagedRecordError,
     LogMovedError,
     MissingRecordError,
     StoreError,
@@ -259,12 +260,13 @@ class Archive:
             for info in page:
                 if held(tenant_of(info.log), id_of(info.log)):
                     continue
-                last = await self._store.read(info.log, after=info.last - 1, limit=1)
-                used = read(last[0]).time if last else time.time()
-                if info.closed < DELETED:
-                    over += await self._sweep(info, used)
-                elif time.time() - used > REMEMBERED:
-                    old.append(info.log)
+                with suppress(DamagedRecordError):  # `store verify` finds it, and the others are swept all the same
+                    last = await self._store.read(info.log, after=info.last - 1, limit=1)
+                    used = read(last[0]).time if last else time.time()
+                    if info.closed < DELETED:
+                        over += await self._sweep(info, used)
+                    elif time.time() - used > REMEMBERED:
+                        old.append(info.log)
                 await asyncio.sleep(0)
             if old:
                 await self._store.forget_logs(old)

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from middleware_hub.sessions.log.archive import REMEMBERED
+from middleware_hub.sessions.log.events import DELETED
+from middleware_hub.store.protocol import Batch
+from middleware_hub.store.records import Event
 from tests.middleware_hub.sessions.in_process import PATH, Room
 from tests.middleware_hub.sessions.test_shared_sessions import BODY, Routers, exported, more, routers
 
@@ -109,5 +112,22 @@ def test_a_session_that_expired_elsewhere_does_not_stop_the_sweeping(tmp_path: P
             await sweep(one)
             assert (await one.call("GET", "/sessions/s"))[0] == 404
             assert await names(one) == []
+
+    asyncio.run(work())
+
+
+def test_a_damaged_log_does_not_stop_the_sweeping(tmp_path: Path, later: Later) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one = await both.another()
+            assert one.hub.store is not None
+            for at in range(3):
+                await one.call("POST", "/sessions", {"session_id": f"s{at}"})
+                assert (await one.call("DELETE", f"/sessions/s{at}"))[0] == 200
+            (damaged,) = await one.hub.store.logs("session//s0/")
+            await one.hub.store.append(Batch(events=[Event(damaged.log, "unknown", b"?", closes=DELETED + 1)]))
+            later(REMEMBERED + 10)
+            await sweep(one)
+            assert await names(one) == ["session//s0"]
 
     asyncio.run(work())
