@@ -5,7 +5,10 @@ Nothing here needs a framework: a middleware uses the same functions as the prox
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from urllib.parse import quote
 
 from starlette.types import Scope
@@ -100,6 +103,18 @@ def reply_headers(headers: Sequence[tuple[bytes, bytes]], worker: str) -> Header
             if not path.startswith(b"//"):  # alone, that would be a host
                 passing[at] = name, path
     return passing
+
+
+def retry_after(headers: Sequence[tuple[bytes, bytes]]) -> float | None:
+    """Return the seconds after which a worker wants the next request; they may be written as a date (RFC 9110, 10.2.3)."""
+    for name, value in headers:
+        if name.lower() == b"retry-after":
+            text = value.decode("latin-1").strip()
+            if text.isascii() and text.isdigit():
+                return float(text)
+            with suppress(ValueError, OverflowError):
+                return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    return None
 
 
 def _passing(

@@ -8,14 +8,11 @@ back: may be tried again if doing it twice does no harm) and `UpstreamBrokenErro
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 import socket
-import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from contextvars import ContextVar
-from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from operator import itemgetter
 from types import TracebackType
@@ -23,6 +20,7 @@ from typing import Protocol
 
 import aiohttp
 from aiohttp.connector import Connection
+from aiohttp.http import HttpProcessingError, RawResponseMessage
 from aiohttp.tracing import Trace
 from yarl import URL
 
@@ -39,11 +37,9 @@ KEEPALIVE_SECONDS = 30
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 1000
 READ_BUFFER_BYTES = 1024 * 1024
-# A larger body is written in pieces, with other requests in between.
-PIECEWISE_BYTES = 1024 * 1024
 
-# What aiohttp would add to a request by itself.
-_AUTO_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+_INTERIM = frozenset(range(100, 200)) - {101}
 
 
 class UpstreamFailure(Exception):
@@ -99,18 +95,6 @@ class Upstream(Protocol):
         """
 
 
-def retry_after(response: UpstreamResponse) -> float | None:
-    """Return the seconds after which a worker wants the next request; they may be written as a date (RFC 9110, 10.2.3)."""
-    for name, value in response.headers:
-        if name.lower() == b"retry-after":
-            text = value.decode("latin-1").strip()
-            if text.isascii() and text.isdigit():
-                return float(text)
-            with suppress(ValueError, OverflowError):
-                return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    return None
-
-
 async def fetch(
     upstream: Upstream,
     method: str,
@@ -134,24 +118,27 @@ async def fetch(
 class AiohttpUpstream:
     """Connections to all workers, usable inside its `async with` block.
 
-    None of aiohttp's own limits (100 connections, 300 s a request) is in force: a generation may take hours, a pause may last,
-    and the policy decides how much a worker gets.
+    aiohttp connects, keeps connections, and parses replies. Its `ClientSession` is not used: what that does for each request
+    (URLs, cookies, redirects, timers, headers as text) takes longer than all the rest, and no worker needs it. So a request is
+    written here, in the bytes in which it came.
+
+    Nothing limits the number of connections or the duration of a reply: a generation may take hours, a pause may last, and the
+    policy decides how much a worker gets.
     """
 
     def __init__(self, *, connect_timeout: float, permits: Callable[[str], bool] = lambda _: True) -> None:
         """`permits(address)`: whether a worker may be there. It is called for each connection: names change their addresses."""
-        self._connect_timeout = connect_timeout
+        self._timeout = aiohttp.ClientTimeout(sock_connect=connect_timeout)
         self._permits = permits
 
     async def __aenter__(self) -> AiohttpUpstream:
-        self._pooled = self._session(
-            _QuietConnector(
-                limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=DNS_SECONDS, socket_factory=self._socket
-            )
+        self._pooled = _QuietConnector(
+            limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=DNS_SECONDS, socket_factory=self._socket
         )
-        self._fresh = self._session(
-            aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=DNS_SECONDS, socket_factory=self._socket)
+        self._fresh = aiohttp.TCPConnector(
+            limit=0, force_close=True, ttl_dns_cache=DNS_SECONDS, socket_factory=self._socket
         )
+        self._origin = lru_cache(maxsize=1024)(_Origin)
         return self
 
     async def __aexit__(
@@ -163,34 +150,25 @@ class AiohttpUpstream:
         self, method: str, url: str, headers: Headers, body: Body = None, *, fresh: bool = False
     ) -> UpstreamResponse:
         """Send on a pooled or on a new connection. aiohttp's errors become the three of this file."""
-        session = self._fresh if fresh else self._pooled
-        data = io.BytesIO(body) if isinstance(body, bytes) and len(body) > PIECEWISE_BYTES else body
-        connection = _ConnectionUse()
-        _CONNECTION.set(connection)
+        begin = url.find("/", url.find("//") + 2)
+        base, target = (url, "/") if begin < 0 else (url[:begin], url[begin:])
+        use = _ConnectionUse()
+        _CONNECTION.set(use)
         try:
-            response = await session.request(
-                method,
-                _parsed(url),
-                headers=_decoded(headers),
-                data=data,
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
+            origin = self._origin(base)
+            head = _request_head(method, target, origin.host, headers, body)
+            connector = self._fresh if fresh else self._pooled
+            connection = await connector.connect(origin.request, [], self._timeout)
+        except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             raise ConnectFailedError(_describe(error)) from error
-        except aiohttp.ClientResponseError as error:
-            raise NotHttpError(f"not a valid HTTP reply: {_one_line(error.message)}") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise ClosedBeforeReplyError(_describe(error), kept=connection.kept) from error
-        if not 200 <= response.status < 600 or _CONTROL.search(b"\t".join(map(_value_of, response.raw_headers))):
-            response.close()
-            raise NotHttpError(
-                f"not a valid HTTP reply: status {response.status}, or a header that no client may be sent"
-            )
         try:
-            return _AiohttpResponse(response)
+            return await _exchanged(connection, method, head, body)
+        except HttpProcessingError as error:
+            raise NotHttpError(f"not a valid HTTP reply: {_one_line(error.message)}") from error
         except UnpackingError as error:
-            response.close()
             raise UpstreamBrokenError(str(error)) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ClosedBeforeReplyError(_describe(error), kept=use.kept) from error
 
     def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         host = str(address[4][0])
@@ -199,19 +177,62 @@ class AiohttpUpstream:
         _CONNECTION.get().kept = False
         return _watched_socket(address)
 
-    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout, sock_read=None),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
+
+class _Origin:
+    """Where a worker is, in the form that aiohttp's connectors take: a request, of which they read the URL."""
+
+    def __init__(self, base: str) -> None:
+        self.request = aiohttp.ClientRequest("GET", URL(base, encoded=True))
+        self.host = self.request.headers["Host"].encode("ascii")
+
+
+def _request_head(method: str, target: str, host: bytes, headers: Headers, body: Body) -> bytes:
+    """Return the first line and the headers of a request. A method that may have a body says that it has none."""
+    first = f"{method} {target} HTTP/1.1".encode("latin-1")
+    lines = [first, b"Host: " + host, *(b"%b: %b" % pair for pair in headers)]
+    if body is not None or method not in _WITHOUT_BODY:
+        lines.append(b"Content-Length: %d" % len(body or b""))
+    if _CONTROL.search(b"\t".join(lines)):
+        raise ValueError("a line break or a control character in the head of a request")
+    return b"\r\n".join((*lines, b"", b""))
+
+
+async def _exchanged(connection: Connection, method: str, head: bytes, body: Body) -> UpstreamResponse:
+    """Send a request and return its reply, whose head has come. Raises aiohttp's errors, UnpackingError and NotHttpError.
+
+    All of the request goes to the event loop at once, which writes as much at a time as the connection takes.
+    """
+    try:
+        protocol, transport = connection.protocol, connection.transport
+        if protocol is None or transport is None:
+            raise aiohttp.ServerDisconnectedError
+        protocol.set_response_params(
+            skip_payload=method == "HEAD",
+            read_until_eof=True,
             auto_decompress=False,  # see `_AiohttpResponse`
-            skip_auto_headers=_AUTO_HEADERS,
             read_bufsize=READ_BUFFER_BYTES,
             max_line_size=MAX_HEADER_BYTES,
             max_field_size=MAX_HEADER_BYTES,
             max_headers=MAX_HEADERS,
         )
+        transport.writelines((head, body) if body else (head,))
+        message, content = await protocol.read()
+        while message.code in _INTERIM:
+            message, content = await protocol.read()
+        if not 200 <= message.code < 600 or _CONTROL.search(b"\t".join(map(_value_of, message.raw_headers))):
+            raise NotHttpError(f"not a valid HTTP reply: status {message.code}, or a header that no client may be sent")
+        return _AiohttpResponse(connection, message, content)
+    except BaseException:
+        _drop(connection)
+        raise
+
+
+def _drop(connection: Connection) -> None:
+    """Close a connection. What is not sent yet stays unsent, because a worker that reads no more may never read it."""
+    transport = connection.transport
+    if transport is not None and transport.get_write_buffer_size():
+        transport.abort()
+    connection.close()
 
 
 _value_of = itemgetter(1)
@@ -269,24 +290,26 @@ _CONNECTION: ContextVar[_ConnectionUse] = ContextVar("connection")
 class _AiohttpResponse:
     """Unpacks a reply that is compressed although the router asked for none: its content-encoding is not passed on."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
-        encoding = response.headers.get("content-encoding", "identity").strip().lower()
-        self._response = response
-        self.status = response.status
-        self.headers: Headers = response.raw_headers
+    def __init__(self, connection: Connection, message: RawResponseMessage, content: aiohttp.StreamReader) -> None:
+        encoding = message.headers.get("content-encoding", "identity").strip().lower()
+        self.status = message.code
+        self.headers: Headers = message.raw_headers
         self._unpacker = None if encoding in ("identity", "") else Unpacker(encoding)
+        self._connection = connection
+        self._content = content
+        content.on_eof(self._ended)
 
     async def read(self) -> bytes:
         try:
             if self._unpacker is None:
-                return await self._response.content.readany()
+                return await self._content.readany()
             return await self._unpacked(self._unpacker)
         except (aiohttp.ClientError, OSError, UnpackingError) as error:
             raise UpstreamBrokenError(_describe(error)) from error
 
     async def _unpacked(self, unpacker: Unpacker) -> bytes:
         while not (piece := unpacker.take()):
-            data = await self._response.content.readany()
+            data = await self._content.readany()
             if not data:
                 unpacker.end()
                 return b""
@@ -295,25 +318,15 @@ class _AiohttpResponse:
         return piece
 
     def close(self) -> None:
-        self._response.close()
+        _drop(self._connection)  # nothing, after the end
 
-
-@lru_cache(maxsize=1024)
-def _parsed(url: str) -> URL:
-    """Return the parsed URL, cached: nearly all requests go to the same few URLs."""
-    return URL(url, encoded=True)
-
-
-def _decoded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    """Return headers as text for aiohttp, which encodes it in UTF-8: bytes that are UTF-8 arrive unchanged."""
-    decoded = []
-    for name, value in headers:
-        try:
-            text = value.decode()
-        except UnicodeDecodeError:
-            text = value.decode("latin-1")
-        decoded.append((name.decode("latin-1"), text))
-    return decoded
+    def _ended(self) -> None:
+        """Give the connection back, unless the reply came before the worker had read all of the request."""
+        transport = self._connection.transport
+        if transport is not None and transport.get_write_buffer_size():
+            _drop(self._connection)
+        else:
+            self._connection.release()
 
 
 def _describe(error: BaseException) -> str:

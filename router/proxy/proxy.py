@@ -23,7 +23,7 @@ from router.engines.sglang.beginnings import ReplyBeginnings
 from router.engines.sglang.outcome import is_error, refusal_status
 from router.errors import NoWorkerError
 from router.http.disconnect import ClientConnection
-from router.http.headers import HeaderList, reply_headers
+from router.http.headers import HeaderList, reply_headers, retry_after
 from router.http.reply import EditedReply, WatchedReply, is_event_stream
 from router.http.upstream import (
     ClosedBeforeReplyError,
@@ -32,7 +32,6 @@ from router.http.upstream import (
     UpstreamBrokenError,
     UpstreamFailure,
     UpstreamResponse,
-    retry_after,
 )
 from router.observability.metrics import RouterMetrics
 from router.observability.requests import RequestPhase
@@ -184,7 +183,7 @@ class Proxy:
             status = reply.status
             span.set(status=status)
             if status in BUSY:
-                if (wait := attempts.wait_after_busy(worker, status, retry_after(reply.response))) is not None:
+                if (wait := attempts.wait_after_busy(worker, status, retry_after(reply.response.headers))) is not None:
                     return wait
             elif status in FAULTY:
                 if attempts.goes_on_after_error(worker, status):
