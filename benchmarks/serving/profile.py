@@ -43,6 +43,7 @@ CALLER = ("router/engines/", "router/http/offload")
 ROOMS = {
     "prometheus_client/": METRICS,
     "router/observability/": METRICS,
+    "router/http/upstream": CLIENT,
     "router/": ROUTER,
     "uvicorn/": SERVER,
     "httptools/": SERVER,
