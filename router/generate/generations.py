@@ -89,7 +89,8 @@ class Generations:
                 request = await offload(True, WorkerRequest.parse, body, self._limits)
             body = body if request is None else request.body
         names = () if request is None else request.rids
-        if self._isolated and not _made_up_here(state, request):
+        overlap = request is not None and request.named and self._fleet.in_flight.overlap(names)
+        if (self._isolated or overlap) and not _made_up_here(state, request):
             body, request, ids = with_private_ids(body, request)
             body = body if request is None else request.body
             send = send if ids is None else EditedReply(ids, send).send

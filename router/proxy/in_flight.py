@@ -10,6 +10,8 @@ import asyncio
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
+from os.path import commonprefix
 from typing import Any
 
 from starlette.types import Scope
@@ -155,6 +157,29 @@ class GenerationsInFlight:
         """
         exact = self._of(tenant, self._by_name.get(rid, ()))
         return exact or [one for name in self._beginning(rid) for one in self._of(tenant, self._by_name[name])]
+
+    def overlap(self, names: Iterable[str]) -> bool:
+        """Return whether one of these names begins another one of them, or one in flight, or is begun by one.
+
+        A worker aborts all generations whose ids begin with the id of the one that is to end.
+        """
+        mine = sorted(set(names))
+        if any(after.startswith(name) for name, after in pairwise(mine)):
+            return True
+        return any(self._begins_or_is_begun(name) for name in mine)
+
+    def _begins_or_is_begun(self, name: str) -> bool:
+        names = self._names  # sorted: what begins with a name comes directly after it
+        after = bisect_right(names, name)
+        if after < len(names) and names[after].startswith(name):
+            return True
+        at = bisect_left(names, name)
+        while at:
+            before = names[at - 1]
+            if name.startswith(before):
+                return True
+            at = bisect_right(names, commonprefix((before, name)), 0, at - 1)
+        return False
 
     def alone(self, rids: Iterable[str], worker: Worker) -> list[str]:
         """Return those of a request's ids whose abort ends no other generation of the same worker."""

@@ -256,19 +256,23 @@ def test_a_client_that_leaves_a_second_attempt(at_once: Stack, asks: list[Asking
 def test_a_client_that_leaves_does_not_end_one_whose_id_begins_with_its_own(
     served: Stack, worker: EmbeddedWorker, asks: list[Asking], space: str, stream: bool
 ) -> None:
-    """Workers abort by prefix. It is not told to abort this one, and notices by the connection."""
+    """Workers abort by prefix, also when they notice by themselves that a client left. So they know the two by other ids."""
     told = len(calls(worker, "/abort_request"))
     worker.hold(after=1)
     longer = ask(served, asks, space, "return", rid=f"{space}-12", sampling_params={"max_new_tokens": 4})
     worker.wait_for_arrivals(1)
     shorter = ask(served, asks, space, rid=f"{space}-1", stream=stream)
     worker.wait_for_arrivals(2)
+    kept, left = (record.rid for record in worker.log[-2:])
+    assert kept == f"{space}-12"
+    assert not kept.startswith(left)
     shorter.leave()
     freed(worker, 1)
     until(lambda: sum(one["load"] for one in served.get("/workers").json()["workers"]) == 1)
     worker.release()
     reply = longer.answer().json()
-    assert not told_since(served, worker, told)
+    assert told_since(served, worker, told) == [{"rid": left}]
+    assert reply["meta_info"]["id"] == kept
     assert reply["meta_info"]["finish_reason"]["type"] == "length"
     assert len(reply["output_ids"]) == 4
 

@@ -130,3 +130,15 @@ def test_a_request_carries_its_generations_in_a_scope_of_its_own() -> None:
     assert inner["state"]["of_the_server"] == 1
     assert in_flight_of(scope) is None
     assert in_flight_of({"type": "http"}) is None
+
+
+@given(there=st.lists(st.lists(RIDS, max_size=3), max_size=6), names=st.lists(RIDS, max_size=4))
+def test_names_overlap_where_one_begins_another(there: list[list[str]], names: list[str]) -> None:
+    in_flight = GenerationsInFlight()
+    for held in there:
+        in_flight.begin(InFlight(held))
+    others = {*names, *(name for held in there for name in held)}
+    overlap = any(
+        one != other and (one.startswith(other) or other.startswith(one)) for one in names for other in others
+    )
+    assert in_flight.overlap(names) is overlap
