@@ -178,7 +178,8 @@ class GenerationsInFlight:
             before = names[at - 1]
             if name.startswith(before):
                 return True
-            at = bisect_right(names, commonprefix((before, name)), 0, at - 1)
+            shared = commonprefix((before, name))  # noqa: RUF071 - character by character is what is meant
+            at = bisect_right(names, shared, 0, at - 1)
         return False
 
     def alone(self, rids: Iterable[str], worker: Worker) -> list[str]:
