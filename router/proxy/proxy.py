@@ -311,20 +311,22 @@ async def _begun(response: UpstreamResponse, in_flight: InFlight | None) -> _Beg
     Raises UpstreamBrokenError.
     """
     stream, status = is_event_stream(response.headers), response.status
-    first = piece = await response.read()
-    if in_flight is not None and (in_flight.whole or stream):
-        begun = [first]
+    pieces = [await response.read()]
+    if in_flight is not None and in_flight.whole:
+        while pieces[-1]:
+            pieces.append(await response.read())
+    elif in_flight is not None and stream:
         last = b""  # the two bytes before a piece: an event may end between two pieces
-        while piece and (in_flight.whole or not has_event(last + piece)):
-            last = (last + piece)[-2:]
-            piece = await response.read()
-            begun.append(piece)
-        first = b"".join(begun)
-        if not piece and status == 200 and stream and not has_ended(first):
-            raise UpstreamBrokenError("its stream ended before its end")
+        while pieces[-1] and not has_event(last + pieces[-1]):
+            last = (last + pieces[-1])[-2:]
+            pieces.append(await response.read())
+    complete = not pieces[-1]
+    first = b"".join(pieces[:-1] if complete else pieces)  # a single piece is not copied
+    if in_flight is not None and complete and status == 200 and stream and not has_ended(first):
+        raise UpstreamBrokenError("its stream ended before its end")
     if status == 200 and stream:
         status = refusal_status(first) or 200
-    return _BegunReply(response, stream, status, first, not piece)
+    return _BegunReply(response, stream, status, first, complete)
 
 
 def _heard(request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Send) -> Send:
