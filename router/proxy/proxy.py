@@ -312,19 +312,16 @@ async def _begun(response: UpstreamResponse, in_flight: InFlight | None) -> _Beg
     """
     stream, status = is_event_stream(response.headers), response.status
     pieces = [await response.read()]
-    if in_flight is not None and in_flight.whole:
-        while pieces[-1]:
-            pieces.append(await response.read())
-    elif in_flight is not None and stream:
-        last = b""  # the two bytes before a piece: an event may end between two pieces
-        while pieces[-1] and not has_event(last + pieces[-1]):
+    last = b""  # the two bytes before a piece: an event may end between two pieces
+    while pieces[-1] and in_flight is not None and (in_flight.whole or (stream and not has_event(last + pieces[-1]))):
+        if not in_flight.whole:
             last = (last + pieces[-1])[-2:]
-            pieces.append(await response.read())
+        pieces.append(await response.read())
     complete = not pieces[-1]
     first = b"".join(pieces[:-1] if complete else pieces)  # a single piece is not copied
-    if in_flight is not None and complete and status == 200 and stream and not has_ended(first):
-        raise UpstreamBrokenError("its stream ended before its end")
     if status == 200 and stream:
+        if complete and in_flight is not None and not has_ended(first):
+            raise UpstreamBrokenError("its stream ended before its end")
         status = refusal_status(first) or 200
     return _BegunReply(response, stream, status, first, complete)
 
