@@ -236,9 +236,9 @@ def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | N
     except NotNumbersError:
         return None
     # Bytes are compared, because numpy takes longer to start than to compare.
-    if pairs[:, 1].tobytes() != own.astype(np.float64).tobytes() or own.view(np.uint64).max() >= 2**31:
+    if pairs[:, 1].copy().tobytes() != own.astype(np.float64).tobytes() or own.view(np.uint64).max() >= 2**31:
         return None
-    return Numbers("i", own.astype(np.int32).tobytes()), Numbers("d", pairs[:, 0].tobytes())
+    return Numbers("i", own.astype(np.int32).tobytes()), Numbers("d", pairs[:, 0].copy().tobytes())
 
 
 def _read_in_place(body: bytes) -> tuple[Reply, ShortBody]:
