@@ -32,7 +32,7 @@ class CompletionAnswer:
             reply, short = read_reply(raw)
             if self._alternatives:
                 self._tokens.take_tops(read_fields(raw)[1], len(reply.ids))
-            return _answer(reply, *read_fields(short), content=reply.text, logprobs=self._tokens.all(reply))
+            return _answer(reply, *read_fields(short.body), content=reply.text, logprobs=self._tokens.all(reply))
         except (UnreadableReplyError, *JSON_ERRORS) as error:
             raise refusals.unreadable(error) from error
 

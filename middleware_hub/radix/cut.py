@@ -128,8 +128,8 @@ def _cut_inside(span: TokenSpan, take: int, limit: int, measure: Measure, bounda
     """Cut the first `take` tokens of one span for a text that agrees up to character `limit`."""
     if span.start >= limit or span.flags & SpanFlag.MISMATCH:
         return None
-    if not span.sampled and (not boundaries or span.flags & SpanFlag.GIVEN):
-        return None
+    if not span.sampled and (not boundaries or span.flags & SpanFlag.GIVEN or not measure.last_boundary(span, take)):
+        return None  # without a look at where its tokens end, which a span would keep
     ends = _ends(span, measure)
     count = bisect_right(ends, limit - span.start, 0, take)
     if span.sampled:

@@ -34,7 +34,15 @@ from middleware_hub.spans.chain import ID_BYTES
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from middleware_hub.trajectories.groups import Groups
 from router.engines.events import event_index
-from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply, split_list
+from router.engines.sglang.reply import (
+    LOGPROB_FIELDS,
+    Reply,
+    ShortBody,
+    UnreadableReplyError,
+    edit_meta,
+    read_reply,
+    split_list,
+)
 from router.engines.sglang.request import GenerateRequest
 from router.engines.sglang.stream import StreamedReply
 from router.http.request_state import RouteHint
@@ -134,13 +142,13 @@ class _ExpectedReply:
 
     def whole(self, raw: bytes | Raw) -> bytes | Raw:
         """Record a reply that came in one piece, and return what the client sees of it."""
-        bare = raw
+        short = None
         try:
-            reply, bare = read_reply(raw)
+            reply, short = read_reply(raw)
             self.record(reply)
         except UnreadableReplyError as error:
             self.verdict = Verdict("no", UNREADABLE, str(error))
-        return self._shown(raw, self.verdict, bare if self._drop else raw)
+        return self._shown(raw, self.verdict, short)
 
     def event(self, data: bytes) -> bytes | Raw:
         """Take an event of the stream, and return what the client sees of it."""
@@ -149,8 +157,8 @@ class _ExpectedReply:
         if streamed.finished and self.verdict is None:
             # Recorded before the client sees the end, because the client may ask for its tokens at once.
             self.close()
-            return self._shown(data, self.verdict, data)
-        return self._shown(data, None, data)
+            return self._shown(data, self.verdict)
+        return self._shown(data, None)
 
     def close(self) -> None:
         """Record the part of a stream that has come, however it ended."""
@@ -174,10 +182,10 @@ class _ExpectedReply:
             self._hint.replied(reply.ids)
         self.verdict = self._recorder.record(self._prompt, self._asked, reply, self.worker)
 
-    def _shown(self, raw: bytes | Raw, verdict: Verdict | None, bare: bytes | Raw) -> bytes | Raw:
+    def _shown(self, raw: bytes | Raw, verdict: Verdict | None, short: ShortBody | None = None) -> bytes | Raw:
         """Return a reply without the fields that only the router asked for, and with those that the client wants from it.
 
-        A reply that cannot be edited stays as it came. `bare` is the reply to edit: `raw` without what is always dropped.
+        A reply that cannot be edited stays as it came. `short` is the same without its logprobs.
         """
         add = None
         if self._trajectory and verdict is not None and verdict.generation is not None:
@@ -188,11 +196,11 @@ class _ExpectedReply:
             return raw
         # If its logprobs are dropped anyway, an event whose beginning is known can be cut short.
         streamed = self._streamed
-        news = streamed.news if streamed is not None and self._drop else None
         try:
-            if streamed is not None and news is not None:
+            if streamed is not None and self._drop and (news := streamed.news) is not None:
                 return streamed.whole(edit_meta(news, drop=self._drop, add=add))
-            return edit_meta(bare, drop=self._drop, add=add)
+            body, ids = short if short is not None and self._drop else (raw, None)
+            return edit_meta(body, drop=self._drop, add=add, ids=ids)
         except UnreadableReplyError:
             return raw
 

@@ -120,10 +120,10 @@ def reasons_of(flags: int) -> list[str]:
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
     """Return logprobs as bytes: float32 if every one of them is exactly a float32, else float64. Lossless either way."""
-    exact = np.frombuffer(array("d", logprobs))
+    exact = array("d", logprobs).tobytes()
     with np.errstate(over="ignore"):
-        short = exact.astype(np.float32)
-    return short.tobytes() if (short == exact).all() else exact.tobytes()
+        short = np.frombuffer(exact).astype(np.float32)
+    return short.tobytes() if short.astype(np.float64).tobytes() == exact else exact
 
 
 def unpack_logprobs(packed: bytes, count: int) -> NDArray[np.floating[Any]]:

@@ -129,3 +129,33 @@ def read_list(raw: bytes | bytearray, kind: Literal["i", "d"]) -> NDArray[Any]:
     except (ValueError, TypeError, RuntimeError) as error:
         raise NotNumbersError(str(error)) from error
     raise NotNumbersError("not a list")
+
+
+_SEPARATOR = b",null],["
+_BLANK = b",       "
+_SIZE = len(_SEPARATOR)
+
+
+def read_pairs(raw: memoryview) -> NDArray[np.float64]:
+    """Read a list like `[[-3.25,13,null],[-0.5,7,null]]`, whose first and last brackets are there. Return a row for each pair.
+
+    Raises NotNumbersError if anything else stands between the numbers. They become one list, in which only the last number is
+    followed by a bracket:
+
+        [[-3.25,13,null],[-0.5,7,null]]
+         [-3.25,13,       -0.5,7]
+    """
+    flat = bytearray(raw[1:-6])
+    flat[-1] = ord("]")
+    begins = (np.frombuffer(flat, dtype=np.uint8) == ord("[")).nonzero()[0][1:]
+    begins -= _SIZE - 1
+    if len(begins):
+        # One item for each place of the text: what stands there in the length of a separator.
+        places: NDArray[np.bytes_] = np.ndarray((len(flat) - _SIZE + 1,), f"S{_SIZE}", flat, strides=(1,))
+        if begins[0] < 0 or places[begins].tobytes() != _SEPARATOR * len(begins):
+            raise NotNumbersError("not a list of pairs")
+        places[begins] = _BLANK
+    numbers = read_list(flat, "d")
+    if len(numbers) % 2 or not len(numbers):
+        raise NotNumbersError("a number without another")
+    return numbers.reshape(-1, 2)

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.config.abort import AbortConfig, AbortPolicy
 from router.config.server import ServerConfig
 from router.engines.sglang.limits import PromptLimits
+from router.engines.sglang.outcome import may_be_aborted
 from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError, ClientDisconnectedError, EndedInQueueError
 from router.generate.abort_retries import AbortedReplies, AbortedStream, Retries
@@ -109,7 +110,7 @@ class Generations:
             if request is not None and not request.stream and policy == "retry":
                 reply = CollectedReply()
                 await self._app(inner, receive, reply.send)
-                if reply.start["status"] == 200 and b'"abort"' in reply.body:
+                if reply.start["status"] == 200 and may_be_aborted(reply.body):
                     again = AbortedReplies(self._app, self._retries, inner, receive, in_flight)
                     reply = await again.made_good(reply)
                 await send_whole(send, reply.start, reply.body)

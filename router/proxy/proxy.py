@@ -310,20 +310,19 @@ async def _begun(response: UpstreamResponse, in_flight: InFlight | None) -> _Beg
     Raises UpstreamBrokenError.
     """
     stream, status = is_event_stream(response.headers), response.status
-    first = piece = await response.read()
-    if in_flight is not None and (in_flight.whole or stream):
-        begun = [first]
-        last = b""  # the two bytes before a piece: an event may end between two pieces
-        while piece and (in_flight.whole or not has_event(last + piece)):
-            last = (last + piece)[-2:]
-            piece = await response.read()
-            begun.append(piece)
-        first = b"".join(begun)
-        if not piece and status == 200 and stream and not has_ended(first):
-            raise UpstreamBrokenError("its stream ended before its end")
+    pieces = [await response.read()]
+    last = b""  # the two bytes before a piece: an event may end between two pieces
+    while pieces[-1] and in_flight is not None and (in_flight.whole or (stream and not has_event(last + pieces[-1]))):
+        if not in_flight.whole:
+            last = (last + pieces[-1])[-2:]
+        pieces.append(await response.read())
+    complete = not pieces[-1]
+    first = b"".join(pieces[:-1] if complete else pieces)  # a single piece is not copied
     if status == 200 and stream:
+        if complete and in_flight is not None and not has_ended(first):
+            raise UpstreamBrokenError("its stream ended before its end")
         status = refusal_status(first) or 200
-    return _BegunReply(response, stream, status, first, not piece)
+    return _BegunReply(response, stream, status, first, complete)
 
 
 def _heard(request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Send) -> Send:

@@ -61,7 +61,7 @@ class WorkerReply:
             raise refusals.refusal(self._status, self._body)
         if not stream:
             reply, short = read_reply(self._body)
-            return reply, *read_fields(short)
+            return reply, *read_fields(short.body)
         if self.error is not None:
             raise self.error
         streamed = self.streamed.reply()

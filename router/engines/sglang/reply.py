@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 import numpy as np
 from msgspec import Raw
-from numpy.typing import NDArray
 
 from router.engines.json import (
     JSON_ERRORS,
@@ -20,6 +19,7 @@ from router.engines.json import (
     packed_ids,
     packed_logprobs,
     read_list,
+    read_pairs,
     split_items,
 )
 
@@ -175,10 +175,15 @@ class Reply(msgspec.Struct, frozen=True):
         return None
 
 
-def read_reply(body: bytes | Raw) -> tuple[Reply, bytes | Raw]:
-    """Read the reply to a request for one sample. Return it, and its body, possibly with the logprobs cut out.
+class ShortBody(NamedTuple):
+    """The body of a reply, possibly without its lists of numbers. `ids`: the `output_ids` that were cut out of it, if any."""
 
-    Raises UnreadableReplyError.
+    body: bytes
+    ids: bytes | None = None
+
+
+def read_reply(body: bytes | Raw) -> tuple[Reply, ShortBody]:
+    """Read the reply to a request for one sample. Raises UnreadableReplyError.
 
     Nine tenths of a long reply are lists of numbers. SGLang always prints them in the same form, so they can be cut out and
     read separately, and the rest is short:
@@ -197,12 +202,8 @@ _CUT = -(2**62)
 """Stands where a list was cut out. No worker sends this in place of a list."""
 _PRINTED_CUT = b"%d" % _CUT
 
-_SEPARATOR = b",null],["
-_BLANK = b",       "
-_SIZE = len(_SEPARATOR)
 
-
-def _read_cut(body: bytes) -> tuple[Reply, bytes] | None:
+def _read_cut(body: bytes) -> tuple[Reply, ShortBody] | None:
     """Read a reply by cutting it; None if its lists are not in SGLang's form, or their ids differ."""
     # Quotes are escaped inside strings, so these bytes can only be a key.
     ids_begin = body.find(_IDS) + len(_IDS) - 1
@@ -211,15 +212,16 @@ def _read_cut(body: bytes) -> tuple[Reply, bytes] | None:
     end = body.rfind(_END) + len(_END)
     if ids_begin < len(_IDS) or ids_end < ids_begin or begin < ids_end or end < begin:
         return None
-    numbers = read_numbers(body[ids_begin:ids_end], memoryview(body)[begin:end])
+    printed = body[ids_begin:ids_end]
+    numbers = read_numbers(printed, memoryview(body)[begin:end])
     if numbers is None:
         return None
     ids, logprobs = numbers
-    before, behind = body[:begin], body[end:]
-    reply = _decode_reply(b"".join((body[:ids_begin], _PRINTED_CUT, body[ids_end:begin], _PRINTED_CUT, behind)))
+    short = b"".join((body[:ids_begin], _PRINTED_CUT, body[ids_end:begin], _PRINTED_CUT, body[end:]))
+    reply = _decode_reply(short)
     if reply.output_ids != _CUT or reply.meta_info.output_token_logprobs != _CUT:
         return None  # those were other fields of the same names
-    return assemble(reply.meta_info, ids, reply.text, logprobs, ids), b"".join((before, _PRINTED_CUT, behind))
+    return assemble(reply.meta_info, ids, reply.text, logprobs, ids), ShortBody(short, printed)
 
 
 def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | None:
@@ -229,47 +231,24 @@ def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | N
         ids: from one bracket to the next.
         entries: from `[[` to `,null]]`: `[[logprob, id, null], ...]`.
     """
-    flat = _flattened(entries)
-    if flat is None:
-        return None
     try:
-        own, pairs = read_list(ids, "i"), read_list(flat, "d")
+        own, pairs = read_list(ids, "i"), read_pairs(entries)
     except NotNumbersError:
         return None
-    if len(pairs) != 2 * len(own) or not (pairs[1::2] == own).all() or own.view(np.uint64).max() >= 2**31:
+    # Bytes are compared, because numpy takes longer to start than to compare.
+    if pairs[:, 1].copy().tobytes() != own.astype(np.float64).tobytes() or own.view(np.uint64).max() >= 2**31:
         return None
-    return Numbers("i", own.astype(np.int32).tobytes()), Numbers("d", pairs[0::2].copy().tobytes())
+    return Numbers("i", own.astype(np.int32).tobytes()), Numbers("d", pairs[:, 0].copy().tobytes())
 
 
-def _flattened(entries: memoryview) -> bytearray | None:
-    """Return the numbers of `entries` as one list; None if anything else stands between them.
-
-        [[-3.25,13,null],[-0.5,7,null]]
-         [-3.25,13,       -0.5,7]
-
-    Only the last id is followed by a bracket.
-    """
-    flat = bytearray(entries[1:-6])
-    flat[-1] = ord("]")
-    begins = (np.frombuffer(flat, dtype=np.uint8) == ord("[")).nonzero()[0][1:]
-    begins -= _SIZE - 1
-    if len(begins):
-        # One item for each place of the text: what stands there in the length of a separator.
-        places: NDArray[np.bytes_] = np.ndarray((len(flat) - _SIZE + 1,), f"S{_SIZE}", flat, strides=(1,))
-        if begins[0] < 0 or places[begins].tobytes() != _SEPARATOR * len(begins):
-            return None
-        places[begins] = _BLANK
-    return flat
-
-
-def _read_in_place(body: bytes) -> tuple[Reply, bytes]:
+def _read_in_place(body: bytes) -> tuple[Reply, ShortBody]:
     reply = _decode_reply(body)
     ids = _listed(reply.output_ids, "output_ids")
     entries = _listed(reply.meta_info.output_token_logprobs, "output_token_logprobs")
     logprobs, logprob_ids = columns(entries)
     if ids is None:  # an empty reply of the Rust frontend, or a version without `output_ids`
         ids = list(logprob_ids or ())
-    return assemble(reply.meta_info, packed_ids(ids), reply.text, logprobs, logprob_ids), body
+    return assemble(reply.meta_info, packed_ids(ids), reply.text, logprobs, logprob_ids), ShortBody(body)
 
 
 def columns(entries: list[LogprobEntry] | None) -> tuple[Sequence[float | None] | None, Sequence[int] | None]:
@@ -322,10 +301,16 @@ def assemble(
     )
 
 
-def edit_meta(body: bytes | Raw, *, drop: frozenset[str] = frozenset(), add: dict[str, bytes] | None = None) -> bytes:
+def edit_meta(
+    body: bytes | Raw,
+    *,
+    drop: frozenset[str] = frozenset(),
+    add: dict[str, bytes] | None = None,
+    ids: bytes | None = None,
+) -> bytes:
     """Return a reply with fields of its `meta_info` removed or added, and all other values byte for byte as they were.
 
-    Raises UnreadableReplyError if the body is not a JSON object with a `meta_info` object.
+    `ids` are those of a `ShortBody`. Raises UnreadableReplyError if the body is not a JSON object with a `meta_info` object.
     """
     try:
         fields = decode_object(body)
@@ -336,6 +321,8 @@ def edit_meta(body: bytes | Raw, *, drop: frozenset[str] = frozenset(), add: dic
     if add:
         kept.update({key: Raw(value) for key, value in add.items()})
     fields["meta_info"] = Raw(msgspec.json.encode(kept))
+    if ids is not None:
+        fields["output_ids"] = Raw(ids)
     return msgspec.json.encode(fields)
 
 

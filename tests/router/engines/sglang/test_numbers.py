@@ -29,7 +29,7 @@ def read(body: bytes) -> Any:
         return "unreadable"
     # Equal numbers may differ: -0.0 and 0.0.
     exact = [value if value is None else float(value).hex() for value in reply.logprobs or ()]
-    return reply, exact, edit_meta(short, drop=LOGPROB_FIELDS).replace(SPACED, KEY)
+    return reply, exact, edit_meta(short.body, drop=LOGPROB_FIELDS, ids=short.ids).replace(SPACED, KEY)
 
 
 def read_whole(body: bytes) -> Any:
@@ -38,7 +38,7 @@ def read_whole(body: bytes) -> Any:
 
 def is_cut(body: bytes) -> bool:
     try:
-        return read_reply(body)[1] != body
+        return read_reply(body)[1].ids is not None
     except UnreadableReplyError:
         return False
 
@@ -145,6 +145,14 @@ def test_other_entries_are_not_taken_for_numbers(entries: list[Any], tops: bool,
 def test_numbers_with_other_ids_are_not_read(ids: bytes) -> None:
     entries = b"[[-1.0,7,null],[-2.0,8,null]]"
     assert read_numbers(b"[7,8]", memoryview(entries)) == ([7, 8], [-1.0, -2.0])
+    assert read_numbers(ids, memoryview(entries)) is None
+
+
+@pytest.mark.parametrize(
+    "entries", [b"[[,null]]", b"[[7,null]]", b"[[-1.0,7,8,null]]", b"[[],null]]", b"[[-1.0,7],null]]"]
+)
+@pytest.mark.parametrize("ids", [b"[]", b"[7]"])
+def test_a_broken_list_has_no_numbers(ids: bytes, entries: bytes) -> None:
     assert read_numbers(ids, memoryview(entries)) is None
 
 
