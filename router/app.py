@@ -120,7 +120,9 @@ def create_app(
     queue = RequestQueue(pool, workers.queue, metrics.waited)
     registry.register(WorkerCollector(pool.list, queue))
     ProcessCollector(registry=registry)
-    upstream = AiohttpUpstream(connect_timeout=workers.connect_timeout, permits=allowed.permits)
+    upstream = AiohttpUpstream(
+        connect_timeout=workers.connect_timeout, permits=allowed.permits, max_reply=workers.reply_budget
+    )
     translating = EngineUpstream(upstream, partial(known_worker, pool))
     table = engines(incremental_streams=workers.incremental_streams)
     engine = FleetEngine(pool, workers.engine, table, translating.speak)

@@ -1,4 +1,4 @@
-"""How many tokens to remember if no flag says it."""
+"""How many tokens to remember, and how large a reply may be, if no flag says it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def token_budget(max_tokens: int | None) -> int:
-    """Return `max_tokens`; for None, the tokens that fit into a quarter of the machine's or the container's memory."""
-    if max_tokens is not None:
-        return max_tokens
+    """Return `max_tokens`; for None, the tokens that fit into a quarter of the memory."""
+    return _memory() // 4 // _BYTES_PER_TOKEN if max_tokens is None else max_tokens
+
+
+def reply_budget(max_bytes: int | None) -> int:
+    """Return `max_bytes`; for None, a sixteenth of the memory: while a reply is read, it takes two to three times its size."""
+    return _memory() // 16 if max_bytes is None else max_bytes
+
+
+def _memory() -> int:
+    """Return the bytes of memory of the machine, or of the container."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in _CGROUP_LIMITS:
         try:
@@ -26,4 +34,4 @@ def token_budget(max_tokens: int | None) -> int:
             continue
         if limit.isdigit():  # without a limit it is `max`
             memory = min(memory, int(limit))
-    return memory // 4 // _BYTES_PER_TOKEN
+    return memory

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from router.config.flag import FACTOR, NOT_NEGATIVE, SHARE, UNLIMITED, Section, flag
+from router.config.token_budget import reply_budget
 from router.errors import BadRequestError
 
 ENGINE_NAMES = ("auto", "sglang", "vllm")
@@ -166,6 +167,12 @@ class WorkersConfig(Section):
     stream_idle_timeout: float | None = flag(
         "--stream-idle-timeout-secs", None, "longest pause between two pieces of a reply", unset="no limit"
     )
+    max_reply_bytes: int | None = flag(
+        "--max-reply-bytes",
+        None,
+        "largest reply of a worker in one piece, and largest event of a stream; a larger one counts as broken off",
+        unset="a sixteenth of the memory",
+    )
     fleet_timeout: float = flag(
         "--fleet-timeout",
         30.0,
@@ -193,6 +200,11 @@ class WorkersConfig(Section):
     def routes_by_prompt(self) -> bool:
         """Whether the policy looks at prompts."""
         return self.policy == "cache_aware"
+
+    @property
+    def reply_budget(self) -> int:
+        """`max_reply_bytes`, or a sixteenth of the memory."""
+        return reply_budget(self.max_reply_bytes)
 
     @property
     def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:

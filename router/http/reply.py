@@ -7,21 +7,13 @@ one piece and find the events; a watcher or an editor is a small object that see
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Protocol
 
 from msgspec import Raw
 from starlette.types import Message, Send
 
 from router.engines.events import EventSplitter, event_data
-
-
-def is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Return whether a reply with these headers comes as server-sent events."""
-    for name, value in headers:
-        if name.lower() == b"content-type":
-            return value.startswith(b"text/event-stream")
-    return False
+from router.http.reply_body import is_event_stream
 
 
 async def send_whole(send: Send, start: Message, body: bytes) -> None:

@@ -8,6 +8,7 @@ back: may be tried again if doing it twice does no harm) and `UpstreamBrokenErro
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -15,16 +16,16 @@ from contextlib import closing
 from contextvars import ContextVar
 from functools import lru_cache
 from operator import itemgetter
-from types import TracebackType
 from typing import Protocol
 
 import aiohttp
+from aiohttp import StreamReader
 from aiohttp.connector import Connection
 from aiohttp.http import HttpProcessingError, RawResponseMessage
 from aiohttp.tracing import Trace
 from yarl import URL
 
-from router.http.decompression import Unpacker, UnpackingError
+from router.http.reply_body import ReplyTooLargeError, SizeLimit, Unpacker, UnpackingError, is_event_stream
 
 Headers = Sequence[tuple[bytes, bytes]]
 Body = bytes | None
@@ -122,14 +123,19 @@ class AiohttpUpstream:
     (URLs, cookies, redirects, timers, headers as text) takes longer than all the rest, and no worker needs it. So a request is
     written here, in the bytes in which it came.
 
-    Nothing limits the number of connections or the duration of a reply: a generation may take hours, a pause may last, and the
-    policy decides how much a worker gets.
+    Nothing limits connections or durations: a generation may take hours, and the policy decides how much a worker gets.
     """
 
-    def __init__(self, *, connect_timeout: float, permits: Callable[[str], bool] = lambda _: True) -> None:
-        """`permits(address)`: whether a worker may be there. It is called for each connection: names change their addresses."""
+    def __init__(
+        self, *, connect_timeout: float, permits: Callable[[str], bool] = lambda _: True, max_reply: float = math.inf
+    ) -> None:
+        """`permits(address)`: whether a worker may be there. It is called for each connection: names change their addresses.
+
+        `max_reply` is in bytes, for a reply in one piece and for each event of a stream.
+        """
         self._timeout = aiohttp.ClientTimeout(sock_connect=connect_timeout)
         self._permits = permits
+        self._most = max_reply
 
     async def __aenter__(self) -> AiohttpUpstream:
         self._pooled = _QuietConnector(
@@ -141,9 +147,7 @@ class AiohttpUpstream:
         self._origin = lru_cache(maxsize=1024)(_Origin)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(self._pooled.close(), self._fresh.close())
 
     async def send(
@@ -162,7 +166,7 @@ class AiohttpUpstream:
         except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
             raise ConnectFailedError(_describe(error)) from error
         try:
-            return await _exchanged(connection, method, head, body)
+            return await _exchanged(connection, method, head, body, self._most)
         except HttpProcessingError as error:
             raise NotHttpError(f"not a valid HTTP reply: {_one_line(error.message)}") from error
         except UnpackingError as error:
@@ -197,7 +201,7 @@ def _request_head(method: str, target: str, host: bytes, headers: Headers, body:
     return b"\r\n".join((*lines, b"", b""))
 
 
-async def _exchanged(connection: Connection, method: str, head: bytes, body: Body) -> UpstreamResponse:
+async def _exchanged(connection: Connection, method: str, head: bytes, body: Body, most: float) -> UpstreamResponse:
     """Send a request and return its reply, whose head has come. Raises aiohttp's errors, UnpackingError and NotHttpError.
 
     All of the request goes to the event loop at once, which writes as much at a time as the connection takes.
@@ -221,7 +225,7 @@ async def _exchanged(connection: Connection, method: str, head: bytes, body: Bod
             message, content = await protocol.read()
         if not 200 <= message.code < 600 or _CONTROL.search(b"\t".join(map(_value_of, message.raw_headers))):
             raise NotHttpError(f"not a valid HTTP reply: status {message.code}, or a header that no client may be sent")
-        return _AiohttpResponse(connection, message, content)
+        return _AiohttpResponse(connection, message, content, most)
     except BaseException:
         _drop(connection)
         raise
@@ -290,21 +294,22 @@ _CONNECTION: ContextVar[_ConnectionUse] = ContextVar("connection")
 class _AiohttpResponse:
     """Unpacks a reply that is compressed although the router asked for none: its content-encoding is not passed on."""
 
-    def __init__(self, connection: Connection, message: RawResponseMessage, content: aiohttp.StreamReader) -> None:
+    def __init__(self, connection: Connection, message: RawResponseMessage, content: StreamReader, most: float) -> None:
         encoding = message.headers.get("content-encoding", "identity").strip().lower()
         self.status = message.code
         self.headers: Headers = message.raw_headers
         self._unpacker = None if encoding in ("identity", "") else Unpacker(encoding)
+        self._size = SizeLimit(most, stream=is_event_stream(message.raw_headers))
         self._connection = connection
         self._content = content
         content.on_eof(self._ended)
 
     async def read(self) -> bytes:
         try:
-            if self._unpacker is None:
-                return await self._content.readany()
-            return await self._unpacked(self._unpacker)
-        except (aiohttp.ClientError, OSError, UnpackingError) as error:
+            piece = await (self._content.readany() if self._unpacker is None else self._unpacked(self._unpacker))
+            self._size.add(piece)
+            return piece
+        except (aiohttp.ClientError, OSError, UnpackingError, ReplyTooLargeError) as error:
             raise UpstreamBrokenError(_describe(error)) from error
 
     async def _unpacked(self, unpacker: Unpacker) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from router.engines.engine import Answer, Call, Engine, Exchange, KnownWorker, UntranslatableError
 from router.engines.events import EventSplitter, event_data
-from router.http.reply import is_event_stream
+from router.http.reply_body import is_event_stream
 from router.http.upstream import Body, Headers, Upstream, UpstreamBrokenError, UpstreamFailure, UpstreamResponse
 
 _OF_THE_BODY = frozenset({b"content-type", b"content-length"})

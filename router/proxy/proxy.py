@@ -24,7 +24,8 @@ from router.engines.sglang.outcome import is_error, refusal_status
 from router.errors import NoWorkerError
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, reply_headers, retry_after
-from router.http.reply import EditedReply, WatchedReply, is_event_stream
+from router.http.reply import EditedReply, WatchedReply
+from router.http.reply_body import is_event_stream
 from router.http.upstream import (
     ClosedBeforeReplyError,
     ConnectFailedError,

@@ -87,7 +87,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "core": (
         "router.auth.*",
         "router.engines.*",
-        "router.http.decompression",
+        "router.http.reply_body",
         "router.http.json_cost",
         "router.kv_cache.*",
         "router.observability.requests",

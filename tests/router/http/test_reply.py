@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 from starlette.types import Message
 
-from router.http.reply import EditedReply, WatchedReply, is_event_stream
+from router.http.reply import EditedReply, WatchedReply
+from router.http.reply_body import is_event_stream
 
 EVENTS = [b'{"text": "one"}', '{"text": "zwölf"}'.encode(), b"[DONE]"]
 STREAM = b": a comment\n\n" + b"".join(b"data: %b\n\n" % data for data in EVENTS) + b"a rest"

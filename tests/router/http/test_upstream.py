@@ -18,6 +18,7 @@ from router.http.upstream import (
     ClosedBeforeReplyError,
     ConnectFailedError,
     NotHttpError,
+    UpstreamBrokenError,
     UpstreamResponse,
 )
 from tests.router.conftest import GatedWorker
@@ -324,3 +325,37 @@ def test_a_worker_notices_at_once_that_nobody_waits_any_more(run: Run, size: int
             assert read < len(LARGE) or size < len(LARGE)
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "fits"),
+    [
+        ("application/json", b"x" * 100, True),
+        ("application/json", b"x\n" * 50 + b"x", False),
+        ("text/event-stream", b"data: x\n\n" * 50, True),
+        ("text/event-stream", b"data: x\n\ndata: " + b"x" * 100, False),
+    ],
+)
+def test_a_reply_or_an_event_has_a_largest_size(kind: str, body: bytes, fits: bool) -> None:
+    """A worker that never ends its reply must not take all memory."""
+
+    async def worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\n\r\n" % kind.encode())
+        for at in range(0, len(body), 9):
+            writer.write(body[at : at + 9])
+            await asyncio.sleep(0)
+        if not fits:
+            await reader.read()
+
+    async def main() -> None:
+        limited = AiohttpUpstream(connect_timeout=5, max_reply=100)
+        async with asyncio.timeout(30), serving_socket(worker) as url, limited as upstream:
+            with contextlib.closing(await upstream.send("GET", url + "/x", [])) as reply:
+                if fits:
+                    assert await _all_of(reply) == body
+                else:
+                    with pytest.raises(UpstreamBrokenError, match="longer than 100 bytes"):
+                        await _all_of(reply)
+
+    asyncio.run(main())
