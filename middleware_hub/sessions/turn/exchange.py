@@ -76,7 +76,7 @@ class Exchange(Generic[G]):
 
     Attributes:
         notes: facts about its prompt, one word each.
-        over: whether nothing more will come, and everything was counted.
+        over: whether nothing more will come, and everything was counted; `all_over` waits for that.
         notify: tells the client that there is something new.
     """
 
@@ -94,6 +94,8 @@ class Exchange(Generic[G]):
         self._alone_since = 0.0
         self._condition = asyncio.Event()
         self.notify = self._condition.set
+        self._finished = asyncio.Event()
+        self.all_over = self._finished.wait
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._aborting: asyncio.Task[None] | None = None
@@ -158,6 +160,7 @@ class Exchange(Generic[G]):
             if self._timer is not None:
                 self._timer.cancel()
             self._condition.set()
+            self._finished.set()
             self._on_over(self)
 
     async def abort(self) -> None:
@@ -208,11 +211,6 @@ class Exchange(Generic[G]):
         """Wait until there is something new since the last call."""
         await self._condition.wait()
         self._condition.clear()
-
-    async def all_over(self) -> None:
-        """Wait until it is over."""
-        while not self.over:
-            await self.news()
 
     async def begun(self) -> bool:
         """Wait until a reply has begun to arrive, or nothing more will come; return whether one has."""
