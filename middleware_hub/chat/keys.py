@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
@@ -140,19 +141,20 @@ def said_by(call: dict[str, Any]) -> list[Any]:
 def _arguments(arguments: Any) -> Any:
     """Return the arguments as an object if they are one: a client may send its text."""
     try:
-        value = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
-        return _numbers(value) or None
+        return _decode(arguments if isinstance(arguments, str) else _encode(arguments)) or None
     except (msgspec.DecodeError, RecursionError):
         return arguments or None
 
 
-def _numbers(value: Any) -> Any:
-    """Write `1` for `1.0`: JavaScript prints `1` for both."""
-    if isinstance(value, dict):
-        return {key: _numbers(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_numbers(inner) for inner in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+def _number(written: str) -> float:
+    """Return `1` for `1.0`: JavaScript prints `1` for both."""
+    value = float(written)
+    if math.isinf(value):
+        raise msgspec.DecodeError("a number that is out of range")
+    return int(value) if value.is_integer() else value
+
+
+_decode = msgspec.json.Decoder(float_hook=_number).decode
 
 
 def _digest(value: Any) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from itertools import groupby
 from typing import ClassVar
 
 from middleware_hub.chat.messages import Call, Reasoning, Text, Tool
@@ -22,7 +21,9 @@ class Pieces:
     """
 
     def __init__(self) -> None:
-        self._said: list[Sampled] = []
+        self._done: list[Sampled] = []
+        self._said: list[str] = []  # the text or reasoning of the piece after them
+        self._kind: type[Text] | type[Reasoning] = Text
         self._white: list[str] = []
         self._blank = True
         self._after_call = False
@@ -35,17 +36,19 @@ class Pieces:
         self._blank = False
         self._flush()
         body = text.rstrip(NEWLINES)
-        self._said.append(Text(body))
-        self._white.append(text[len(body) :])
+        self._say(Text, body)
+        if len(body) < len(text):
+            self._white.append(text[len(body) :])
 
     def reasoning(self, text: str) -> None:
         if not self._blank:
             self._flush()
-        self._said.append(Reasoning(text))
+        self._say(Reasoning, text)
 
     def call(self, call: Call) -> None:
         self._white.clear()
-        self._said.append(call)
+        self._end_piece()
+        self._done.append(call)
         self._blank = self._after_call = True
 
     def end(self) -> None:
@@ -55,18 +58,25 @@ class Pieces:
 
     def take(self) -> list[Sampled]:
         """Return what was added since the last time, with equal neighbours joined."""
-        joined: list[Sampled] = []
-        for kind, neighbours in groupby(self._said, type):
-            if kind is Call:
-                joined += neighbours
-            elif whole := "".join(piece.text for piece in neighbours if not isinstance(piece, Call)):
-                joined.append(Text(whole) if kind is Text else Reasoning(whole))
+        self._end_piece()
+        done, self._done = self._done, []
+        return done
+
+    def _say(self, kind: type[Text] | type[Reasoning], text: str) -> None:
+        if kind is not self._kind:
+            self._end_piece()
+            self._kind = kind
+        self._said.append(text)
+
+    def _end_piece(self) -> None:
+        if whole := "".join(self._said):
+            self._done.append(self._kind(whole))
         self._said.clear()
-        return joined
 
     def _flush(self) -> None:
-        self._said.append(Text("".join(self._white)))
-        self._white.clear()
+        if self._white:
+            self._say(Text, "".join(self._white))
+            self._white.clear()
 
 
 class GrammarParser(ABC):
@@ -102,7 +112,8 @@ class GrammarParser(ABC):
             self.pieces.text(before)
             reader.begin()
             if tag:
-                return (yield from reader.expect(tags))
+                reader.at += len(tag)
+                return tag
             if reader.ended:
                 return ""
             yield
@@ -125,7 +136,7 @@ class TaggedParser(GrammarParser):
 
     def next_opening(self) -> Reading[str]:
         """Return the opening tag of the next possible call, and take everything before it as text. Empty at the end."""
-        return (yield from self.text_before(self.opening))
+        return self.text_before(self.opening)
 
     def read(self) -> Reading[None]:
         while opening := (yield from self.next_opening()):

@@ -119,15 +119,14 @@ class Reader:
 
     def maybe(self, tags: Tags) -> Reading[str]:
         """Read the next tag. If no tag comes next, return an empty string and read nothing."""
-        while not (yield from self.at_end()):
+        while True:
             found = tags.pattern.match(self.text, self.at)
             if found is not None and found[1]:
                 self.at = found.end()
                 return found[1]
-            if found is None or self.ended:
+            if self.ended or (found is None and self.at < len(self.text)):
                 return ""
             yield
-        return ""
 
     def expect(self, tags: Tags) -> Reading[str]:
         """Read the next tag. If no tag comes next, raise Malformed and read nothing."""

@@ -94,7 +94,7 @@ class Think:
                 waiting.clear()
             waiting.append(before[len(body) :])
             if tag:
-                yield from reader.expect(self.end)
+                reader.at += len(tag)
                 # White space other than newlines is reasoning, although nothing followed it.
                 self._say(Reasoning, "".join(waiting).rstrip(_NEWLINES))
                 return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from router.observability.tallies import CountTally, HistogramTally
 
 _HELD = {
     "tito_sessions_open": "Sessions held",
@@ -16,11 +17,7 @@ _HELD = {
 
 
 class SessionMetrics:
-    """Counters of events, and gauges of what is held.
-
-    `turn`, `token`, `reply` and `step` return the series of some labels. Finding one takes longer than counting in it, so
-    each is found once; labels are words of this program, and few.
-    """
+    """Counters of events, and gauges of what is held. What every turn counts is in tallies."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -32,21 +29,21 @@ class SessionMetrics:
             ("event",),
             registry=registry,
         )
-        turns = Counter(
-            "tito_session_turns_total",
+        self.turns = CountTally(
+            registry,
+            "tito_session_turns",
             "Prompts of chats by how they were made: first (nothing sampled before), continued, spliced and anew (for the "
             "reason given), and what is to be known of them: ambiguous, unknown_parent, left_out, rendered_whole, setting, "
             "template_mismatch, edited_turn (stripped, reasoning, call_ids, edited; rewritten: nothing of the sampled turn is "
             "left)",
             ("kind", "reason"),
-            registry=registry,
         )
-        tokens = Counter(
-            "tito_session_tokens_total",
+        self.tokens = CountTally(
+            registry,
+            "tito_session_tokens",
             "Tokens of chats by what became of them: reused from a checkpoint (spliced: in a new rendering), encoded, "
             "sampled and committed",
             ("kind",),
-            registry=registry,
         )
         self.spliced_turns = Counter(
             "tito_spliced_turns_total",
@@ -60,11 +57,11 @@ class SessionMetrics:
             ("reason",),
             registry=registry,
         )
-        replies = Counter(
-            "tito_session_replies_total",
+        self.replies = CountTally(
+            registry,
+            "tito_session_replies",
             "Generations of sessions by whether they were recorded (exact, inexact, no), and why not",
             ("recorded", "reason"),
-            registry=registry,
         )
         self.resent = Counter(
             "tito_session_resent_requests_total",
@@ -77,16 +74,14 @@ class SessionMetrics:
             "Events of sessions that the store did not take when they happened; they are handed over when it does",
             registry=registry,
         )
-        seconds = Histogram(
+        self.seconds = HistogramTally(
+            registry,
             "tito_session_step_seconds",
             "Time a turn spends in each step: prepare, tokenize, generate (of each sample; waiting for a worker counts) and "
             "commit (of each reply that came)",
             ("step",),
-            registry=registry,
-            buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
+            (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
         )
-        self.turn, self.token, self.reply = cache(turns.labels), cache(tokens.labels), cache(replies.labels)
-        self.step = cache(seconds.labels)
 
     def watch(self, *held: Callable[[], float]) -> None:
         """Register gauges that read how many sessions, messages, sampled turns and tokens are held."""

@@ -6,13 +6,14 @@ layers inside that the limits were checked.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Any
 
 from starlette.types import Message, Receive, Scope
 
 from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnectedError
-from router.http.disconnect import ClientMessages
+from router.http.disconnect import ClientMessages, ServedClient
 from router.http.json_cost import LIGHT, check_weight
 from router.http.offload import offload
 from router.http.request_state import request_state, with_state
@@ -118,6 +119,16 @@ class Replay(ClientMessages):
             return await super().__call__()
         self.unread = None
         return {"type": "http.request", "body": body, "more_body": False}
+
+
+def own_body(body: bytes) -> Replay:
+    """Return a `receive` for a request that the router itself makes, which has no client that could leave."""
+    return Replay(body, ClientMessages(_nothing_more, ServedClient()))
+
+
+async def _nothing_more() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
 
 
 def with_body(scope: Scope, body: bytes, *, json: bool = False, **changes: Any) -> Scope:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from middleware_hub.sessions.prompt.join import Codec, Join, join
 from middleware_hub.sessions.prompt.splice import sampled_messages, splice
 from middleware_hub.sessions.prompt.verifier import ChainPart, Difference, differences
 from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.spans.chain import SpanFlag, TokenSpan, links, unpack_ids
+from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, links
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -58,13 +59,11 @@ class WholeRendering:
 
     def extends(self, checkpoint: Checkpoint, request: ChatRequest) -> bool:
         """Whether the rendering begins with what a checkpoint's chain spells."""
-        spell = self._tokenizer.vocabulary.spell
-        parts = [spell(unpack_ids(part.ids)[:count]) for part, count in links(checkpoint.span, checkpoint.span.visible)]
         try:
             whole = self.text(request)
         except RenderingError:  # the message to continue is missing from it
             return False
-        spelled = "".join(reversed(parts))
+        spelled = "".join([part.text for part in self._parts(checkpoint.span, checkpoint.span.visible)])
         return whole.startswith(spelled) or self._tokenizer.spell_prompt(
             self._tokenizer.encode_start(whole)
         ).startswith(spelled)
@@ -154,7 +153,7 @@ class WholeRendering:
     def _parts(self, span: TokenSpan, take: int) -> Sequence[ChainPart]:
         spell = self._tokenizer.vocabulary.spell
         parts = [
-            ChainPart(spell(unpack_ids(part.ids)[:count]), part.versions is not None)
+            ChainPart(spell(array("i", part.ids[: ID_BYTES * count])), part.versions is not None)
             for part, count in links(span, take)
         ]
         parts.reverse()

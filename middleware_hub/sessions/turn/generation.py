@@ -31,7 +31,7 @@ from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from router.engines.sglang.reply import Reply, UnreadableReplyError
 from router.engines.sglang.stream import StreamedReply
 from router.errors import RouterError, UpstreamError
-from router.http.bodies import Replay, with_body
+from router.http.bodies import own_body, with_body
 from router.http.reply import WatchedReply
 from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
@@ -152,7 +152,7 @@ class TurnGeneration:
 
         try:
             async with asyncio.timeout(_ABORT_SECONDS):
-                await self._backend.app(scope, Replay(body, never), ignore)
+                await self._backend.app(scope, own_body(body), ignore)
         except (RouterError, UpstreamBrokenError, TimeoutError) as error:
             logger.info("generation %s could not be aborted: %s", self.id, error)
 
@@ -186,7 +186,7 @@ class TurnGeneration:
         )
         received = WorkerReply(self)
         try:
-            await self._backend.app(self._inner, Replay(self._body, never), WatchedReply(received).send)
+            await self._backend.app(self._inner, own_body(self._body), WatchedReply(received).send)
             reply, fields, meta = received.result(stream=self._plan.request.stream)
         except asyncio.CancelledError:
             await self._keep(asked, received)
@@ -275,9 +275,3 @@ class TurnGeneration:
         else:
             turn = SampledTurn(self._handle, message, span, in_place, details)
             self.saved = await plan.log.append_turn(turn, plan.request.lora or "", commit)
-
-
-async def never() -> Message:
-    """Receive for a client that does not leave: the sender itself decides when the request is over."""
-    await asyncio.Event().wait()
-    raise AssertionError

@@ -95,7 +95,7 @@ class Turns:
             # From here on, while the tail is encoded, handles hold what the turn may continue.
             handles = [session.trie.open(turn, new_rid()) for _ in range(request.samples)]
             span.set(covered=turn.covered)
-        self._metrics.step("prepare").observe(time.perf_counter() - begun)
+        self._metrics.seconds.observe(("prepare",), time.perf_counter() - begun)
         exchange: Exchange[TurnGeneration] = Exchange(
             key, grace=self._orphan_grace if session.lasting else 0.0, on_over=partial(self._over, session)
         )
@@ -135,7 +135,7 @@ class Turns:
                 session.trie.abandon(handle)
             raise
         self._count(plan, exchange.notes)
-        self._metrics.step("tokenize").observe(time.perf_counter() - begun)
+        self._metrics.seconds.observe(("tokenize",), time.perf_counter() - begun)
         return generations
 
     async def _plan(
@@ -161,44 +161,44 @@ class Turns:
 
     def _count(self, plan: TurnPlan, notes: tuple[str, ...]) -> None:
         turn, prompt = plan.turn, plan.prompt
+        turns, tokens = self._metrics.turns.counts, self._metrics.tokens.counts
         if prompt.spliced:
             kind = "spliced"
             self._metrics.spliced_turns.inc(prompt.spliced)
-            self._metrics.token("spliced").inc(prompt.reused)
+            tokens["spliced",] += prompt.reused
         elif prompt.checkpoint is not None:
             kind = "continued"
         else:
             kind = "first" if turn.checkpoint is None and turn.elsewhere is None else "anew"
         for reason in prompt.fallbacks:
             self._metrics.fallbacks.labels(reason).inc()
-        count = self._metrics.turn
         why = ""
         if kind in ("anew", "spliced"):
             why = next((reason for reason in prompt.reasons if reason != EDITED_TURN), "")
-        count(kind, why).inc()
+        turns[kind, why] += 1
         for note in notes:
             if note == EDITED_TURN:
-                count(note, prompt.edited or "rewritten").inc()
+                turns[note, prompt.edited or "rewritten"] += 1
             elif note != why and note not in FALLBACKS and note != "spliced":
-                count(note, "").inc()
-        self._metrics.token("reused").inc(prompt.reused * plan.request.samples)
-        self._metrics.token("encoded").inc(prompt.tokens - prompt.reused)
+                turns[note, ""] += 1
+        tokens["reused",] += prompt.reused * plan.request.samples
+        tokens["encoded",] += prompt.tokens - prompt.reused
 
     def _committed(self, session: Session, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
         added = session.committed(checkpoint)
         if session.lasting:
             self._registry.tokens += added
         self._composer.committed(prompt, checkpoint)
-        self._metrics.token("sampled").inc(checkpoint.span.count)
+        self._metrics.tokens.counts["sampled",] += checkpoint.span.count
 
     def _over(self, session: Session, exchange: Exchange[TurnGeneration]) -> None:
         for generation in exchange.generations:
-            self._metrics.step("generate").observe(generation.seconds)
+            self._metrics.seconds.observe(("generate",), generation.seconds)
             if generation.commit_seconds is not None:
-                self._metrics.step("commit").observe(generation.commit_seconds)
+                self._metrics.seconds.observe(("commit",), generation.commit_seconds)
             verdict = generation.verdict
             outcome = ("no", "no reply") if verdict is None else (verdict.outcome, verdict.reason)
-            self._metrics.reply(*outcome).inc()
+            self._metrics.replies.counts[outcome] += 1
             if session.lasting and generation.answer is not None and outcome == ("no", ENGINE_MISMATCH):
                 session.lost += (generation.id,)  # its client will send its text again, which looks like context
         session.settle(exchange)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol
 
 from msgspec import Raw
@@ -27,12 +28,15 @@ class WorkerReply:
     """The watcher (see `router.http.reply`) of one generation's reply."""
 
     def __init__(self, reader: ReplyReader) -> None:
-        self.streamed = StreamedReply(added=[])
         self._reader = reader
         self._status = 0
         self._body = b""
         self.error: RouterError | None = None
         """The error that came as an event, in a stream whose own status is 200."""
+
+    @cached_property
+    def streamed(self) -> StreamedReply:
+        return StreamedReply(added=[])
 
     def head(self, start: Message) -> None:
         self._status = start["status"]
