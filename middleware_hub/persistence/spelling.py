@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from middleware_hub.radix.node import Generation
-from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, chain_ids
+from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, chain_ids, links
 from middleware_hub.store.paths import BLOCK, TextEnd, TextPath
 
 _ODD: Final = SpanFlag.WHOLE | SpanFlag.MISMATCH | SpanFlag.SPLIT | SpanFlag.RECUT | SpanFlag.FOREIGN
@@ -63,8 +63,12 @@ class Spelling:
             return True, None
         end = self._end_before(first, path, line)
         if end is not None:
-            new = path.text[first.start : reply.text_end] if straight else self._spell_on(_new_ids(reply, first))
+            new = path.text[first.start : reply.text_end] if straight else self._spell_on(_ids_from(reply, first.offset))
             new = self._tail(first) + new
+        else:
+            end, at = self._earlier_end(first)
+            new = "" if end is None else self._spell_on(_ids_from(reply, at))
+        if end is not None:
             end = None if _BROKEN in new else end.longer(new)
         if end is None:
             end = TextPath(path.namespace, self._spell(_numbers(chain_ids(reply, reply.visible)))).end()
@@ -120,12 +124,30 @@ class Spelling:
         state = span.stored.state
         if end is None and span.stored.plain and span is line and state is not None:
             end = TextEnd(state, path.text[BLOCK * state.blocks : span.text_end])
-        return None if end is None or end.rest[-1:] in ("", _BROKEN) else end
+        return end if _goes_on_after(end) else None
+
+    @staticmethod
+    def _earlier_end(first: TokenSpan) -> tuple[TextEnd | None, int]:
+        """Return the last known end of what a chain spells before a span, and the number of tokens up to it.
+
+        The reply just before the span came from the store, which does not say where its spelling ends; one before it was
+        recorded here.
+        """
+        for span, take in links(first.parent, first.take):
+            end = None if span.stored is None or take < span.visible else span.stored.spelled
+            if _goes_on_after(end) and span.offset + span.visible >= _START:
+                return end, span.offset + span.visible
+        return None, 0
 
 
-def _new_ids(reply: TokenSpan, first: TokenSpan) -> array[int]:
-    """Return the ids of a chain from a span on, without its hidden tail."""
-    return _numbers(chain_ids(reply, reply.visible)[ID_BYTES * first.offset :])
+def _goes_on_after(end: TextEnd | None) -> bool:
+    """Return whether an end is known to which more text may be joined."""
+    return end is not None and end.rest[-1:] not in ("", _BROKEN)
+
+
+def _ids_from(reply: TokenSpan, at: int) -> array[int]:
+    """Return the ids of a chain from a token on, without its hidden tail."""
+    return _numbers(chain_ids(reply, reply.visible)[ID_BYTES * at :])
 
 
 def _numbers(ids: bytes) -> array[int]:

@@ -162,7 +162,7 @@ class DictionaryStore:
         wanted += [reply for _, reply in chains[:MOST_CHAINS]] + named
         cut_off += len(chains) > MOST_CHAINS
         found = self._found(wanted, query.known, cut_off)
-        return replace(found, ends=self._ends_of(query.logs))
+        return msgspec.structs.replace(found, ends=self._ends_of(query.logs))
 
     @staticmethod
     def _named(records: Sequence[SpanRecord], name: str) -> list[SpanRecord]:

@@ -108,7 +108,15 @@ def complete(records: Iterable[SpanRecord], known: Container[bytes]) -> tuple[li
     """Return the records whose links are all there or known, each after those it builds on, and the number left out."""
     waiting = {record.id: record for record in records}
     done = dict[bytes, SpanRecord]()
-    stack = sorted(waiting.values(), key=lambda record: record.serial, reverse=True)
+    in_order = sorted(waiting.values(), key=lambda record: record.serial)
+    for record in in_order:  # nearly always each comes after those it builds on
+        if not all(link in done or link in known for link in record.links):
+            break
+        done[record.id] = record
+    else:
+        return in_order, 0
+    done.clear()
+    stack = in_order[::-1]
     visited = set[bytes]()
     while stack:
         record = stack[-1]

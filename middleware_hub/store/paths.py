@@ -148,6 +148,12 @@ class TextPath:
         at = self._index(block)
         return self._groups[at] + self._digests[at][_NEAR:KEY]
 
+    def keys(self, blocks: range) -> list[bytes]:
+        """Return the keys of the ends of these blocks, one after the other."""
+        begin, end = self._index(blocks.start), self._index(blocks.stop)
+        pairs = zip(self._groups[begin:end], self._digests[begin:end], strict=True)
+        return [group + digest[_NEAR:KEY] for group, digest in pairs]
+
     def digest(self, block: int) -> bytes:
         """Return the digest at the end of the first `block` blocks: that of the whole text up to there."""
         return self._digests[self._index(block)]

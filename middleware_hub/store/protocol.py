@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
+
+import msgspec
 
 from middleware_hub.store.errors import MissingRecordError
 from middleware_hub.store.paths import TextPath
@@ -14,8 +16,7 @@ Durability = Literal["process", "disk", "off"]
 """What an acknowledged append survives: the death of this process, a power cut, or nothing (acknowledged at once)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """Records, blobs and events that are appended together: all of them, or none.
 
     Attributes:
@@ -29,7 +30,7 @@ class Batch:
     """
 
     records: Sequence[SpanRecord] = ()
-    paths: Mapping[bytes, TextPath] = field(default_factory=dict)
+    paths: Mapping[bytes, TextPath] = {}
     blobs: Sequence[Blob] = ()
     events: Sequence[Event] = ()
     gathered: bool = False
@@ -41,8 +42,7 @@ Over = Callable[[bool], None]
 """Called at the end: True if the batch is in the store, False if it was given up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """The query of a text's look-up.
 
     Attributes:
@@ -66,8 +66,7 @@ class Query:
     each: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """The result of a look-up.
 
     Attributes:
@@ -79,10 +78,10 @@ class Found:
     """
 
     records: Sequence[SpanRecord] = ()
-    marks: Mapping[bytes, Mark] = field(default_factory=dict)
+    marks: Mapping[bytes, Mark] = {}
     cut_off: int = 0
     damaged: int = 0
-    ends: Mapping[str, int] = field(default_factory=dict)
+    ends: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,8 @@ class Search:
 
     def commands(self) -> list[Command]:
         """Return what to ask first: what is entered under the block ends, and under the names."""
-        block, key = self._keys.block, self._path.key
-        found: list[Command] = [("HGETALL", block(key(at))) for at in range(self._first, self._path.last + 1)]
+        keys = self._path.keys(range(self._first, self._path.last + 1))
+        found: list[Command] = [("HGETALL", self._keys.block(key)) for key in keys]
         found += [("GET", self._keys.name(self._path.namespace, name)) for name in self._names]
         return found
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from time import time
 from typing import Any
+
+from msgspec.structs import replace
 
 from middleware_hub.store.errors import LogMovedError, MissingRecordError, StoreUnreachableError
 from middleware_hub.store.protocol import (

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
@@ -103,7 +103,7 @@ class HandOver:
         for _ in range(_TRIES):
             try:
                 events = await self._new(batch.events) if moved else batch.events
-                await self._store.append(replace(batch, events=events))
+                await self._store.append(msgspec.structs.replace(batch, events=events))
                 return
             except LogMovedError:
                 moved = True

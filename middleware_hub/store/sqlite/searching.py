@@ -26,14 +26,16 @@ from middleware_hub.store.sqlite.rows import THERE, marks
 logger = logging.getLogger(__name__)
 
 _Row = tuple[int, int, int]
+_Place = tuple[int, int, str, int, int]
 
 _encode = msgspec.json.encode
+_places = msgspec.json.Decoder(list[_Place])
 _lengths = msgspec.json.Decoder(list[tuple[int, int]])
 _rows = msgspec.json.Decoder(list[_Row])
 _numbers = msgspec.json.Decoder(list[int])
 
 _FEW: Final = 256
-"""Up to this many records, and four of each place, are read without a choice of the newest."""
+"""Up to this many records, and four of each place or block, are read without a choice of the newest."""
 _MOST: Final = {
     START: MOST_CHAINS + 1,
     PASS: 2 * MOST_CHAINS + 1,
@@ -41,9 +43,15 @@ _MOST: Final = {
     END_ALONE: MOST_VARIANTS + 1,
 }
 """How many records of a place are read, by kind: the newest ones."""
+_FIELD: Final = {kind: at for at, kind in enumerate(_MOST, 2)}
+"""The list of a `Hit` in which the records of a kind are."""
 
 # Each statement answers in one step and calls nothing of Python's (see `rows`), and its text is always the same, so that it is
 # compiled once: keys and hashes come as one blob, numbers as JSON. A place without a hash has no length there.
+_BLOCKS: Final = f"""
+WITH keys(i, key) AS MATERIALIZED (SELECT value, substr(?1, 1 + {KEY} * value, {KEY}) FROM json_each(?2))
+SELECT json_group_array(json_array(i, length, hex(hash), kind, record)) FROM (
+    SELECT i, length, hash, kind, record FROM keys CROSS JOIN places p ON p.key = keys.key LIMIT ?3)"""
 _LENGTHS: Final = f"""
 WITH RECURSIVE keys(i, key) AS (
     SELECT value, substr(?1, 1 + {KEY} * value, {KEY}) FROM json_each(?2)
@@ -109,8 +117,13 @@ class Search:
     def _hits(self, blocks: range) -> list[Hit[int]]:
         """Return all places of our text, from its beginning to its end."""
         path = self._path
-        keys = b"".join([path.key(block) for block in blocks])
-        ((answer,),) = self._connection.execute(_LENGTHS, (keys, _encode(list(range(len(blocks))))))
+        given = b"".join(path.keys(blocks)), _encode(list(range(len(blocks))))
+        most = _FEW + 4 * len(blocks)
+        ((answer,),) = self._connection.execute(_BLOCKS, (*given, most))
+        rows = _places.decode(answer)
+        if len(rows) < most:
+            return self._ours(blocks, rows)
+        ((answer,),) = self._connection.execute(_LENGTHS, given)
         places: list[tuple[int, int, bytes]] = []
         for i, length in sorted(_lengths.decode(answer)):
             block = blocks[i]
@@ -119,6 +132,30 @@ class Search:
             if BLOCK * block <= length <= self._size:
                 places.append((block, length, path.hash(length)))
         return [Hit(*places[i][:2], *newest) for i, newest in self._newest(places)]
+
+    def _ours(self, blocks: range, rows: Sequence[_Place]) -> list[Hit[int]]:
+        """Return the places of our text among all that are entered under these blocks."""
+        hashes: dict[int, str] = {}
+        hits: dict[tuple[int, int], Hit[int]] = {}
+        for i, length, digest, kind, record in sorted(rows, key=itemgetter(4), reverse=True):
+            block = blocks[i]
+            if kind not in _MOST or (digest and not self._passes(block, length, digest, hashes)):
+                continue
+            hit = hits.get((block, length))
+            if hit is None:
+                hit = hits[block, length] = Hit(block, length, [], [], [], [])
+            of_kind = hit[_FIELD[kind]]
+            if len(of_kind) < _MOST[kind]:
+                of_kind.append(record)
+        return [hits[at] for at in sorted(hits)]
+
+    def _passes(self, block: int, length: int, digest: str, hashes: dict[int, str]) -> bool:
+        """Return whether our text has this hash after so many characters, which are in this block. `hashes` are those known."""
+        if not BLOCK * block <= length <= min(self._size, BLOCK * block + BLOCK - 1):
+            return False
+        if length not in hashes:
+            hashes[length] = self._path.hash(length).hex().upper()
+        return hashes[length] == digest
 
     def _newest(self, places: Sequence[tuple[int, int, bytes]]) -> Iterator[tuple[int, Sequence[list[int]]]]:
         """Yield the newest records of each place (block, length, hash) that has any: those of each kind of `_MOST`.

@@ -7,10 +7,11 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from time import monotonic, time
 from typing import Any, Final, TypeVar
+
+from msgspec.structs import replace
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
 from middleware_hub.store.paths import BLOCK

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -124,6 +124,28 @@ def test_a_forgotten_conversation_that_goes_on_is_found_by_its_ids(scheme: str) 
         await lives.ask(0, ask(VOCABULARY.spell(ids[:-1]), "r3", ids[:-1]))
 
     played(work, scheme)
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "redis"])
+def test_routers_that_take_turns_spell_only_what_is_new(scheme: str) -> None:
+    """Each reply is recorded by the router that lacks the one before it. `CheckedSpelling` compares with the whole chain."""
+    whole: list[str] = []
+
+    def spell(ids: Sequence[int]) -> str:
+        whole.append(VOCABULARY.spell(ids))
+        return whole[-1]
+
+    async def play() -> None:
+        async with Lives(scheme, 2) as lives:
+            for life in lives.lives:
+                assert life.memory is not None
+                life.memory._turns._spelling._spell = spell
+            text = "a b"
+            for number in range(40):
+                text = await lives.ask(number % 2, ask(text + "b ab", f"r{number}"))
+
+    asyncio.run(play())
+    assert len(whole) < 10
 
 
 def test_what_was_gathered_is_written_when_a_router_ends() -> None:

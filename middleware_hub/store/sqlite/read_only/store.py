@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Final, NoReturn, TypeVar
+
+from msgspec.structs import replace
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
 from middleware_hub.store.protocol import Finding, Found, LogInfo, Query, StoreStats
