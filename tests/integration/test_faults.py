@@ -33,6 +33,7 @@ from tests.support.fleet import PATIENCE, Fleet, until
 from tests.support.ledger import Ledger, Reply, assert_trains, tell
 from tests.support.programs import Program
 from tests.support.serving import read_request, serve_socket
+from tests.support.usual import usual
 
 CONVERSATIONS = 96 if MORE else 16
 PAUSE_SECONDS = float(os.environ.get("TITO_PAUSE_SECONDS", "3"))
@@ -171,7 +172,9 @@ def hold(served: Fleet, ledger: Ledger, worker: Program) -> int:
         go_on(worker)
 
 
-@pytest.mark.parametrize("flags", [[], ["--request-timeout-secs", "1"]], ids=["by its probes", "by the time limit"])
+@pytest.mark.parametrize(
+    "flags", usual([[], ["--request-timeout-secs", "1"]], []), ids=["by its probes", "by the time limit"]
+)
 def test_a_worker_that_hangs_is_found_out_and_loses_nothing(fleet: Start, flags: list[str]) -> None:
     """What it has not begun is answered elsewhere and ends there; what it has begun goes on when it does."""
     flags = [*PROBES, *flags, "--health-check-timeout-secs", "0.5", "--policy", "round_robin"]
@@ -408,6 +411,7 @@ def test_while_one_is_full_the_others_answer_and_nobody_is_blamed(pair: Fleet) -
 # -- pauses and the end ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pause_in_the_middle_of_two_hundred_generations(fleet: Start) -> None:
     """Probes go on, no worker is given up, and then all go on.
 
@@ -456,7 +460,7 @@ def ended(served: Fleet) -> int:
     return served.count("tito_router_generations_total")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", usual([signal.SIGTERM, signal.SIGHUP], signal.SIGTERM))
 def test_a_router_that_is_told_to_stop_finishes_what_it_has_and_takes_nothing_new(
     fleet: Start, number: signal.Signals
 ) -> None:

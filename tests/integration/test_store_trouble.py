@@ -21,6 +21,7 @@ from tests.support.client import Answer, call
 from tests.support.engine_server import free_port
 from tests.support.fleet import until
 from tests.support.programs import Program
+from tests.support.usual import usual
 from tests.support.vocabularies import Name, vocabulary
 
 NAME = "store.sqlite3"
@@ -229,7 +230,7 @@ def test_what_waits_for_room_at_the_end_is_said(worker: EmbeddedWorker, tmp_path
         said[0].check(retrieve(made.url, said[0].text))
 
 
-@pytest.mark.parametrize("damaged", [0, 2])
+@pytest.mark.parametrize("damaged", usual([0, 2], 2))
 def test_a_damaged_record_is_told(worker: EmbeddedWorker, tmp_path: Path, damaged: int) -> None:
     """What comes before it is exact. What builds on it is not, and says so each time; no token is wrong."""
     said = filled(worker, tmp_path)

@@ -27,6 +27,7 @@ from tests.middleware_hub.store.world import (
     sqlite,
     with_store,
 )
+from tests.support.usual import usual
 
 LASTING = ["sqlite", "redis", "valkey", "cluster"]
 KINDS = ["memory", *LASTING]
@@ -56,7 +57,7 @@ async def left(store: Store, talks: list[list[Turn]]) -> list[int]:
     return there
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", usual(KINDS, "memory", "sqlite", "redis"))
 def test_the_order_of_forgetting(kind: str, tmp_path: Path) -> None:
     """Retrieved ones first, the least recently hit first; what nobody retrieved goes last."""
     world = World()
@@ -196,7 +197,7 @@ def test_a_long_conversation_is_forgotten_whole_even_if_the_process_is_killed_me
     with_store(sqlite(tmp_path), reopened)
 
 
-@pytest.mark.parametrize("kind", LASTING)
+@pytest.mark.parametrize("kind", usual(LASTING, "sqlite", "redis"))
 def test_the_order_outlives_a_restart(kind: str, tmp_path: Path) -> None:
     address = address_of(kind, tmp_path)
     world = World()
@@ -240,7 +241,7 @@ def test_space_is_used_again(tmp_path: Path) -> None:
     with_store(sqlite(tmp_path), work)
 
 
-@pytest.mark.parametrize("kind", LASTING)
+@pytest.mark.parametrize("kind", usual(LASTING, "sqlite", "redis"))
 def test_a_conversation_that_goes_on_is_left_out(kind: str, tmp_path: Path) -> None:
     """Turns are appended while others are forgotten: what is acknowledged last of all is there."""
     world = World()
@@ -266,7 +267,7 @@ def test_a_conversation_that_goes_on_is_left_out(kind: str, tmp_path: Path) -> N
     with_store(address_of(kind, tmp_path), work)
 
 
-@pytest.mark.parametrize("kind", LASTING)
+@pytest.mark.parametrize("kind", usual(LASTING, "sqlite", "redis"))
 def test_what_is_forgotten_and_appended_again_at_once_is_found(kind: str, tmp_path: Path) -> None:
     """A router that goes on with a conversation that is being forgotten appends all of it again: under the same ids."""
     world = World()
@@ -325,7 +326,7 @@ def test_events_of_deleted_logs_go_first(kind: str, tmp_path: Path) -> None:
     with_store(address_of(kind, tmp_path), work)
 
 
-@pytest.mark.parametrize("kind", LASTING)
+@pytest.mark.parametrize("kind", usual(LASTING, "sqlite", "redis"))
 def test_marks_are_not_waited_for(kind: str, tmp_path: Path) -> None:
     """They are there after a second, or as soon as the store is closed."""
     turn = World().turn(None, "user", "reply")
@@ -439,6 +440,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.slow
 def test_the_log_is_put_into_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a load that never pauses, too: the log stays a few times as long as a checkpoint's beginning."""
     monkeypatch.setattr(checkpoints, "_CHECKPOINT_PAGES", 100)

@@ -68,6 +68,7 @@ def commits(log: bytes) -> list[int]:
     return [at + FRAME for at in ends if log[at + 8 : at + 16] == log[16:24] and any(log[at + 4 : at + 8])]
 
 
+@pytest.mark.slow
 def test_a_log_cut_at_any_byte_keeps_whole_commits(folder: Path) -> None:
     """Of its last commits: what was committed before the cut is there, and what was torn is told."""
     world = conversation(6)
