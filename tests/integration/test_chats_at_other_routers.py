@@ -164,7 +164,7 @@ MATRIX = [
 
 @pytest.mark.parametrize(
     ("routers", "budget", "kind", "seed"),
-    usual(MATRIX, (1, None, "redis", 0), (3, 40, "sqlite", 3)),
+    usual(MATRIX, (3, 40, "sqlite", 3)),
 )
 def test_routers_over_a_store_answer_as_one_that_never_died(
     worker: EmbeddedWorker, tmp_path: Path, routers: int, budget: int | None, kind: str, seed: int

@@ -125,6 +125,7 @@ def done(jobs: list[Future[Reply | None]]) -> list[Reply | None]:
 # -- workers that die, hang, are slow ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_workers_killed_under_load_lose_only_the_streams_that_they_had_begun(fleet: Start) -> None:
     """One of three in a moment in which it has begun streams and holds others, then a second one in full flight."""
     flags = ["--policy", "round_robin", "--cb-timeout-duration-secs", "1"]
@@ -284,6 +285,7 @@ def test_nonsense_that_looks_whole_is_passed_on_and_not_recorded(pair: Fleet, an
 # -- weights ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_back_with_older_weights_is_kept_out_until_it_has_the_fleets(fleet: Start) -> None:
     with fleet(3, *PROBES, "--version-gate") as served:
         ledger, back = Ledger(served), served.workers[1]

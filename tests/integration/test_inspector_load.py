@@ -161,6 +161,7 @@ def test_nobody_waits_for_the_inspector(router: Program, asked: str) -> None:
     assert best < PATIENCE
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_the_first_drift_and_the_first_report(tmp_path: Path, router: Program) -> None:
     """What is computed beside requests is computed once, so that it is watched from its begin: on text nobody has seen."""
     best = 1.0

@@ -26,6 +26,7 @@ from tests.support.client import call
 from tests.support.processes import Processes, alive, until
 from tests.support.programs import Program
 from tests.support.redis_server import empty_redis
+from tests.support.usual import usual
 
 SHORT = {"max_new_tokens": 8}
 
@@ -328,13 +329,17 @@ def test_one_that_hangs_is_replaced(worker: EmbeddedWorker, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("flags", "says"),
-    [
+    usual(
+        [
+            (["--tokenizer-path", "/nowhere"], "/nowhere"),
+            (["--store", "sqlite:/proc/nowhere/"], "/proc/nowhere"),
+            (["--middleware", "no.such:Thing"], "no.such"),
+            (["--max-inflight", "1"], "--max-inflight 1 is divided among --processes 2"),
+            (["--store", "nosuch:thing"], "nosuch:thing"),
+        ],
         (["--tokenizer-path", "/nowhere"], "/nowhere"),
-        (["--store", "sqlite:/proc/nowhere/"], "/proc/nowhere"),
-        (["--middleware", "no.such:Thing"], "no.such"),
         (["--max-inflight", "1"], "--max-inflight 1 is divided among --processes 2"),
-        (["--store", "nosuch:thing"], "nosuch:thing"),
-    ],
+    ),
 )
 def test_what_cannot_start_is_said_once(flags: list[str], says: str, tmp_path: Path) -> None:
     with Processes("router", "http://127.0.0.1:9", *flags, folder=tmp_path) as router:

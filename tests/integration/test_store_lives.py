@@ -180,7 +180,7 @@ MATRIX = [
 
 @pytest.mark.parametrize(
     ("routers", "budget", "kind", "seed"),
-    usual(MATRIX, (1, 40, "sqlite", 1), (2, 1, "redis", 1)),
+    usual(MATRIX, (2, 1, "redis", 1)),
 )
 def test_routers_over_a_store_answer_as_one_that_never_died(
     worker: EmbeddedWorker, tmp_path: Path, routers: int, budget: int | None, kind: str, seed: int

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -124,10 +125,10 @@ def test_a_folder_full_of_files_has_no_fingerprint(source: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     "name",
-    usual(["qwen", "mistral-v1", "mistral-v1-legacy", "tekken"], "qwen"),
+    usual(["shipped", "qwen", "mistral-v1", "mistral-v1-legacy", "tekken"], "shipped"),
 )
-def test_a_tokenizer_that_was_kept_is_the_one_that_was_loaded(name: Name, cache: Path) -> None:
-    path = str(vocabulary(name))
+def test_a_tokenizer_that_was_kept_is_the_one_that_was_loaded(name: Name | Literal["shipped"], cache: Path) -> None:
+    path = str(shipped_tokenizer() if name == "shipped" else vocabulary(name))
     first, backend = loaded.load(path, trust_remote_code=False)
     assert len(list(cache.iterdir())) == 1
     second, again = loaded.load(path, trust_remote_code=False)
