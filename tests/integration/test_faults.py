@@ -33,7 +33,6 @@ from tests.support.fleet import PATIENCE, Fleet, until
 from tests.support.ledger import Ledger, Reply, assert_trains, tell
 from tests.support.programs import Program
 from tests.support.serving import read_request, serve_socket
-from tests.support.usual import usual
 
 CONVERSATIONS = 96 if MORE else 16
 PAUSE_SECONDS = float(os.environ.get("TITO_PAUSE_SECONDS", "3"))
@@ -173,9 +172,8 @@ def hold(served: Fleet, ledger: Ledger, worker: Program) -> int:
         go_on(worker)
 
 
-@pytest.mark.parametrize(
-    "flags", usual([[], ["--request-timeout-secs", "1"]], []), ids=["by its probes", "by the time limit"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--request-timeout-secs", "1"]], ids=["by its probes", "by the time limit"])
 def test_a_worker_that_hangs_is_found_out_and_loses_nothing(fleet: Start, flags: list[str]) -> None:
     """What it has not begun is answered elsewhere and ends there; what it has begun goes on when it does."""
     flags = [*PROBES, *flags, "--health-check-timeout-secs", "0.5", "--policy", "round_robin"]
@@ -206,6 +204,7 @@ def test_a_worker_that_hangs_is_found_out_and_loses_nothing(fleet: Start, flags:
         assert served.count("tito_router_retries_total", reason="timeout") >= 4
 
 
+@pytest.mark.slow
 def test_a_slow_worker_is_sent_less(fleet: Start) -> None:
     """However fast the machine is: the slow one answers nothing before the others have answered most of all."""
     with fleet(3) as served:
@@ -344,6 +343,7 @@ def test_a_poisoned_prompt_of_twenty_clients_opens_no_breaker_and_harms_nobody_e
         assert len(ledger.replies) >= 16
 
 
+@pytest.mark.slow
 def test_a_full_queue_turns_away_and_one_that_stands_still_lets_go(fleet: Start) -> None:
     """Four at the workers, six wait and are told in the end, five are told at once."""
     flags = ["--max-inflight-per-worker", "2", "--queue-size", "6", "--queue-timeout-secs", "4"]
@@ -462,7 +462,8 @@ def ended(served: Fleet) -> int:
     return served.count("tito_router_generations_total")
 
 
-@pytest.mark.parametrize("number", usual([signal.SIGTERM, signal.SIGHUP], signal.SIGTERM))
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_router_that_is_told_to_stop_finishes_what_it_has_and_takes_nothing_new(
     fleet: Start, number: signal.Signals
 ) -> None:

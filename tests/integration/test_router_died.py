@@ -198,6 +198,7 @@ def test_offline_commands_agree_with_the_router(town: Town, tmp_path: Path) -> N
         town.kill_and_start()
 
 
+@pytest.mark.slow
 def test_a_store_of_another_tokenizer_is_refused_at_the_start(town: Town, tmp_path: Path) -> None:
     """Exit status 2, and the log says what to do."""
     talk(town, 1, die=False)

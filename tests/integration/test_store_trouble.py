@@ -21,7 +21,6 @@ from tests.support.client import Answer, call
 from tests.support.engine_server import free_port
 from tests.support.fleet import until
 from tests.support.programs import Program
-from tests.support.usual import usual
 from tests.support.vocabularies import Name, vocabulary
 
 NAME = "store.sqlite3"
@@ -215,6 +214,7 @@ def test_a_stream_tells_before_its_last_event_that_it_is_not_saved(worker: Embed
         assert saved(made.url) == (True, True)
 
 
+@pytest.mark.slow
 def test_what_waits_for_room_at_the_end_is_said(worker: EmbeddedWorker, tmp_path: Path) -> None:
     """A router that stops while its disk is full says how much it could not write."""
     with router(worker, f"{tmp_path}/store/", tmp_path) as made:
@@ -230,7 +230,8 @@ def test_what_waits_for_room_at_the_end_is_said(worker: EmbeddedWorker, tmp_path
         said[0].check(retrieve(made.url, said[0].text))
 
 
-@pytest.mark.parametrize("damaged", usual([0, 2], 2))
+@pytest.mark.slow
+@pytest.mark.parametrize("damaged", [0, 2])
 def test_a_damaged_record_is_told(worker: EmbeddedWorker, tmp_path: Path, damaged: int) -> None:
     """What comes before it is exact. What builds on it is not, and says so each time; no token is wrong."""
     said = filled(worker, tmp_path)

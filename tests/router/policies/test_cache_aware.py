@@ -245,9 +245,12 @@ class Talk:
         return reason
 
 
+QUESTIONS = ["What of {}? ", "Tell me all there is to be known about the number {}. " * 4]
+
+
 @KINDS
 @pytest.mark.parametrize("heard", [False, True])
-@pytest.mark.parametrize("question", ["What of {}? ", "Tell me all there is to be known about the number {}. " * 4])
+@pytest.mark.parametrize("question", usual(QUESTIONS, QUESTIONS[0]))
 def test_a_later_turn_stays_although_history_drops_the_generation_prompt(kind: str, heard: bool, question: str) -> None:
     """The system prompt of 16,000 units dwarfs the conversation, and nothing is in flight."""
     system = "".join(random.Random(1).choices("abcdefgh ", k=16_000))
