@@ -34,7 +34,7 @@ settings.register_profile("same", max_examples=examples(100), derandomize=True, 
 settings.register_profile("explore", max_examples=examples(100), print_blob=True, **UNTIMED)
 settings.load_profile("explore" if MORE else "same")
 
-forking.is_used = sys.platform == "linux" and not SLOW
+forking.is_used = sys.platform == "linux"
 
 # A shell starts what is to run in the background with Ctrl-C ignored, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -315,6 +315,7 @@ def test_a_worker_that_comes_back_with_older_weights_is_kept_out_until_it_has_th
 # -- requests that are the fault themselves, and fleets that are full ------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_poisoned_prompt_of_twenty_clients_opens_no_breaker_and_harms_nobody_else(fleet: Start) -> None:
     """It breaks the connection, or fails, at whichever worker gets it."""
     with ThreadPoolExecutor(20) as clients, fleet(4, *PROBES, "--cb-failure-threshold", "3") as served:

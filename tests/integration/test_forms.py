@@ -423,7 +423,7 @@ def test_the_client_sees_the_worker_and_the_tokens_are_kept(form: Form, stacks: 
     check_form(form, stacks, forced=True)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form.vocabulary == "qwen"], ids=str)
+@pytest.mark.parametrize("form", usual([form for form in FORMS if form.vocabulary == "qwen"], *FORMS[::3]), ids=str)
 def test_without_forced_logprobs_they_are_kept_if_the_client_asks(form: Form, unforced: Stacks) -> None:
     check_form(form, unforced, forced=False)
 

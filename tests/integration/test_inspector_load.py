@@ -20,6 +20,7 @@ from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.client import call
 from tests.support.programs import Program
 
+pytestmark = pytest.mark.slow
 API = "/inspect/api"
 TOKENS = 200_000
 TURN = 4_000
@@ -161,7 +162,6 @@ def test_nobody_waits_for_the_inspector(router: Program, asked: str) -> None:
     assert best < PATIENCE
 
 
-@pytest.mark.slow
 def test_nobody_waits_for_the_first_drift_and_the_first_report(tmp_path: Path, router: Program) -> None:
     """What is computed beside requests is computed once, so that it is watched from its begin: on text nobody has seen."""
     best = 1.0

@@ -94,6 +94,7 @@ class TestRefusedAtStart:
             assert "Traceback" not in program.log, program.log
             assert "uvicorn" not in program.log, program.log
 
+    @pytest.mark.slow
     def test_another_tokenizer(self, worker: EmbeddedWorker, stored: Path, tmp_path: Path) -> None:
         """A second router with another tokenizer is refused, too, and the first goes on."""
         with router(worker, f"{stored}/store/", stored) as first:

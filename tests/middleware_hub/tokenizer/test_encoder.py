@@ -183,7 +183,7 @@ class Late:
             self.waiting.pop()()
 
 
-@pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
+@pytest.mark.parametrize("name", usual([*BYTE_LEVEL, *SENTENCEPIECE], "qwen", "mistral-v1"))
 def test_no_text_waits_for_the_faster_encoder(name: Name) -> None:
     """The first one has it made, once; until then all are encoded by tokenizers."""
     late = Late(name, json_of(name))

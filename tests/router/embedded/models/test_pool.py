@@ -16,7 +16,7 @@ from tests.support.usual import usual
 from tests.support.vocabularies import NAMES, Name, vocabulary
 
 
-@pytest.mark.parametrize("name", usual([*NAMES, None], "qwen", None))
+@pytest.mark.parametrize("name", usual([*NAMES, None], None))
 @pytest.mark.parametrize("prompt", ["Hello", "Say: ", "你好"])
 def test_the_text_is_what_the_ids_decode_to_behind_the_prompt(name: Name | None, prompt: str) -> None:
     folder = None if name is None else vocabulary(name)
