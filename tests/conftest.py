@@ -17,9 +17,9 @@ from tests.support import forking
 
 MORE = int(os.environ.get("TITO_EXAMPLES", "0"))
 SLOW = os.environ.get("TITO_SLOW") == "1"
-SHARE = 3
+SHARE = 6
 """`make test` looks at one of so many examples."""
-DEAR = 12
+DEAR = 24
 """And of those that take a tenth of a second each, at one of so many."""
 
 
@@ -34,7 +34,7 @@ settings.register_profile("same", max_examples=examples(100), derandomize=True, 
 settings.register_profile("explore", max_examples=examples(100), print_blob=True, **UNTIMED)
 settings.load_profile("explore" if MORE else "same")
 
-forking.is_used = sys.platform == "linux" and not SLOW
+forking.is_used = sys.platform == "linux"
 
 # A shell starts what is to run in the background with Ctrl-C ignored, and programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -44,6 +44,14 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 gc.disable()  # while tests are imported and collected: all of that stays
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark a test with a random test inside of it as hypothesis marks the others, so that `make test-slow` runs it, too."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "given" in item.function.__code__.co_names:
+            item.add_marker("hypothesis")
 
 
 def pytest_collection_finish() -> None:

@@ -24,7 +24,7 @@ from tests.support.serving import serve
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PLACES = {"haproxy": "haproxy.cfg", "nginx": "nginx.conf", "envoy": "envoy.yaml"}
-BALANCERS = ["haproxy", "nginx", pytest.param("envoy", marks=pytest.mark.slow)]
+BALANCERS = ["haproxy", "nginx", "envoy"]
 START_SECONDS = 20
 
 
@@ -158,6 +158,7 @@ def _astray(front: Balanced) -> dict[str, object]:
     return found | {what: one for what, one in spread.items() if len(one) < 2 or min(one.values()) <= 12}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BALANCERS)
 def test_a_conversation_stays_and_the_rest_is_spread(name: str, tmp_path: Path) -> None:
     with serve(_router("one")) as one, serve(_router("two")) as two, balanced(name, tmp_path, [one, two]) as front:  # type: ignore[arg-type]
@@ -169,6 +170,7 @@ def test_a_conversation_stays_and_the_rest_is_spread(name: str, tmp_path: Path) 
         assert found == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BALANCERS)
 def test_what_a_dead_router_had_goes_to_the_other(name: str, tmp_path: Path) -> None:
     with serve(_router("two")) as two:

@@ -24,6 +24,7 @@ from tests.support.client import Answer
 from tests.support.lives import Router
 from tests.support.redis_server import empty_redis, shared
 from tests.support.stack import events
+from tests.support.usual import usual
 
 HEADERS = (
     *("x-radix-recorded", "x-radix-reused-tokens", "x-radix-prompt-tokens", "x-radix-reasons", "x-radix-saved"),
@@ -159,13 +160,11 @@ MATRIX = [
     for kind in ("sqlite", "redis")
     for seed in range(4)
 ]
-USUAL = {(1, None, "redis", 0), (2, None, "sqlite", 1), (3, 40, "redis", 2), (3, 40, "sqlite", 3)}
-"""What `make test` plays, of `MATRIX`."""
 
 
 @pytest.mark.parametrize(
     ("routers", "budget", "kind", "seed"),
-    [pytest.param(*play, marks=[] if play in USUAL else [pytest.mark.slow]) for play in MATRIX],
+    usual(MATRIX, (3, 40, "sqlite", 3)),
 )
 def test_routers_over_a_store_answer_as_one_that_never_died(
     worker: EmbeddedWorker, tmp_path: Path, routers: int, budget: int | None, kind: str, seed: int

@@ -40,6 +40,7 @@ from middleware_hub.client.wire import Call
 from router.config import AbortConfig
 from tests.support.engine_server import free_port
 from tests.support.stack import Stack, stack
+from tests.support.usual import usual
 
 ROOT = Path(__file__).parents[2]
 QUICK = Retries(attempts=3, first=0.01, longest=0.02)
@@ -80,7 +81,10 @@ def test_a_trainer_loads_nothing_of_the_server() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("end", ["", "client.close()", "import os\nif os.fork() == 0: raise SystemExit\nos.wait()"])
+ENDS = ["", "client.close()", "import os\nif os.fork() == 0: raise SystemExit\nos.wait()"]
+
+
+@pytest.mark.parametrize("end", usual(ENDS, ""))
 def test_a_client_that_nobody_closed_ends_with_its_program(served: Stack, end: str) -> None:
     program = f"""if True:
         from middleware_hub.client import Client

@@ -36,6 +36,7 @@ def test_the_demo_recovers_every_conversation() -> None:
     assert not done.stderr
 
 
+@pytest.mark.slow
 def test_serve_leaves_it_running_and_its_lines_work(tmp_path: Path) -> None:
     with _serve(tmp_path / "kept") as (_, lines):
         assert any(f"its store {tmp_path / 'kept'}" in line for line in lines)

@@ -60,6 +60,7 @@ def test_every_id_is_what_a_worker_wrote_down(folder: Path) -> None:
     assert "its text encodes to" in table
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing(folder: Path) -> None:
     process = subprocess.Popen(
         DEMO, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(folder)

@@ -29,6 +29,7 @@ from router.workers.worker import Worker
 from tests.integration.doc_pages import COMMANDS, ROOT, pieces, same
 from tests.integration.doc_runner import Reading, reading
 from tests.support.client import call
+from tests.support.usual import usual
 from tests.trainers import trainers
 
 PIECES = {piece.name: piece for piece in pieces()}
@@ -51,7 +52,12 @@ def read(tmp_path: Path) -> Iterator[Callable[..., Reading]]:
         yield run
 
 
-@pytest.mark.parametrize("name", [name for name in PIECES if not name.startswith("docs/trainers.md#")])
+PAGES = [name for name in PIECES if not name.startswith("docs/trainers.md#")]
+LONG = {"README.md", "docs/agents.md", "docs/command-line.md", "docs/memory.md", "docs/operations.md"}
+"""Pages that start programs, or many SDKs. `make test` has the others."""
+
+
+@pytest.mark.parametrize("name", usual(PAGES, *{*PAGES} - LONG))
 def test_what_a_page_says_happens(read: Callable[..., Reading], name: str) -> None:
     read(name)
 
@@ -208,6 +214,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
         yield reader
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["ask_openai", "ask_anthropic", "ask_langchain"])
 def test_the_agents_lose_no_token(agents: Reading, agent: str) -> None:
     """Run a loop of each library with scripted tool calls, and check the batch made from it."""

@@ -11,10 +11,11 @@ import pytest
 
 from tests.support.oracle import Speller, versions_of
 from tests.support.stack import Reply, Stack, stack
+from tests.support.usual import usual
 from tests.support.vocabularies import NAMES, Name
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=usual(NAMES, "qwen", "mistral-v1"))
 def served(request: pytest.FixtureRequest) -> Iterator[Stack]:
     name: Name = request.param
     with stack(name, styles=("cumulative",)) as started:

@@ -124,6 +124,7 @@ def done(jobs: list[Future[Reply | None]]) -> list[Reply | None]:
 # -- workers that die, hang, are slow ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_workers_killed_under_load_lose_only_the_streams_that_they_had_begun(fleet: Start) -> None:
     """One of three in a moment in which it has begun streams and holds others, then a second one in full flight."""
     flags = ["--policy", "round_robin", "--cb-timeout-duration-secs", "1"]
@@ -171,6 +172,7 @@ def hold(served: Fleet, ledger: Ledger, worker: Program) -> int:
         go_on(worker)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--request-timeout-secs", "1"]], ids=["by its probes", "by the time limit"])
 def test_a_worker_that_hangs_is_found_out_and_loses_nothing(fleet: Start, flags: list[str]) -> None:
     """What it has not begun is answered elsewhere and ends there; what it has begun goes on when it does."""
@@ -202,6 +204,7 @@ def test_a_worker_that_hangs_is_found_out_and_loses_nothing(fleet: Start, flags:
         assert served.count("tito_router_retries_total", reason="timeout") >= 4
 
 
+@pytest.mark.slow
 def test_a_slow_worker_is_sent_less(fleet: Start) -> None:
     """However fast the machine is: the slow one answers nothing before the others have answered most of all."""
     with fleet(3) as served:
@@ -281,6 +284,7 @@ def test_nonsense_that_looks_whole_is_passed_on_and_not_recorded(pair: Fleet, an
 # -- weights ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_worker_that_comes_back_with_older_weights_is_kept_out_until_it_has_the_fleets(fleet: Start) -> None:
     with fleet(3, *PROBES, "--version-gate") as served:
         ledger, back = Ledger(served), served.workers[1]
@@ -311,6 +315,7 @@ def test_a_worker_that_comes_back_with_older_weights_is_kept_out_until_it_has_th
 # -- requests that are the fault themselves, and fleets that are full ------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_poisoned_prompt_of_twenty_clients_opens_no_breaker_and_harms_nobody_else(fleet: Start) -> None:
     """It breaks the connection, or fails, at whichever worker gets it."""
     with ThreadPoolExecutor(20) as clients, fleet(4, *PROBES, "--cb-failure-threshold", "3") as served:
@@ -339,6 +344,7 @@ def test_a_poisoned_prompt_of_twenty_clients_opens_no_breaker_and_harms_nobody_e
         assert len(ledger.replies) >= 16
 
 
+@pytest.mark.slow
 def test_a_full_queue_turns_away_and_one_that_stands_still_lets_go(fleet: Start) -> None:
     """Four at the workers, six wait and are told in the end, five are told at once."""
     flags = ["--max-inflight-per-worker", "2", "--queue-size", "6", "--queue-timeout-secs", "4"]
@@ -408,6 +414,7 @@ def test_while_one_is_full_the_others_answer_and_nobody_is_blamed(pair: Fleet) -
 # -- pauses and the end ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_pause_in_the_middle_of_two_hundred_generations(fleet: Start) -> None:
     """Probes go on, no worker is given up, and then all go on.
 
@@ -456,6 +463,7 @@ def ended(served: Fleet) -> int:
     return served.count("tito_router_generations_total")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_router_that_is_told_to_stop_finishes_what_it_has_and_takes_nothing_new(
     fleet: Start, number: signal.Signals

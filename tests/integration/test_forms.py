@@ -28,6 +28,7 @@ from tests.support.forms import BATCHES, FAULTS, Form, Json, Prompt, replies, ta
 from tests.support.oracle import Speller, versions_of
 from tests.support.sglang_contract import contract
 from tests.support.stack import STYLES, Stack, stack
+from tests.support.usual import usual
 
 ENGINES = ("sglang", "vllm")
 
@@ -422,7 +423,7 @@ def test_the_client_sees_the_worker_and_the_tokens_are_kept(form: Form, stacks: 
     check_form(form, stacks, forced=True)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form.vocabulary == "qwen"], ids=str)
+@pytest.mark.parametrize("form", usual([form for form in FORMS if form.vocabulary == "qwen"], *FORMS[::3]), ids=str)
 def test_without_forced_logprobs_they_are_kept_if_the_client_asks(form: Form, unforced: Stacks) -> None:
     check_form(form, unforced, forced=False)
 
@@ -430,7 +431,7 @@ def test_without_forced_logprobs_they_are_kept_if_the_client_asks(form: Form, un
 # -- SGLang's own contract, without an engine ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", usual(FORMS, *FORMS[::4]), ids=str)
 def test_requests_and_replies_are_what_sglang_specifies(form: Form, stacks: Stacks) -> None:
     """What the router sends, what the embedded engine says, and what a client gets of it through the router."""
     types = contract()

@@ -17,6 +17,7 @@ from tests.support.client import Answer, call
 from tests.support.fleet import Fleet, until
 from tests.support.programs import Program
 
+pytestmark = pytest.mark.slow
 FLEET_TIMEOUT = 2.0
 SLACK = 20.0
 """Seconds that a slow machine may take for what takes none: far below what a call took that waited for the worker."""

@@ -20,6 +20,7 @@ from tests.support import templates
 from tests.support.agents import AgentSession, system, user
 from tests.support.client import Answer
 from tests.support.stack import Stack, stack
+from tests.support.usual import usual
 from tests.support.vocabularies import Name
 
 API = "/inspect/api"
@@ -117,7 +118,7 @@ class Talks:
             self.above[rid] = above
 
 
-@pytest.fixture(scope="module", params=["qwen", "mistral-v1", "tekken"])
+@pytest.fixture(scope="module", params=usual(["qwen", "mistral-v1", "tekken"], "qwen", "mistral-v1"))
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Stack, Talks]]:
     """A router that has talked, for each kind of vocabulary."""
     name: Name = request.param

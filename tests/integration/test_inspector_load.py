@@ -20,6 +20,7 @@ from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.client import call
 from tests.support.programs import Program
 
+pytestmark = pytest.mark.slow
 API = "/inspect/api"
 TOKENS = 200_000
 TURN = 4_000

@@ -20,13 +20,13 @@ import uvloop
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.store.opening import open_store
+from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
-from tests.support import templates
 from tests.support.asking import Asking, calls, until
 from tests.support.client import Answer, call
 from tests.support.programs import Program
 from tests.support.redis_server import empty_redis, redis_server
-from tests.support.vocabularies import vocabulary
+from tests.support.usual import usual
 
 LEASE = 5.0
 Json = dict[str, Any]
@@ -49,11 +49,10 @@ class Routers:
         self._entered.close()
 
     def worker(self, **options: Any) -> EmbeddedWorker:
-        return self._entered.enter_context(EmbeddedWorker(vocabulary("qwen"), stream_style="cumulative", **options))
+        return self._entered.enter_context(EmbeddedWorker(stream_style="cumulative", **options))
 
     def start(self, count: int, *flags: str) -> list[Program]:
-        template = str(templates.folder() / "qwen2_5.jinja")
-        common = ["--tokenizer-path", str(vocabulary("qwen")), "--chat-template", template]
+        common = ["--tokenizer-path", str(shipped_tokenizer())]
         common += ["--store", self.store, "--abort-retry-wait", "0.3", *self._flags]
         for _ in range(count):
             name = f"router-{len(self.programs)}"
@@ -122,7 +121,7 @@ HEARD = {"told": True, "missing": [], "error": None}
 def test_an_added_worker_is_known_everywhere_when_the_call_is_answered(started: Routers) -> None:
     one, two, three = started.urls
     for number in range(5):
-        with EmbeddedWorker(vocabulary("qwen")) as worker:
+        with EmbeddedWorker(shipped_tokenizer()) as worker:
             added = ok(call(f"{one}/add_worker", {"url": worker.url}))
             assert added["routers"] == HEARD
             assert {tuple(described(url)) for url in (one, two, three)} == {tuple(described(one))}
@@ -137,7 +136,7 @@ def test_an_added_worker_is_known_everywhere_when_the_call_is_answered(started: 
 
 
 def test_two_routers_that_add_the_same_worker_add_one(started: Routers) -> None:
-    with EmbeddedWorker(vocabulary("qwen")) as worker, ThreadPoolExecutor(3) as pool:
+    with EmbeddedWorker(shipped_tokenizer()) as worker, ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda url: ok(call(f"{url}/add_worker", {"url": worker.url})), started.urls * 3))
         assert len({one["worker"]["id"] for one in found}) == 1
         assert [listed(url).count(worker.url) for url in started.urls] == [1, 1, 1]
@@ -149,7 +148,7 @@ def test_two_routers_that_add_the_same_worker_add_one(started: Routers) -> None:
 
 def test_workers_are_listed_in_one_order(started: Routers) -> None:
     with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(EmbeddedWorker(vocabulary("qwen"))) for _ in range(6)]
+        workers = [stack.enter_context(EmbeddedWorker(shipped_tokenizer())) for _ in range(6)]
         with ThreadPoolExecutor(6) as pool:
             urls = started.urls * 2
             asked = [
@@ -175,7 +174,7 @@ def test_each_router_drains_its_own(started: Routers) -> None:
     """A worker that is removed at one router, while another one has a generation there."""
     one, two, three = started.urls
     ok(call(f"{one}/remove_worker", {"url": started.first.url}))  # type: ignore[attr-defined]
-    with EmbeddedWorker(vocabulary("qwen")) as worker:
+    with EmbeddedWorker(shipped_tokenizer()) as worker:
         try:
             ok(call(f"{one}/add_worker", {"url": worker.url}))
             worker.hold(after=1)
@@ -209,7 +208,7 @@ def test_a_version_that_is_set_at_one_router_is_current_at_all(started: Routers)
 
 def test_updates_at_two_routers_take_turns(started: Routers) -> None:
     """Else some workers could end with one version and some with the other."""
-    with EmbeddedWorker(vocabulary("qwen")) as worker:
+    with EmbeddedWorker(shipped_tokenizer()) as worker:
         ok(call(f"{started.urls[0]}/add_worker", {"url": worker.url}))
         workers = [started.first, worker]  # type: ignore[attr-defined]
         with ThreadPoolExecutor(6) as pool:
@@ -307,8 +306,9 @@ def test_an_abort_between_two_attempts_reaches_the_router_that_waits(tmp_path: P
         assert len(worker.log) == 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize(
+    ("here", "stream"), usual([(True, False), (True, True), (False, False), (False, True)], (False, True))
+)
 def test_an_abort_in_the_queue_of_a_router_ends_the_waiting(tmp_path: Path, here: bool, stream: bool) -> None:
     """The client gets what a worker answers from its own queue; no worker ever hears of the generation."""
     with Routers(tmp_path, "--max-inflight-per-worker", "1") as routers:
@@ -406,6 +406,7 @@ def test_all_routers_are_listed(started: Routers, held: EmbeddedWorker) -> None:
 # -- routers that come and go -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_routers_that_start_later_and_again_know_the_workers(tmp_path: Path) -> None:
     with Routers(tmp_path) as routers:
         named, added, removed = routers.worker(), routers.worker(), routers.worker()
@@ -430,6 +431,7 @@ def test_routers_that_start_later_and_again_know_the_workers(tmp_path: Path) -> 
         assert set(listed(three.url)) == set(listed(one.url)) == set(listed(two.url))
 
 
+@pytest.mark.slow
 def test_a_killed_router_is_waited_for_until_its_time_is_over(tmp_path: Path) -> None:
     with Routers(tmp_path) as routers:
         worker, other = routers.worker(), routers.worker()
@@ -448,6 +450,7 @@ def test_a_killed_router_is_waited_for_until_its_time_is_over(tmp_path: Path) ->
         assert added["routers"] == HEARD, "one that stops says good-bye, and is not waited for"
 
 
+@pytest.mark.slow
 def test_a_stopped_router_reads_on_before_it_serves(tmp_path: Path) -> None:
     """A generation that it gets when it goes on does not go to a worker that was removed meanwhile."""
     with Routers(tmp_path) as routers:
@@ -465,6 +468,7 @@ def test_a_stopped_router_reads_on_before_it_serves(tmp_path: Path) -> None:
         assert listed(two.url) == [new.url]
 
 
+@pytest.mark.slow
 def test_an_abort_asked_for_while_a_router_was_stopped_is_not_sent_again(tmp_path: Path) -> None:
     """It has the aborted replies when it goes on, sends again at once, and has read nothing of the abort."""
     with Routers(tmp_path, "--abort-retry-wait", "0") as routers:
@@ -482,6 +486,7 @@ def test_an_abort_asked_for_while_a_router_was_stopped_is_not_sent_again(tmp_pat
             assert len(worker.log) == 16 * (number + 1)
 
 
+@pytest.mark.slow
 def test_an_update_of_a_router_that_was_killed_is_over(tmp_path: Path) -> None:
     """The others do not wait for it, and what they generate is sent again as always."""
     with Routers(tmp_path) as routers:
@@ -508,6 +513,7 @@ def store_bytes(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in (folder / "store").iterdir() if path.suffix != ".sqlite3-shm")
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_for_a_while(tmp_path: Path) -> None:
     """Calls take effect where they are made, say so, and are told in their order when it is back."""
     with redis_server(tmp_path / "redis") as redis, Routers(tmp_path, store=redis.address) as routers:

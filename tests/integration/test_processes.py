@@ -13,32 +13,51 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
-from tests.support import templates
 from tests.support.asking import Asking
 from tests.support.client import call
 from tests.support.processes import Processes, alive, until
 from tests.support.programs import Program
 from tests.support.redis_server import empty_redis
-from tests.support.vocabularies import vocabulary
+from tests.support.usual import usual
 
 SHORT = {"max_new_tokens": 8}
 
 
 @pytest.fixture
 def worker() -> Iterator[EmbeddedWorker]:
-    with EmbeddedWorker(vocabulary("qwen")) as found:
+    with EmbeddedWorker() as found:
         yield found
 
 
 @pytest.fixture
 def router(worker: EmbeddedWorker, tmp_path: Path) -> Iterator[Processes]:
     with Processes("router", worker.url, folder=tmp_path) as found:
+        found.wait_until_up()
+        yield found
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[EmbeddedWorker]:
+    """The worker of the router that stands."""
+    with EmbeddedWorker() as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
+def standing(
+    busy: EmbeddedWorker, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Processes]:
+    """A router for tests that leave it as it is."""
+    store = empty_redis() if request.param == "redis" else ""
+    with Processes("router", busy.url, folder=tmp_path_factory.mktemp("standing"), store=store) as found:
         found.wait_until_up()
         yield found
 
@@ -75,95 +94,64 @@ def at_both(router: Processes, worker: EmbeddedWorker, asks: list[Asking], body:
 
 @pytest.mark.parametrize("count", [8, pytest.param(32, marks=pytest.mark.slow)])
 def test_connections_are_spread_evenly(
-    count: int, worker: EmbeddedWorker, router: Processes, asks: list[Asking]
+    count: int, busy: EmbeddedWorker, standing: Processes, asks: list[Asking]
 ) -> None:
     """However they come, one after the other or all at once; and what is in flight is shown, and counted, for all."""
-    worker.hold()
+    busy.hold()
+    answered = partial(standing.metric, "tito_router_requests_total", route="generate", status="200")
+    before = answered()
     body = {"text": "Hello", "sampling_params": SHORT}
     for number in range(count):
-        asks.append(Asking(router.url, body))
+        asks.append(Asking(standing.url, body))
         if number % 2:
-            worker.wait_for_arrivals(number + 1)
-    worker.wait_for_arrivals(count)
-    shown = router.get("/debug/requests")
+            busy.wait_for_arrivals(number + 1)
+    busy.wait_for_arrivals(count)
+    shown = standing.get("/debug/requests")
     assert shown["processes"] == [1, 2]
     assert shown["total"] == count
     by_process = Counter(one["process"] for one in shown["requests"])
     # Even to one; but on a machine where a process waits for the CPU, the others take what it leaves.
     assert min(by_process[1], by_process[2]) >= count // 8, by_process
-    (one,) = router.get("/workers")["workers"]
+    (one,) = standing.get("/workers")["workers"]
     assert one["load"] == count
-    assert router.get(f"/workers/{one['id']}")["load"] == count
-    assert router.metric("tito_router_worker_inflight", worker=worker.url) == count
-    assert router.metric("tito_router_worker_routable", worker=worker.url, state="healthy") == 1
-    worker.release()
+    assert standing.get(f"/workers/{one['id']}")["load"] == count
+    assert standing.metric("tito_router_worker_inflight", worker=busy.url) == count
+    assert standing.metric("tito_router_worker_routable", worker=busy.url, state="healthy") == 1
+    busy.release()
     assert all(asking.answer().status == 200 for asking in asks)
-    assert router.metric("tito_router_requests_total", route="generate", status="200") == count
+    assert answered() == before + count
 
 
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
-def test_all_are_one_memory(kind: str, worker: EmbeddedWorker, tmp_path: Path) -> None:
+def test_all_are_one_memory(standing: Processes) -> None:
     """A conversation and a session go on at whichever process has the connection, turn by turn."""
-    template = str(templates.folder() / "qwen2_5.jinja")
-    store = empty_redis() if kind == "redis" else ""
-    with Processes("router", worker.url, "--chat-template", template, folder=tmp_path, store=store) as router:
-        router.wait_until_up()
-        ends = [Kept(router.url) for _ in range(6)]
-        text = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
-        chain: list[int] = []
-        for turn in range(6):
-            asked = {"text": text, "sampling_params": SHORT, "return_prompt_token_ids": True}
-            reply = ends[turn].call("/generate", asked)
-            assert reply["prompt_token_ids"][: len(chain)] == chain
-            chain = reply["prompt_token_ids"] + reply["output_ids"]
-            text += reply["text"]
-            for end in ends:
-                found = end.call("/retrieve_from_text", {"text": text})
-                assert (found["tokens"], found["exact"]) == (chain, True)
-            text += "<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
-        made = ends[0].call("/sessions", {})["session_id"]
-        messages: list[Any] = [{"role": "user", "content": "Hello"}]
-        for turn in range(4):
-            asked = {"model": "m", "messages": messages, "max_tokens": 8}
-            choice = ends[turn].call(f"/sessions/{made}/v1/chat/completions", asked)["choices"][0]
-            messages += [choice["message"], {"role": "user", "content": "And?"}]
-        seen = [end.call(f"/sessions/{made}/trajectories") for end in ends]
-        assert all(one["trajectories"] == seen[0]["trajectories"] for one in seen)
-        assert len(seen[0]["trajectories"]) == 1
-        assert router.metric("tito_store_restored_records_total") > 0, "all of it happened in one process"
+    ends = [Kept(standing.url) for _ in range(6)]
+    text = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    chain: list[int] = []
+    for turn in range(6):
+        asked = {"text": text, "sampling_params": SHORT, "return_prompt_token_ids": True}
+        reply = ends[turn].call("/generate", asked)
+        assert reply["prompt_token_ids"][: len(chain)] == chain
+        chain = reply["prompt_token_ids"] + reply["output_ids"]
+        text += reply["text"]
         for end in ends:
-            end.close()
+            found = end.call("/retrieve_from_text", {"text": text})
+            assert (found["tokens"], found["exact"]) == (chain, True)
+        text += "<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"
+    made = ends[0].call("/sessions", {})["session_id"]
+    messages: list[Any] = [{"role": "user", "content": "Hello"}]
+    for turn in range(4):
+        asked = {"model": "m", "messages": messages, "max_tokens": 8}
+        choice = ends[turn].call(f"/sessions/{made}/v1/chat/completions", asked)["choices"][0]
+        messages += [choice["message"], {"role": "user", "content": "And?"}]
+    seen = [end.call(f"/sessions/{made}/trajectories") for end in ends]
+    assert all(one["trajectories"] == seen[0]["trajectories"] for one in seen)
+    assert len(seen[0]["trajectories"]) == 1
+    assert standing.metric("tito_store_restored_records_total") > 0, "all of it happened in one process"
+    for end in ends:
+        end.close()
 
 
-def test_what_one_is_told_holds_for_all(worker: EmbeddedWorker, router: Processes, asks: list[Asking]) -> None:
-    """Workers and aborts, at whichever process the call comes in; one that is started again knows of them, too."""
-    with EmbeddedWorker(vocabulary("qwen")) as other:
-        ends = [Kept(router.url) for _ in range(6)]
-        ends[0].call("/add_worker", {"url": other.url})
-        for end in ends:
-            assert set(end.call("/list_workers")["urls"]) == {worker.url, other.url}
-        assert len(ends[0].call("/routers")["routers"]) == 2
-        victim = router.children[0]
-        os.kill(victim, signal.SIGKILL)
-        until(lambda: "serves again" in router.log)
-        for end in ends:
-            end.close()
-        ends = [Kept(router.url) for _ in range(6)]
-        for end in ends:
-            assert set(end.call("/list_workers")["urls"]) == {worker.url, other.url}
-        ends[1].call("/remove_worker", {"url": other.url})
-        for number, end in enumerate(ends):
-            worker.hold()
-            asking = Asking(router.url, {"text": "Hello", "rid": f"mine-{number}", "sampling_params": SHORT})
-            asks.append(asking)
-            worker.wait_for_arrivals(1)
-            end.call("/abort_request", {"rid": f"mine-{number}"})
-            answer = asking.answer()
-            assert answer.json()["meta_info"]["finish_reason"]["type"] == "abort"
-            worker.release()
-            end.close()
-
-
+@pytest.mark.slow
 def test_a_killed_process_takes_nothing_with_it(worker: EmbeddedWorker, router: Processes) -> None:
     """What was answered is there, the others serve on, no sum falls, and there are two again."""
     answered: list[str] = []
@@ -219,6 +207,7 @@ def test_a_killed_process_takes_nothing_with_it(worker: EmbeddedWorker, router: 
         assert found["exact"] is True, text
 
 
+@pytest.mark.slow
 def test_processes_end_with_their_parent(worker: EmbeddedWorker, router: Processes, asks: list[Asking]) -> None:
     """Killed, it can do nothing any more; the port is free, and one that hangs is no exception."""
     children = router.children
@@ -231,7 +220,9 @@ def test_processes_end_with_their_parent(worker: EmbeddedWorker, router: Process
     until(lambda: _free(router.port), 5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGHUP, signal.SIGINT))]
+)
 def test_all_finish_what_they_have(
     number: signal.Signals, worker: EmbeddedWorker, router: Processes, asks: list[Asking]
 ) -> None:
@@ -253,6 +244,7 @@ def test_all_finish_what_they_have(
     assert router.exit_code() == 0
 
 
+@pytest.mark.slow
 def test_one_that_dies_while_it_finishes_is_told(worker: EmbeddedWorker, router: Processes, asks: list[Asking]) -> None:
     """As when memory runs out. The other one finishes, and the log says why the exit status is not 0."""
     worker.hold(after=2)
@@ -268,6 +260,7 @@ def test_one_that_dies_while_it_finishes_is_told(worker: EmbeddedWorker, router:
     assert router.log.count("did not finish") == 1
 
 
+@pytest.mark.slow
 def test_a_signal_to_all_processes_is_one_signal(worker: EmbeddedWorker, router: Processes, asks: list[Asking]) -> None:
     """Supervisors such as Slurm send SIGTERM to every process, and the parent passes it on: that is not the second signal."""
     worker.hold(after=2)
@@ -287,7 +280,8 @@ def test_a_signal_to_all_processes_is_one_signal(worker: EmbeddedWorker, router:
     assert router.exit_code() == 0
 
 
-@pytest.mark.parametrize("group", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [False, True])
 def test_a_second_signal_ends_all_at_once(
     group: bool, worker: EmbeddedWorker, router: Processes, asks: list[Asking]
 ) -> None:
@@ -308,6 +302,7 @@ def test_a_second_signal_ends_all_at_once(
     assert not any(map(alive, children))
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_replaced(worker: EmbeddedWorker, tmp_path: Path) -> None:
     """Stopped, it is noticed by its silence; until then clients get their answers from the others."""
     with Processes("router", worker.url, "--hang-timeout-secs", "3", folder=tmp_path) as router:
@@ -334,13 +329,17 @@ def test_one_that_hangs_is_replaced(worker: EmbeddedWorker, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("flags", "says"),
-    [
+    usual(
+        [
+            (["--tokenizer-path", "/nowhere"], "/nowhere"),
+            (["--store", "sqlite:/proc/nowhere/"], "/proc/nowhere"),
+            (["--middleware", "no.such:Thing"], "no.such"),
+            (["--max-inflight", "1"], "--max-inflight 1 is divided among --processes 2"),
+            (["--store", "nosuch:thing"], "nosuch:thing"),
+        ],
         (["--tokenizer-path", "/nowhere"], "/nowhere"),
-        (["--store", "sqlite:/proc/nowhere/"], "/proc/nowhere"),
-        (["--middleware", "no.such:Thing"], "no.such"),
         (["--max-inflight", "1"], "--max-inflight 1 is divided among --processes 2"),
-        (["--store", "nosuch:thing"], "nosuch:thing"),
-    ],
+    ),
 )
 def test_what_cannot_start_is_said_once(flags: list[str], says: str, tmp_path: Path) -> None:
     with Processes("router", "http://127.0.0.1:9", *flags, folder=tmp_path) as router:
@@ -359,7 +358,7 @@ def test_a_taken_port_is_said_before_anything_is_started(worker: EmbeddedWorker,
 
 
 def test_processes_need_a_store(tmp_path: Path) -> None:
-    flags = ("--processes", "2", "--tokenizer-path", str(vocabulary("qwen")))
+    flags = ("--processes", "2", "--tokenizer-path", str(shipped_tokenizer()))
     with Program("router", *flags, folder=tmp_path) as router:
         assert router.exit_code() == 2
         assert router.log.startswith("tito-router: error: --processes 2 needs --store")
@@ -368,6 +367,7 @@ def test_processes_need_a_store(tmp_path: Path) -> None:
         assert "--middleware none" in router.log
 
 
+@pytest.mark.slow
 def test_one_log_of_whole_lines(worker: EmbeddedWorker, tmp_path: Path) -> None:
     """Each line says of which process it is; as JSON each is one object."""
     with Processes("text", worker.url, "--log-level", "debug", folder=tmp_path) as router:
@@ -389,6 +389,7 @@ def test_one_log_of_whole_lines(worker: EmbeddedWorker, tmp_path: Path) -> None:
         assert {entry.get("process") for entry in entries} == {None, 1, 2}
 
 
+@pytest.mark.slow
 def test_keys_are_for_all_processes(worker: EmbeddedWorker, tmp_path: Path) -> None:
     """Whoever may see one may see all, and nobody else; nothing but the port is open."""
     with Processes("router", worker.url, "--api-key", "a:one", "--admin-key", "boss", folder=tmp_path) as router:
@@ -408,15 +409,6 @@ def test_keys_are_for_all_processes(worker: EmbeddedWorker, tmp_path: Path) -> N
                 assert call(f"{router.url}{path}", headers=headers).status == status, path
 
 
-@pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    """A router for tests that leave it as it is."""
-    folder = tmp_path_factory.mktemp("standing")
-    with EmbeddedWorker(vocabulary("qwen")) as worker, Processes("router", worker.url, folder=folder) as found:
-        found.wait_until_up()
-        yield found
-
-
 def test_a_router_is_not_its_own_worker(standing: Processes) -> None:
     """A probe that comes back to another of the processes is recognized, too."""
     with ExitStack() as stack:
@@ -426,6 +418,44 @@ def test_a_router_is_not_its_own_worker(standing: Processes) -> None:
             answer = call(f"{standing.url}/add_worker?url={standing.url}", {})
             assert answer.status == 400, answer.content
     assert standing.get("/workers")["total"] == 1
+
+
+def test_the_inspector_says_that_it_shows_the_memory_of_one_process(standing: Processes) -> None:
+    """Else a list that another process answers next looks as if conversations had been lost."""
+    remembered = call(f"{standing.url}/inspect/api/conversations").json()["remembered"]
+    assert remembered["processes"] == len(standing.children)
+
+
+def test_what_one_is_told_holds_for_all(busy: EmbeddedWorker, standing: Processes, asks: list[Asking]) -> None:
+    """Workers and aborts, at whichever process the call comes in; one that is started again knows of them, too.
+
+    The last test of the router that stands, which has other processes behind it.
+    """
+    with EmbeddedWorker() as other:
+        ends = [Kept(standing.url) for _ in range(6)]
+        ends[0].call("/add_worker", {"url": other.url})
+        for end in ends:
+            assert set(end.call("/list_workers")["urls"]) == {busy.url, other.url}
+        assert len(ends[0].call("/routers")["routers"]) == 2
+        victim = standing.children[0]
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: "serves again" in standing.log)
+        for end in ends:
+            end.close()
+        ends = [Kept(standing.url) for _ in range(6)]
+        for end in ends:
+            assert set(end.call("/list_workers")["urls"]) == {busy.url, other.url}
+        ends[1].call("/remove_worker", {"url": other.url})
+        for number, end in enumerate(ends):
+            busy.hold()
+            asking = Asking(standing.url, {"text": "Hello", "rid": f"mine-{number}", "sampling_params": SHORT})
+            asks.append(asking)
+            busy.wait_for_arrivals(1)
+            end.call("/abort_request", {"rid": f"mine-{number}"})
+            answer = asking.answer()
+            assert answer.json()["meta_info"]["finish_reason"]["type"] == "abort"
+            busy.release()
+            end.close()
 
 
 def _free(port: int) -> bool:
@@ -442,9 +472,3 @@ def _connects(port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def test_the_inspector_says_that_it_shows_the_memory_of_one_process(standing: Processes) -> None:
-    """Else a list that another process answers next looks as if conversations had been lost."""
-    remembered = call(f"{standing.url}/inspect/api/conversations").json()["remembered"]
-    assert remembered["processes"] == len(standing.children)

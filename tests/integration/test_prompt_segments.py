@@ -25,13 +25,14 @@ from tests.support.client import Answer
 from tests.support.oracle import Speller
 from tests.support.serving import serve
 from tests.support.stack import Reply, Stack, stack
+from tests.support.usual import usual
 from tests.support.vocabularies import NAMES, Name
 
 ALL: tuple[Name, ...] = (*NAMES, "mistral-v1-legacy")
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=ALL)
+@pytest.fixture(scope="module", params=usual(ALL, "qwen", "mistral-v1"))
 def served(request: pytest.FixtureRequest) -> Iterator[Stack]:
     name: Name = request.param
     with stack(name) as started:

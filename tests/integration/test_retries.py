@@ -12,6 +12,7 @@ from router.config import HealthConfig, QueueConfig, RetryConfig
 from router.embedded.options import StreamStyle
 from tests.support.asking import Asking, assert_kept, calls, counted, settle, until
 from tests.support.stack import STYLES, Reply, Stack, events, stack
+from tests.support.usual import usual
 
 WHOLE_OR_STREAMED: tuple[StreamStyle | None, ...] = (None, *STYLES)
 EAGER = RetryConfig(first_wait=0.001)
@@ -55,8 +56,9 @@ def replies(reply: Reply, stream: StreamStyle | None) -> list[Any]:
 
 
 @pytest.mark.parametrize("fault", ["http_503", "abort_503"])
-@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
-@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize(
+    ("samples", "named"), usual([(1, True), (1, False), (2, True), (2, False)], (1, True), (2, False))
+)
 @pytest.mark.parametrize("prompts", PROMPTS)
 @pytest.mark.parametrize("stream", WHOLE_OR_STREAMED)
 def test_a_full_worker_is_asked_again_under_ids_that_it_has_not_seen(

@@ -104,6 +104,7 @@ def test_a_conversation_lives_through_its_router(town: Town) -> None:
     assert town.retrieve(text, expect_request_ids=names) == found
 
 
+@pytest.mark.slow
 def test_a_session_lives_through_its_router(town: Town) -> None:
     """Killed after every turn: the same id, one branch, which a worker has read whole, and the same export twice."""
     session = call(f"{town.router.url}/sessions", {"metadata": {"task": 7}}).json()["session_id"]
@@ -123,6 +124,7 @@ def test_a_session_lives_through_its_router(town: Town) -> None:
     assert town.read(one["prompt_ids"] + one["response_ids"])
 
 
+@pytest.mark.slow
 def test_a_restart_changes_no_prompt(town: Town) -> None:
     """The same conversation with and without deaths: the workers read the same ids."""
     talk(town, 3, die=False)
@@ -137,6 +139,7 @@ def test_a_restart_changes_no_prompt(town: Town) -> None:
     assert sorted(died) == sorted(lived)
 
 
+@pytest.mark.slow
 def test_whatever_was_answered_before_it_died_is_there(town: Town) -> None:
     """Killed with eight clients in mid-turn: each answered reply is retrieved whole, by its text and by its name."""
     answered: list[tuple[str, dict[str, Any]]] = []
@@ -171,6 +174,7 @@ def test_whatever_was_answered_before_it_died_is_there(town: Town) -> None:
         assert found["rollout_logp"][-count:] == [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]]
 
 
+@pytest.mark.slow
 def test_offline_commands_agree_with_the_router(town: Town, tmp_path: Path) -> None:
     """Beside the router, and after its death: `verify` finds nothing, `export` has what is retrieved."""
     texts = dict(talk(town, 3, die=False, seed=seed) for seed in range(3))
@@ -194,6 +198,7 @@ def test_offline_commands_agree_with_the_router(town: Town, tmp_path: Path) -> N
         town.kill_and_start()
 
 
+@pytest.mark.slow
 def test_a_store_of_another_tokenizer_is_refused_at_the_start(town: Town, tmp_path: Path) -> None:
     """Exit status 2, and the log says what to do."""
     talk(town, 1, die=False)

@@ -31,6 +31,9 @@ from tests.support.vocabularies import vocabulary
 SYSTEM = "You are a careful assistant who answers in one word. " * 30
 WITH_IDS = (RADIX_TREE_MIDDLEWARE,)
 BOTH = pytest.mark.parametrize("middlewares", [WITH_IDS, ()], ids=["ids", "text"])
+ONE_OF_BOTH = pytest.mark.parametrize(
+    "middlewares", [WITH_IDS, pytest.param((), marks=pytest.mark.slow)], ids=["ids", "text"]
+)
 
 
 @dataclass
@@ -145,7 +148,7 @@ def test_a_conversation_whose_worker_is_removed_goes_on_elsewhere_and_stays_ther
 GENERATION = " Answer:"
 
 
-@BOTH
+@ONE_OF_BOTH
 def test_later_turns_stay_though_history_drops_the_end_of_the_prompt(
     start: Start, middlewares: tuple[str, ...]
 ) -> None:
@@ -164,7 +167,7 @@ def test_later_turns_stay_though_history_drops_the_end_of_the_prompt(
         assert max(Counter(at.values()).values()) <= 5, Counter(at.values())
 
 
-@BOTH
+@ONE_OF_BOTH
 @pytest.mark.parametrize("way", ["plain", "stream", "samples"])
 def test_samples_of_one_prompt_are_told_apart_by_their_replies(
     start: Start, middlewares: tuple[str, ...], way: str, workers: list[EmbeddedWorker]
@@ -249,7 +252,7 @@ def test_a_key_stays_with_its_first_worker_whatever_the_load(
         assert (again["x-router-reason"], again["x-router-worker"]) == ("key", moved["x-router-worker"])
 
 
-@BOTH
+@ONE_OF_BOTH
 def test_what_is_remembered_survives_a_restart(start: Start, middlewares: tuple[str, ...], tmp_path: Path) -> None:
     snapshot, texts = tmp_path / "policy", [f"{number} bottles on the wall. " * 20 for number in range(6)]
     with start("cache_aware", middlewares, snapshot=snapshot) as routed:

@@ -12,8 +12,10 @@ from tests.support.agents import AgentSession, ids_of
 from tests.support.chat_models import chat_model
 from tests.support.shapes import SHAPES, UNEDITED, ChatModel, Exchange, Message, Messages, converse, kept
 from tests.support.stack import Stack, stack
+from tests.support.usual import usual
 
 MODELS = ("qwen3", "qwen3_5_think", "qwen2_5", "llama3_1", "glm4moe", "deepseekv3")
+PLAYED = [f"{name}-{history}" for name in MODELS for history in ("keep", "template")]
 
 REWRITTEN = {("glm4moe", "think switched")}
 """GLM's template writes `/nothink` behind every user's message when thinking is off: no earlier turn stands where it stood."""
@@ -27,10 +29,10 @@ class Served:
 
 
 @pytest.fixture(
-    scope="module", params=[(name, history) for name in MODELS for history in ("keep", "template")], ids="-".join
+    scope="module", params=usual(PLAYED, "qwen3-keep", "qwen3-template", "llama3_1-keep", "glm4moe-template")
 )
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    name, history = request.param
+    name, history = request.param.split("-")
     radix = {"tokenizer_backend": "huggingface"}
     with stack(
         "qwen", styles=("cumulative",), folder=chat_model(name), radix=radix, sessions={"history": history}

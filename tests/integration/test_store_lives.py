@@ -20,6 +20,7 @@ from tests.support.client import Answer
 from tests.support.lives import Router, tokenizer_of
 from tests.support.redis_server import empty_redis
 from tests.support.stack import events
+from tests.support.usual import usual
 
 TIMES = ("e2e_latency", "cached_tokens", "queue_time", "response_sent_to_client_ts")
 HEADERS = ("x-radix-recorded", "x-radix-reused-tokens", "x-radix-prompt-tokens", "x-radix-reasons", "x-radix-saved")
@@ -175,13 +176,11 @@ MATRIX = [
     for routers, budget in [(1, None), (2, None), (1, 40), (2, 1), (3, 40)]
     for kind, seed in [("sqlite", 0), ("sqlite", 1), ("redis", 0), ("redis", 1)]
 ]
-USUAL = {(1, None, "redis", 0), (2, None, "sqlite", 0), (1, 40, "sqlite", 1), (2, 1, "redis", 1), (3, 40, "redis", 0)}
-"""What `make test` plays, of `MATRIX`: each number of routers with each budget, over one store."""
 
 
 @pytest.mark.parametrize(
     ("routers", "budget", "kind", "seed"),
-    [pytest.param(*play, marks=[] if play in USUAL else [pytest.mark.slow]) for play in MATRIX],
+    usual(MATRIX, (2, 1, "redis", 1)),
 )
 def test_routers_over_a_store_answer_as_one_that_never_died(
     worker: EmbeddedWorker, tmp_path: Path, routers: int, budget: int | None, kind: str, seed: int

@@ -94,6 +94,7 @@ class TestRefusedAtStart:
             assert "Traceback" not in program.log, program.log
             assert "uvicorn" not in program.log, program.log
 
+    @pytest.mark.slow
     def test_another_tokenizer(self, worker: EmbeddedWorker, stored: Path, tmp_path: Path) -> None:
         """A second router with another tokenizer is refused, too, and the first goes on."""
         with router(worker, f"{stored}/store/", stored) as first:
@@ -214,6 +215,7 @@ def test_a_stream_tells_before_its_last_event_that_it_is_not_saved(worker: Embed
         assert saved(made.url) == (True, True)
 
 
+@pytest.mark.slow
 def test_what_waits_for_room_at_the_end_is_said(worker: EmbeddedWorker, tmp_path: Path) -> None:
     """A router that stops while its disk is full says how much it could not write."""
     with router(worker, f"{tmp_path}/store/", tmp_path) as made:
@@ -229,6 +231,7 @@ def test_what_waits_for_room_at_the_end_is_said(worker: EmbeddedWorker, tmp_path
         said[0].check(retrieve(made.url, said[0].text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", [0, 2])
 def test_a_damaged_record_is_told(worker: EmbeddedWorker, tmp_path: Path, damaged: int) -> None:
     """What comes before it is exact. What builds on it is not, and says so each time; no token is wrong."""

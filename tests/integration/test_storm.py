@@ -286,6 +286,7 @@ def served() -> Iterator[Stack]:
         yield started
 
 
+@pytest.mark.slow
 def test_in_a_storm_nothing_is_lost_and_nothing_is_counted_twice(served: Stack) -> None:
     seed = random.SystemRandom().getrandbits(32) if MORE else 7
     storm = Storm(served, uuid.uuid4().hex, random.Random(seed))

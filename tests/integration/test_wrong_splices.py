@@ -32,6 +32,7 @@ from tests.support.agents import TOOLS, AgentSession, ids_of, user
 from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel, Message, understood
 from tests.support.stack import stack
+from tests.support.usual import usual
 
 HEADERS = {
     "qwen3": "<|im_start|>assistant\n",
@@ -43,11 +44,12 @@ HEADERS = {
     "smollm3": "<|im_start|>assistant\n",
 }
 OWN = {name: known.own for name, known in PUBLISHED.items()}
+PLAYED = [f"{name}-{how}" for name in HEADERS for how in ("keep", "template")]
 
 
-@pytest.fixture(scope="module", params=[(name, how) for name in HEADERS for how in ("keep", "template")], ids="-".join)
+@pytest.fixture(scope="module", params=usual(PLAYED, "glm4moe-keep", "qwen3-template"))
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    name, history = request.param
+    name, history = request.param.split("-")
     radix = {"tokenizer_backend": "huggingface"}
     sessions = {"history": history}
     with stack("qwen", styles=("cumulative",), folder=chat_model(name), radix=radix, sessions=sessions) as made:

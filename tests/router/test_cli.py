@@ -33,6 +33,7 @@ from router.flags import config_from_args, parser
 from router.policies import POLICIES
 from tests.router.conftest import DONE, GatedWorker
 from tests.support.serving import serving
+from tests.support.usual import usual
 
 ROOT = Path(__file__).parents[2]
 PLAIN = ("--middleware", "none", "--port", "0")
@@ -313,7 +314,7 @@ def test_ctrl_c_while_it_loads_is_no_traceback(tmp_path: Path) -> None:
     assert process.returncode == 130
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", usual([signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
 def test_idle_process_stops_with_0(number: signal.Signals) -> None:
     async def run() -> None:
         async with Process() as process, aiohttp.ClientSession(process.url) as client:

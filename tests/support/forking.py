@@ -2,7 +2,7 @@
 
 A forked program runs a module from its first line on, as `python -m router` does, with arguments, environment and log of its
 own, and is a child of the process of the tests, as one that was started. What it reads at its start it reads itself. Only
-Linux has this. Benchmarks and `make test-slow` start programs as users do.
+Linux has this. Benchmarks, the tests of the command line and those of the demos start programs as users do.
 """
 
 from __future__ import annotations

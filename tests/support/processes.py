@@ -9,17 +9,17 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.client import call
 from tests.support.programs import Program
-from tests.support.vocabularies import vocabulary
 
 
 class Processes(Program):
-    """`tito-router --processes`, with a store, in front of one worker."""
+    """`tito-router --processes`, with a store and the small tokenizer that is shipped, in front of one worker."""
 
     def __init__(self, name: str, worker: str, *flags: str, folder: Path, store: str = "") -> None:
         store = store or f"sqlite:{folder / 'store'}/"
-        fixed = ("--processes", "2", "--store", store, "--tokenizer-path", str(vocabulary("qwen")))
+        fixed = ("--processes", "2", "--store", store, "--tokenizer-path", str(shipped_tokenizer()))
         super().__init__(name, *fixed, "--worker-urls", worker, *flags, folder=folder)
 
     @property
@@ -38,7 +38,8 @@ class Processes(Program):
         }
 
     def metric(self, name: str, **labels: str) -> float:
-        return self.metrics()[name, tuple(sorted(labels.items()))]
+        """Return the value of a series, 0 if nothing was counted yet."""
+        return self.metrics().get((name, tuple(sorted(labels.items()))), 0.0)
 
     def get(self, path: str) -> Any:
         answer = call(f"{self.url}{path}")

@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tests.support import vocabularies
+from tests.support.usual import usual
 from tests.support.vocabularies import Name, load, vocabulary
 
 WORDS = [
@@ -42,7 +43,7 @@ NFC_TEXTS = [unicodedata.normalize("NFC", text) for text in TEXTS]
 WHOLE: tuple[Name, ...] = ("qwen-whole", "mistral-v1", "tekken-whole")
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", usual(WHOLE, "mistral-v1"))
 def test_the_folder_loads_with_transformers_and_agrees_with_the_bare_tokenizer(name: Name) -> None:
     """What a router loads (transformers) and what tests load (tokenizers) are one and the same."""
     wrapper = AutoTokenizer.from_pretrained(str(vocabulary(name)))
@@ -54,6 +55,7 @@ def test_the_folder_loads_with_transformers_and_agrees_with_the_bare_tokenizer(n
             assert wrapper.decode(ids, skip_special_tokens=skip) == load(name).decode(ids, skip_special_tokens=skip)
 
 
+@pytest.mark.slow
 def test_qwen_encodes_like_tiktoken() -> None:
     """Merges made out of ranks give what ranks give."""
     tiktoken = pytest.importorskip("tiktoken", reason="tiktoken comes with mistral-common")
@@ -67,6 +69,7 @@ def test_qwen_encodes_like_tiktoken() -> None:
         assert tokenizer.decode(reference.encode(text)) == text
 
 
+@pytest.mark.slow
 def test_qwen_has_its_special_and_its_plain_added_tokens() -> None:
     """`<|im_end|>` vanishes from a decoded text, `<think>` does not, and NFC composes."""
     tokenizer = load("qwen-whole")
@@ -94,6 +97,7 @@ def test_mistral_v1_encodes_like_sentencepiece(name: Name) -> None:
         assert tokenizer.decode(ids) == reference.decode(ids[1:]), text
 
 
+@pytest.mark.slow
 def test_tekken_encodes_like_mistral_common() -> None:
     """The thousand special ids come first, BOS is added, and nothing is normalized."""
     tekken = pytest.importorskip("mistral_common.tokens.tokenizers.tekken")

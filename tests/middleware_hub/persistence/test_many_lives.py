@@ -16,6 +16,7 @@ from middleware_hub.store.records import Serials
 from tests.conftest import DEAR, examples
 from tests.middleware_hub.persistence.drawn import NAMESPACES, PICK, REQUEST, request_of
 from tests.middleware_hub.persistence.lives import Ask, Life, Lives
+from tests.support.usual import usual
 
 Said = list[tuple[int, str, str, list[int]]]
 TOGETHER = [3, 4, 5]
@@ -99,7 +100,7 @@ class Play:
             assert [finding async for finding in self.lives.stores[0].verify()] == []
 
 
-@pytest.mark.parametrize("scheme", ["memory", "sqlite", "redis"])
+@pytest.mark.parametrize("scheme", usual(["memory", "sqlite", "redis"], "memory", "sqlite"))
 @settings(max_examples=examples(300, DEAR), deadline=None, report_multiple_bugs=False)
 @given(
     lives=st.integers(1, 3),

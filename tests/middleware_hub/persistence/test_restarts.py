@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.conftest import DEAR, examples
 from tests.middleware_hub.persistence.drawn import NAMESPACES, PICK, REQUEST, request_of
 from tests.middleware_hub.persistence.lives import VOCABULARY, Ask, Lives
+from tests.support.usual import usual
 
 STEP = st.one_of(
     st.tuples(st.just("ask"), PICK, REQUEST),
@@ -57,14 +58,14 @@ def test_a_tree_that_is_restarted_answers_as_one_that_never_died(scheme: str, st
     asyncio.run(play(Lives(scheme, 1), steps))
 
 
-@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+@pytest.mark.parametrize("scheme", usual(["memory", "sqlite"], "memory"))
 @settings(max_examples=examples(300, DEAR), deadline=None, report_multiple_bugs=False)
 @given(steps=st.lists(STEP, min_size=2, max_size=14))
 def test_two_trees_in_turns_answer_as_one(scheme: str, steps: list[Any]) -> None:
     asyncio.run(play(Lives(scheme, 2), steps))
 
 
-@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+@pytest.mark.parametrize("scheme", usual(["memory", "sqlite"], "memory"))
 @settings(max_examples=examples(300, DEAR), deadline=None, report_multiple_bugs=False)
 @given(steps=st.lists(STEP, min_size=2, max_size=14), budget=st.integers(0, 30))
 def test_a_tree_with_no_room_answers_as_one_with_plenty(scheme: str, steps: list[Any], budget: int) -> None:

@@ -138,6 +138,7 @@ def test_a_chain_that_routers_wrote_in_turns_is_whole_again(tmp_path: Path, kind
         asyncio.run(run(server))
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60), deadline=None, report_multiple_bugs=False)
 @given(lives=st.integers(1, 3), steps=st.lists(STEP, min_size=3, max_size=16))
 def test_whatever_a_server_loses_its_routers_write_again(

@@ -20,6 +20,7 @@ from router.observability.tracing import Attribute, Span
 from tests.conftest import examples
 from tests.middleware_hub.real import ALL, reference, texts, tokenizer
 from tests.support.oracle import speller
+from tests.support.usual import usual
 from tests.support.vocabularies import Name, load
 
 
@@ -28,7 +29,7 @@ def put_together(name: Name, *segments: Segment, **options: Any) -> Assembled:
     return only
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", usual(ALL, "qwen", "mistral-v1"))
 def test_a_prompt_is_the_sum_of_its_segments(name: Name) -> None:
     """The first by the worker's own tokenizer, those behind it without what a start gains, ids as they are."""
     worker, made, oracle = reference(name), tokenizer(name), speller(name)

@@ -25,6 +25,7 @@ from tests.conftest import examples
 from tests.middleware_hub.radix.recount import recount
 from tests.middleware_hub.radix.talk import NS, Talk, Turn, bushy, kept, long_chain, recalled
 from tests.middleware_hub.toy import AB, BA, EOS, LT, SPACE, A, B, T, encode
+from tests.support.usual import usual
 
 # Depth and breadth -------------------------------------------------------------------------------------------------------
 
@@ -65,6 +66,7 @@ def test_a_deep_conversation_is_recorded_cut_and_collected_without_recursion() -
     assert talk.tree.stats.nodes == talk.tree.stats.generations == talk.tree.stats.spans == 0
 
 
+@pytest.mark.slow
 def test_a_deep_tree_is_cleared_link_by_link() -> None:
     """Freed by its end alone, a chain this long would overflow the stack of the interpreter."""
     talk = Talk()
@@ -74,9 +76,9 @@ def test_a_deep_tree_is_cleared_link_by_link() -> None:
     assert talk.tree.stats == TreeStats()
 
 
-def test_a_hundred_thousand_siblings_under_one_prompt() -> None:
+@pytest.mark.parametrize("many", usual([10_000, 100_000], 10_000))
+def test_many_siblings_under_one_prompt(many: int) -> None:
     """Each begins with a character of its own, so that one node has all of them as children."""
-    many = 100_000
     vocabulary = Vocabulary({i: chr(0x10000 + i).encode() for i in range(many + 2)}, special=[])
     tree = RadixTree(vocabulary)
     prompt, other = chr(0x10000 + many), chr(0x10000 + many + 1)

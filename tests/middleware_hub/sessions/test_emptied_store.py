@@ -13,6 +13,7 @@ from middleware_hub.store.errors import StoreUnreachableError
 from tests.middleware_hub.sessions.in_process import Room
 from tests.middleware_hub.sessions.lives import Ids, Life, Side, ids, masked, shown
 from tests.support.redis_server import RedisServer, redis_server
+from tests.support.usual import usual
 
 __all__ = ["ids"]
 
@@ -51,8 +52,9 @@ class Losing:
                     await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("how", ["emptied", "set back"])
-@pytest.mark.parametrize("rooms", [1, 2])
+@pytest.mark.parametrize(
+    ("how", "rooms"), usual([("emptied", 1), ("emptied", 2), ("set back", 1), ("set back", 2)], ("set back", 2))
+)
 def test_sessions_that_a_router_has_are_whole_again(tmp_path: Path, ids: Ids, rooms: int, how: str) -> None:
     """Messages, tokens, rewards and phases: also for a router that starts afterwards."""
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.middleware_hub.sessions.in_process import Room
 from tests.middleware_hub.sessions.lives import Ids, Life, Side, ids, masked, shown, url
+from tests.support.usual import usual
 
 __all__ = ["ids"]
 
@@ -38,7 +39,7 @@ async def fated(side: Side, fate: Fate, dice: random.Random) -> Room:
     return side.rooms[0] if side.rooms else await side.begin()
 
 
-@pytest.mark.parametrize("fate", ["restarted", "killed", "in turns", "evicted", "all"])
+@pytest.mark.parametrize("fate", usual(["restarted", "killed", "in turns", "evicted", "all"], "all"))
 @pytest.mark.parametrize("seed", range(int(os.environ.get("LIVES", "1"))))
 def test_nobody_notices_what_happens_to_the_processes(seed: int, fate: Fate, ids: Ids, tmp_path: Path) -> None:
     async def work() -> None:

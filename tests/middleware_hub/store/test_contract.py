@@ -47,12 +47,13 @@ from tests.middleware_hub.store.world import (
     sqlite,
     with_store,
 )
+from tests.support.usual import usual
 
 Work = Callable[[Store], Awaitable[Any]]
 Run = Callable[[Work], Any]
 
 
-@pytest.fixture(params=["memory", "process", "disk", "redis", "valkey", "cluster"])
+@pytest.fixture(params=usual(["memory", "process", "disk", "redis", "valkey", "cluster"], "memory", "process", "redis"))
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Returns what opens a fresh store, does some work with it, and closes it: in SQLite by the event loop, or by a thread."""
     if request.param not in ("process", "disk"):
@@ -113,9 +114,7 @@ def asked(draw: st.DrawFn, world: World) -> tuple[str, tuple[str, ...]]:
     return text, draw(st.sampled_from([turn.reply.namespace, turn.reply.namespace, draw(st.sampled_from(SPACES))]))
 
 
-@pytest.mark.parametrize(
-    "kind", ["memory", "sqlite", "redis", "valkey", pytest.param("cluster", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", usual(["memory", "sqlite", "redis", "valkey", "cluster"], "memory", "sqlite", "redis"))
 @settings(max_examples=examples(400, DEAR))
 @given(data=st.data())
 def test_find_against_the_oracle(kind: str, data: st.DataObject) -> None:

@@ -96,6 +96,7 @@ def lost(image: Path, told: set[bytes]) -> int:
     return missing
 
 
+@pytest.mark.slow
 def test_with_disk_nothing_acknowledged_is_lost(folder: Path, disk: Disk) -> None:
     images = asyncio.run(live(folder, disk, "disk", random.Random(1)))
     assert [lost(*image) for image in images] == [0] * len(images)

@@ -23,6 +23,7 @@ from middleware_hub.store.sqlite.store import SqliteStore
 from tests.conftest import SLOW
 from tests.middleware_hub.store.world import World, address_of, closed, findings, ids, query, sqlite, with_store
 from tests.support.programs import Process
+from tests.support.usual import usual
 
 KILLS = 100 if SLOW else 20
 
@@ -38,7 +39,7 @@ def acknowledged(lines: list[str]) -> list[bytes]:
     return [bytes.fromhex(parts[0]) for parts in words if len(parts) == 3 and len(parts[0]) == 32]
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "redis", "cluster"])
+@pytest.mark.parametrize("kind", usual(["sqlite", "redis", "cluster"], "sqlite", "redis"))
 def test_two_processes_share_a_store(kind: str, tmp_path: Path) -> None:
     """All of both is there, each sees the other's, and their events stand in one log without gaps."""
     address = address_of(kind, tmp_path)
@@ -64,7 +65,7 @@ def test_two_processes_share_a_store(kind: str, tmp_path: Path) -> None:
     with_store(address, work)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize("kind", usual(["sqlite", "redis"], "sqlite"))
 def test_a_killed_process_loses_nothing_that_was_acknowledged(kind: str, tmp_path: Path) -> None:
     """At random moments, on one store again and again; the next process goes on where it is."""
     source = random.Random(7)

@@ -47,6 +47,7 @@ async def until_sentinel_knows(sentinel: RedisServer, replica: RedisServer) -> N
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_failover_of_sentinels_is_followed(tmp_path: Path) -> None:
     """And what was acknowledged is there, since a replica had it."""
     world = World()

@@ -213,6 +213,7 @@ def test_nobody_answers_before_a_slow_router_has_written_what_it_knows(clock: Cl
     with_store(empty_redis(), work)
 
 
+@pytest.mark.slow
 def test_a_cluster_has_another_life_when_one_of_its_nodes_has(tmp_path: Path) -> None:
     nodes = start_cluster(tmp_path)
     cluster_address = f"redis+cluster://127.0.0.1:{nodes[0].port}"

@@ -27,6 +27,7 @@ from middleware_hub.store.redis.searching import Search
 from router.errors import BadRequestError
 from tests.middleware_hub.store.world import World, address_of, append_all, findings, ids, query, with_store
 from tests.support.redis_server import RedisServer, empty_redis, redis_server, shared
+from tests.support.usual import usual
 
 
 async def nothing(store: Store) -> None:
@@ -225,7 +226,7 @@ def test_a_server_that_writes_no_file_is_told(tmp_path: Path, caplog: pytest.Log
         refused(server.address, StoreMismatchError, "appendonly yes", durability="disk")
 
 
-@pytest.mark.parametrize("kind", ["redis-server", "valkey-server"])
+@pytest.mark.parametrize("kind", usual(["redis-server", "valkey-server"], "valkey-server"))
 def test_disk_durability_needs_a_server_that_can_say_so(tmp_path: Path, kind: str) -> None:
     async def work(store: Store) -> None:
         world = World()
@@ -342,8 +343,8 @@ async def until_it_answers(store: Store) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("kind", ["redis-server", "valkey-server"])
-@pytest.mark.parametrize("synced", ["always", "everysec"])
+@pytest.mark.parametrize("kind", usual(["redis-server", "valkey-server"], "redis-server"))
+@pytest.mark.parametrize("synced", usual(["always", "everysec"], "always"))
 def test_a_server_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path, synced: str, kind: str) -> None:
     """With `everysec` Redis itself may answer up to two seconds before it writes its file."""
     world = World()

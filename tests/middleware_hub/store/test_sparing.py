@@ -348,6 +348,7 @@ def without_news(folder: Path) -> None:
         connection.execute("DELETE FROM news WHERE n = (SELECT max(n) FROM news)")
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(150))
 @given(data=st.data(), most=st.sampled_from([0, 3, 200_000]), kept=st.sampled_from([-1, 2, 4_000]))
 def test_sparing_hides_nothing(data: st.DataObject, most: int, kept: int) -> None:

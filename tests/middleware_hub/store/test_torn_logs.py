@@ -19,6 +19,7 @@ from middleware_hub.store.protocol import Store
 from middleware_hub.store.sqlite import file
 from tests.conftest import SLOW
 from tests.middleware_hub.store.world import MEMORY, World, append_all, closed, findings, ids, query, with_store
+from tests.support.usual import usual
 
 ROOT = Path(__file__).parents[3]
 NAME = "store.sqlite3"
@@ -68,6 +69,7 @@ def commits(log: bytes) -> list[int]:
     return [at + FRAME for at in ends if log[at + 8 : at + 16] == log[16:24] and any(log[at + 4 : at + 8])]
 
 
+@pytest.mark.slow
 def test_a_log_cut_at_any_byte_keeps_whole_commits(folder: Path) -> None:
     """Of its last commits: what was committed before the cut is there, and what was torn is told."""
     world = conversation(6)
@@ -165,7 +167,7 @@ asyncio.run(appender.main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
 
 
-@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("where", usual(["before", "after"], "after"))
 def test_a_process_dies_between_a_commit_and_its_acknowledgement(folder: Path, where: str) -> None:
     """What it was about to acknowledge is there whole, once, if it was committed; else it is not. The rest is there."""
     told: list[bytes] = []

@@ -248,6 +248,7 @@ def test_it_is_a_command_of_the_router_and_quiet_without_a_terminal(tmp_path: Pa
     assert (done.returncode, done.stdout, done.stderr) == (0, "10 records checked, nothing is wrong\n", "")
 
 
+@pytest.mark.slow
 def test_progress_is_shown_on_a_terminal_and_nowhere_else(tmp_path: Path, world: World) -> None:
     """A terminal as standard error sees bars; what is printed stays clean."""
     leader, follower = os.openpty()
@@ -278,6 +279,7 @@ def test_a_bar_is_never_full_while_the_work_goes_on(monkeypatch: pytest.MonkeyPa
     assert "100%" not in terminal.getvalue()
 
 
+@pytest.mark.slow
 def test_commands_run_beside_a_writer(tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """A router goes on to append; nothing that it appended is called damage, and nothing of it is forgotten."""
     store = sqlite(tmp_path)

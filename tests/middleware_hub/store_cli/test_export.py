@@ -24,6 +24,7 @@ from middleware_hub.store_cli.tables import RowWriter
 from tests.middleware_hub.store.test_damage import change, flip
 from tests.middleware_hub.store.world import EOS, Turn, World, append_all, query, sqlite, with_store
 from tests.middleware_hub.store_cli.running import status
+from tests.support.usual import usual
 
 ROOT = Path(__file__).parents[3]
 TEAM = ("team", "adapter", "eval")
@@ -122,7 +123,7 @@ def expected(world: World, turn: Turn, lines: dict[bytes, tuple[Turn, int | None
     }
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", usual(range(6), 0, 1))
 def test_rows_are_what_was_recorded(tmp_path: Path, seed: int) -> None:
     """Every reply is the end of a row, or inside that of another one."""
     world, _, lines = grown(seed)
@@ -149,7 +150,7 @@ def test_pieces_are_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert exported(store, tmp_path, suffix="arrows") == whole
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "arrow", "arrows"])
+@pytest.mark.parametrize("suffix", usual(["parquet", "arrow", "arrows"], "parquet"))
 def test_standard_output_has_the_file_and_nothing_else(tmp_path: Path, suffix: str) -> None:
     store = stored(tmp_path, grown(3)[0])
     command = [sys.executable, "-m", "router", "store", "export", "--store", store, "--out", "-", "--format", suffix]
@@ -159,6 +160,7 @@ def test_standard_output_has_the_file_and_nothing_else(tmp_path: Path, suffix: s
     assert read(done.stdout, suffix) == exported(store, tmp_path)
 
 
+@pytest.mark.slow
 def test_who_stops_reading_ends_it(tmp_path: Path) -> None:
     world = World()
     world.turn(None, "user", "".join(chr(0x4E00 + random.Random(1).randrange(9_000)) for _ in range(10)))

@@ -16,6 +16,7 @@ from middleware_hub.templates.renderer import RenderingError
 from router.errors import BadRequestError
 from tests.conftest import examples
 from tests.middleware_hub.templates.test_chat_template import (
+    FEW,
     LOOP,
     MARK,
     NAMES,
@@ -31,6 +32,7 @@ from tests.middleware_hub.templates.test_chat_template import (
     user,
 )
 from tests.support.templates import SPECIAL_TOKENS, folder
+from tests.support.usual import usual
 
 CHATML = ("<|im_start|>assistant\n",)
 HEADERS: dict[str, tuple[str, ...]] = {
@@ -86,7 +88,7 @@ def mark(number: int) -> str:
     return f"{MARK}{number:03}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", usual(NAMES, *FEW))
 def test_the_cuts_are_around_the_turns_of_the_full_rendering(name: str) -> None:
     """Each piece is what the rendering of the whole has between the end of one turn and what opens the next."""
     template, headers = made(name), HEADERS.get(name, CHATML)
@@ -110,7 +112,7 @@ def test_the_cuts_are_around_the_turns_of_the_full_rendering(name: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", usual(NAMES, *FEW))
 def test_nothing_but_turns_of_the_assistant_is_cut_out(name: str) -> None:
     """What users and tools said is in the pieces and the tail, as often as it is in the rendering."""
     template = made(name)
@@ -157,7 +159,7 @@ def test_cut_and_put_together_again(name: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", usual(NAMES, *FEW))
 def test_the_last_message_may_be_gone_on_with(name: str) -> None:
     template = made(name)
 

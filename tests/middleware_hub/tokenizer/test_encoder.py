@@ -22,6 +22,7 @@ from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.embedded.models.ngram import shipped_tokenizer
 from router.engines.sglang.limits import PROMPT_LIMITS
 from router.errors import BadRequestError
+from tests.support.usual import usual
 from tests.support.vocabularies import Name, vocabulary
 
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
@@ -119,6 +120,7 @@ def test_texts_are_taken_apart_as_published_models_do_it(name: str, text: str) -
     assert encode(text) == pack_ids(backend.encode(text, add_special_tokens=False).ids)
 
 
+@pytest.mark.slow  # a vocabulary with all entries
 def test_what_is_encoded_differently_is_noticed_at_the_start() -> None:
     """The two libraries do not mean the same by the words of such a pattern."""
     backend = taking_apart([_split(r"\w+", invert=True)], vocabulary("qwen-whole"))
@@ -127,7 +129,7 @@ def test_what_is_encoded_differently_is_noticed_at_the_start() -> None:
         encoder(backend, json.loads(backend.to_str()), "fastokens")
 
 
-@pytest.mark.parametrize("name", BYTE_LEVEL)
+@pytest.mark.parametrize("name", usual(BYTE_LEVEL, "qwen"))
 def test_byte_level_bpe_is_encoded_by_fastokens(name: Name) -> None:
     assert isinstance(made(name), FastEncoder)
     assert isinstance(made(name, "fastokens"), FastEncoder)
@@ -181,7 +183,7 @@ class Late:
             self.waiting.pop()()
 
 
-@pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
+@pytest.mark.parametrize("name", usual([*BYTE_LEVEL, *SENTENCEPIECE], "qwen", "mistral-v1"))
 def test_no_text_waits_for_the_faster_encoder(name: Name) -> None:
     """The first one has it made, once; until then all are encoded by tokenizers."""
     late = Late(name, json_of(name))
@@ -247,7 +249,7 @@ def spelling(name: Name) -> Vocabulary:
     return Whole.load(str(vocabulary(name))).vocabulary
 
 
-@pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
+@pytest.mark.parametrize("name", usual([*BYTE_LEVEL, *SENTENCEPIECE], "qwen", "mistral-v1"))
 def test_a_tokenizer_changes_to_the_faster_encoder_and_to_no_other_ids(name: Name) -> None:
     made = Whole(backend(name))
     texts = ["Hello world", " leading", "naïve 你好 🙂\n", "def f(x):\n    return x\n"]

@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from middleware_hub.tokenizer import kept, loaded
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.embedded.models.ngram import shipped_tokenizer
+from tests.support.usual import usual
 from tests.support.vocabularies import Name, vocabulary
 
 LIBRARIES = ("pytest",)
@@ -123,10 +125,10 @@ def test_a_folder_full_of_files_has_no_fingerprint(source: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen", "mistral-v1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mistral-v1-legacy", "tekken"))],
+    usual(["shipped", "qwen", "mistral-v1", "mistral-v1-legacy", "tekken"], "shipped"),
 )
-def test_a_tokenizer_that_was_kept_is_the_one_that_was_loaded(name: Name, cache: Path) -> None:
-    path = str(vocabulary(name))
+def test_a_tokenizer_that_was_kept_is_the_one_that_was_loaded(name: Name | Literal["shipped"], cache: Path) -> None:
+    path = str(shipped_tokenizer() if name == "shipped" else vocabulary(name))
     first, backend = loaded.load(path, trust_remote_code=False)
     assert len(list(cache.iterdir())) == 1
     second, again = loaded.load(path, trust_remote_code=False)
@@ -182,6 +184,7 @@ print("transformers" in sys.modules)
 """
 
 
+@pytest.mark.slow  # two starts
 def test_a_second_start_does_without_transformers(source: Path) -> None:
     """That takes a second of a processor. It is imported behind the start, for chat templates."""
     started = [

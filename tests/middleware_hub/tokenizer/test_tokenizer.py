@@ -17,10 +17,12 @@ from tokenizers import Tokenizer as Backend
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from router.config import SpecialTokens
+from router.embedded.models.ngram import shipped_tokenizer
 from router.errors import BadRequestError
 from tests.conftest import examples
 from tests.middleware_hub.real import ALL, BYTE_LEVEL, added, recount, reference, texts, tokenizer
-from tests.support.vocabularies import Name, load, vocabulary
+from tests.support.usual import usual
+from tests.support.vocabularies import Name, load
 
 slow = settings(
     deadline=None, max_examples=examples(80), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -63,7 +65,7 @@ def test_a_bos_that_the_text_spells_is_not_doubled(name: Name) -> None:
     assert made.encode_start("<s><s>Hello")[:2] == made.bos * 2, "two that the text spells are the text's own"
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", usual(ALL, "qwen", "mistral-v1"))
 def test_modes_of_adding_special_tokens(name: Name) -> None:
     bare = load(name)
     bos = [] if name == "qwen" else [1]
@@ -75,7 +77,7 @@ def test_modes_of_adding_special_tokens(name: Name) -> None:
         assert tokenizer(name, "auto").encode_start(text) == (plain if doubled else bos + plain)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", usual(ALL, "qwen", "mistral-v1"))
 @pytest.mark.parametrize("mode", ["auto", "always", "never"])
 def test_nothing_is_appended_to_a_start(name: Name, mode: SpecialTokens) -> None:
     plain = list(reference(name)("Hello", add_special_tokens=False)["input_ids"])
@@ -289,7 +291,7 @@ def test_no_boundary_can_be_swallowed_by_an_added_token_around_it(
 # The texts of ids that clients send ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", usual(ALL, "qwen", "mistral-v1"))
 @pytest.mark.parametrize("mode", ["auto", "always", "never"])
 def test_ids_of_a_text_spell_that_text(name: Name, mode: SpecialTokens) -> None:
     """Without the BOS and the dummy space that the text gained when a client encoded it."""
@@ -422,16 +424,16 @@ def test_a_tokenizer_whose_pieces_are_not_known_is_refused() -> None:
 @pytest.mark.parametrize(
     ("config", "size"),
     [
-        ('{"vocab_size": 32768}', 32768),
-        ('{"text_config": {"vocab_size": 40000}}', 40000),
-        ('{"vocab_size": 100}', 32000),
-        ('{"vocab_size": "many"}', 32000),
-        ("{}", 32000),
+        ('{"vocab_size": 4224}', 4224),
+        ('{"text_config": {"vocab_size": 5000}}', 5000),
+        ('{"vocab_size": 100}', 4096),
+        ('{"vocab_size": "many"}', 4096),
+        ("{}", 4096),
     ],
 )
 def test_the_models_vocabulary_is_the_limit_where_it_is_larger(tmp_path: Path, config: str, size: int) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(vocabulary("mistral-v1"), folder)
+    shutil.copytree(shipped_tokenizer(), folder)
     (folder / "config.json").write_text(config)
     assert Tokenizer.load(str(folder)).vocabulary.size == size
 

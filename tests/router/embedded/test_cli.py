@@ -18,6 +18,7 @@ from router.cli import parser as router_parser
 from router.embedded.cli import parser
 from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.client import call, stream
+from tests.support.usual import usual
 from tests.support.vocabularies import vocabulary
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,7 +58,7 @@ def demo(*flags: str) -> Iterator[Demo]:
         running.process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", usual([signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
 def test_it_serves_logs_how_to_start_a_router_and_stops_with_0(number: signal.Signals) -> None:
     with demo("--tokens-per-second", "4", "--weight-version", "7") as running:
         line = f"tito-router --tokenizer-path {shipped_tokenizer()} --worker-urls {running.url}\n"
@@ -72,6 +73,7 @@ def test_it_serves_logs_how_to_start_a_router_and_stops_with_0(number: signal.Si
         events.close()
 
 
+@pytest.mark.slow
 def test_a_scripted_worker_streams_incrementally() -> None:
     flags = ["--tokenizer-path", str(vocabulary("qwen")), "--incremental-streaming-output", "--stream-interval", "4"]
     with demo("--scripted", *flags) as running:
@@ -81,6 +83,7 @@ def test_a_scripted_worker_streams_incrementally() -> None:
     assert [len(event["output_ids"]) for event in events] == [1, 4, 4]
 
 
+@pytest.mark.slow
 def test_tokens_per_second_slow_a_reply_down() -> None:
     with demo("--tokens-per-second", "100") as running:
         begun = time.monotonic()
@@ -90,6 +93,7 @@ def test_tokens_per_second_slow_a_reply_down() -> None:
         assert time.monotonic() - begun > 0.29
 
 
+@pytest.mark.slow
 def test_what_would_kill_a_worker_ends_it_with_1() -> None:
     with demo() as running:
         with pytest.raises(ConnectionError):
@@ -99,6 +103,7 @@ def test_what_would_kill_a_worker_ends_it_with_1() -> None:
         assert "killed by a request with an empty prompt" in running.process.stderr.read()
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_one_line_and_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -17,6 +17,7 @@ from router.observability.requests import REQUEST_ID
 from tests.router.conftest import EchoWorker, GatedWorker
 from tests.router.test_cli import Process
 from tests.support.serving import serving
+from tests.support.usual import usual
 
 MOMENT = datetime(2031, 5, 6, 7, 8, 9, 123456, UTC)
 
@@ -120,7 +121,7 @@ def test_a_process_logs_json_and_at_debug_one_line_per_request() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("log_format", ["text", "json"])
+@pytest.mark.parametrize("log_format", usual(["text", "json"], "json"))
 def test_a_broken_reply_is_one_line_with_its_request(log_format: str) -> None:
     async def run() -> None:
         worker = GatedWorker(first=b"data: 1\n\n")

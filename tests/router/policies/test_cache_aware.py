@@ -20,6 +20,7 @@ from router.policies.cache_aware import CacheAware
 from router.prefix_tree.snapshot import SnapshotError
 from router.workers.worker import Worker
 from tests.router.prefix_tree.recount import check
+from tests.support.usual import usual
 
 SYSTEM = "You are a careful assistant. " * 40
 
@@ -244,9 +245,12 @@ class Talk:
         return reason
 
 
+QUESTIONS = ["What of {}? ", "Tell me all there is to be known about the number {}. " * 4]
+
+
 @KINDS
 @pytest.mark.parametrize("heard", [False, True])
-@pytest.mark.parametrize("question", ["What of {}? ", "Tell me all there is to be known about the number {}. " * 4])
+@pytest.mark.parametrize("question", usual(QUESTIONS, QUESTIONS[0]))
 def test_a_later_turn_stays_although_history_drops_the_generation_prompt(kind: str, heard: bool, question: str) -> None:
     """The system prompt of 16,000 units dwarfs the conversation, and nothing is in flight."""
     system = "".join(random.Random(1).choices("abcdefgh ", k=16_000))
@@ -520,20 +524,21 @@ def test_the_tree_counts_for_workers_without_kv_events() -> None:
 # -- the run as a whole ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inflight", [16, 64, 128])
+@pytest.mark.parametrize("inflight", usual([16, 64, 128], 64))
 def test_a_run_under_one_system_prompt_neither_collapses_nor_scatters(inflight: int) -> None:
     outcome = Simulation(CacheAware(), inflight).run(3000)
     assert outcome.busiest <= 1.25
     assert outcome.kept >= 0.9
 
 
-@pytest.mark.parametrize(("load", "inflight"), [("edited", 64), ("groups", 256)])
+@pytest.mark.parametrize(("load", "inflight"), usual([("edited", 64), ("groups", 256)], ("edited", 64)))
 def test_edited_histories_and_groups_of_samples_stay_on_their_worker(load: str, inflight: int) -> None:
     outcome = Simulation(CacheAware(), inflight, kind=LOADS[load]).run(3000)
     assert outcome.kept >= 0.95
     assert outcome.busiest <= 1.15
 
 
+@pytest.mark.slow
 def test_the_simulation_detects_a_collapse() -> None:
     """The plain rule of the longest prefix collapses in it."""
     assert Simulation(PlainCacheAware(), 64).run(3000).busiest > 1.5

@@ -12,10 +12,11 @@ from router.embedded.engine.sampling import SamplingParams
 from router.embedded.models.vocabulary import load_vocabulary
 from router.embedded.worker import EmbeddedWorker
 from tests.router.embedded.talk import generate, stream
+from tests.support.usual import usual
 from tests.support.vocabularies import NAMES, Name, vocabulary
 
 
-@pytest.mark.parametrize("name", [*NAMES, None])
+@pytest.mark.parametrize("name", usual([*NAMES, None], None))
 @pytest.mark.parametrize("prompt", ["Hello", "Say: ", "你好"])
 def test_the_text_is_what_the_ids_decode_to_behind_the_prompt(name: Name | None, prompt: str) -> None:
     folder = None if name is None else vocabulary(name)
