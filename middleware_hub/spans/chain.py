@@ -118,11 +118,11 @@ def reasons_of(flags: int) -> list[str]:
     return list(dict.fromkeys(name for flag, name in REASONS if flags & flag)) if flags else []
 
 
+@np.errstate(over="ignore")
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
     """Return logprobs as bytes: float32 if every one of them is exactly a float32, else float64. Lossless either way."""
     exact = array("d", logprobs).tobytes()
-    with np.errstate(over="ignore"):
-        short = np.frombuffer(exact).astype(np.float32)
+    short = np.frombuffer(exact).astype(np.float32)
     return short.tobytes() if short.astype(np.float64).tobytes() == exact else exact
 
 

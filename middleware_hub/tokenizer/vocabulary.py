@@ -80,7 +80,7 @@ class Vocabulary:
     def learn(self, ids: Sequence[int]) -> None:
         """Accept ids that a worker sampled as valid, whatever the tokenizer's folder says."""
         if ids:
-            self.size = max(self.size, int(_as_array(ids).max()) + 1)
+            self.size = max(self.size, int(np.maximum.reduce(_as_array(ids))) + 1)
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes of one id; empty for an unknown one."""

@@ -30,6 +30,10 @@ class RequestPhase(enum.Enum):
     """The reply is on its way to the client."""
 
 
+# Looked up once: in CPython 3.11, a look-up of a member is a call in Python.
+_RECEIVING, _AT_WORKER, _ANSWERING = RequestPhase.RECEIVING, RequestPhase.AT_WORKER, RequestPhase.ANSWERING
+
+
 class RequestRecord:
     """One request. Times are those of `time.monotonic()`, except `begun_at`, which is that of `time.time()`."""
 
@@ -44,7 +48,7 @@ class RequestRecord:
         """The URL of the worker that has it, or that had it last."""
         self.attempts = 0
         """The number of times that it was sent to a worker."""
-        self.phase = RequestPhase.RECEIVING
+        self.phase = _RECEIVING
         self.begun = self.since = time.monotonic()
         self.begun_at = time.time()
 
@@ -52,10 +56,16 @@ class RequestRecord:
         self.phase = phase
         self.since = time.monotonic()
 
+    def answering(self) -> float:
+        """Note that the reply begins. Return the seconds since the request came."""
+        self.phase = _ANSWERING
+        self.since = time.monotonic()
+        return self.since - self.begun
+
     def sent_to(self, worker: str) -> None:
         self.worker = worker
         self.attempts += 1
-        self.phase = RequestPhase.AT_WORKER
+        self.phase = _AT_WORKER
         self.since = time.monotonic()
 
 

@@ -20,7 +20,7 @@ from router.http.request_state import first_state
 from router.http.responses import send_error
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import BROKEN, CLIENT_LEFT, RouterMetrics, route_class
-from router.observability.requests import REQUEST_ID, RequestPhase, RequestRecord, Requests
+from router.observability.requests import REQUEST_ID, RequestRecord, Requests
 from router.observability.tracing import OFF, Span, Tracer
 from router.random_ids import random_id
 
@@ -115,8 +115,7 @@ class _ServedRequest:
         if message["type"] == "http.response.start":
             record = self._record
             self._status = message["status"]
-            record.phase, record.since = RequestPhase.ANSWERING, time.monotonic()
-            self._metrics.first_bytes.observe((self._route,), record.since - record.begun)
+            self._metrics.first_bytes.observe((self._route,), record.answering())
             headers = [header for header in message.get("headers", ()) if header[0] != b"x-request-id"]
             headers.append((b"x-request-id", record.id.encode("ascii")))
             message = {**message, "headers": headers}

@@ -236,7 +236,10 @@ def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | N
     except NotNumbersError:
         return None
     # Bytes are compared, because numpy takes longer to start than to compare.
-    if pairs[:, 1].copy().tobytes() != own.astype(np.float64).tobytes() or own.view(np.uint64).max() >= 2**31:
+    if (
+        pairs[:, 1].copy().tobytes() != own.astype(np.float64).tobytes()
+        or np.maximum.reduce(own.view(np.uint64)) >= 2**31
+    ):
         return None
     return Numbers("i", own.astype(np.int32).tobytes()), Numbers("d", pairs[:, 0].copy().tobytes())
 
