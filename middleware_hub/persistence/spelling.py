@@ -63,7 +63,9 @@ class Spelling:
             return True, None
         end = self._end_before(first, path, line)
         if end is not None:
-            new = path.text[first.start : reply.text_end] if straight else self._spell_on(_ids_from(reply, first.offset))
+            new = (
+                path.text[first.start : reply.text_end] if straight else self._spell_on(_ids_from(reply, first.offset))
+            )
             new = self._tail(first) + new
         else:
             end, at = self._earlier_end(first)

@@ -224,8 +224,7 @@ class Vocabulary:
     def last_boundary(self, span: TokenSpan, count: int) -> int:
         if span.flags & SpanFlag.WHOLE:
             return 0
-        ids = np.frombuffer(span.ids, dtype=np.int32)[:count]
-        found = np.flatnonzero(self._boundary[self._within(ids)])
+        found = self._boundaries(np.frombuffer(span.ids, dtype=np.int32)[:count])
         # A BOS that the text does not spell is no boundary of the text.
         unspelled = len(found) and found[-1] == 0 and span.flags & SpanFlag.BOS
         return int(found[-1]) + 1 if len(found) and not unspelled else 0
@@ -235,7 +234,11 @@ class Vocabulary:
 
         These places follow added tokens that the text spells (see `Measure.last_boundary`).
         """
-        return np.flatnonzero(self._boundary[self._within(ids)]) + 1
+        return self._boundaries(ids) + 1
+
+    def _boundaries(self, ids: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Return the places of added tokens after which encoding is compositional."""
+        return self._boundary.take(ids.view(np.uint32), mode="clip").nonzero()[0]  # see `pieces`
 
     def straddled(self, text: str, position: int) -> int | None:
         window = max(0, position - self._reach)

@@ -26,6 +26,7 @@ from router.app import RouterApp, create_app
 from router.config import RadixConfig, RouterConfig, SessionsConfig, WorkersConfig
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
+from router.http.disconnect import EXTENSION, ServedClient
 
 ROOT = f"{Path(__file__).parents[2]}/"
 OURS = (f"{ROOT}router/", f"{ROOT}middleware_hub/")
@@ -99,6 +100,8 @@ async def _call(app: RouterApp, path: str, body: dict[str, Any], way: Way | None
     async def send(message: Message) -> None:
         sent.append(message)
 
+    client = ServedClient()  # as this project's server has it of a request that has come as a whole
+    client.all_here = True
     scope = {
         "type": "http",
         "method": "POST",
@@ -106,6 +109,7 @@ async def _call(app: RouterApp, path: str, body: dict[str, Any], way: Way | None
         "raw_path": path.encode(),
         "query_string": b"",
         "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(raw))],
+        "extensions": {EXTENSION: client},
     }
     token = _measured.set(way is not None)
     sys.setprofile(way)
