@@ -58,8 +58,6 @@ class Usage(msgspec.Struct):
 
 def further_fields(fields: dict[str, Raw], meta: dict[str, Raw]) -> dict[str, Raw]:
     """Return the fields of a reply and its `meta_info` that not every reply has: requested (`routed_experts`) or new ones."""
-    if fields.keys() <= _COMMON_FIELDS and meta.keys() <= _COMMON_META:
-        return {}
     return {
         **{key: value for key, value in fields.items() if key not in _COMMON_FIELDS and not is_null(value)},
         **{key: value for key, value in meta.items() if key not in _COMMON_META and not is_null(value)},
