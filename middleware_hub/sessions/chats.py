@@ -204,7 +204,7 @@ class _ChatReply:
     def _headers(self, named: list[TurnGeneration], recorded: str) -> HeaderList:
         first = self._exchange.generations[0]
         headers: HeaderList = [
-            (b"x-generation-id", ", ".join(one.id for one in named).encode("latin-1")),
+            (b"x-generation-id", ", ".join([one.id for one in named]).encode("latin-1")),
             (b"x-radix-reused-tokens", b"%d" % first.prompt.reused),
             (b"x-radix-prompt-tokens", b"%d" % first.prompt.tokens),
             (b"x-radix-recorded", recorded.encode("latin-1", "replace")),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from middleware_hub.chat.dialect import Dialect
@@ -61,11 +61,13 @@ class Act(enum.Enum):
     EXPORT = "export"
 
 
-_ALLOWED: Mapping[Act, frozenset[SessionPhase]] = {
-    Act.GENERATE: frozenset({SessionPhase.ACTIVE, SessionPhase.COMPLETE}),
-    Act.COMPLETE: frozenset({SessionPhase.ACTIVE, SessionPhase.COMPLETE, SessionPhase.FINALIZED}),
-    Act.EXPORT: frozenset({SessionPhase.ACTIVE, SessionPhase.COMPLETE, SessionPhase.FINALIZED}),
+_GENERATING = (SessionPhase.ACTIVE, SessionPhase.COMPLETE)
+_ALLOWED: Mapping[Act, Sequence[SessionPhase]] = {
+    Act.GENERATE: _GENERATING,
+    Act.COMPLETE: (*_GENERATING, SessionPhase.FINALIZED),
+    Act.EXPORT: (*_GENERATING, SessionPhase.FINALIZED),
 }
+"""Tuples, because CPython 3.11 takes a call in Python for the hash of a phase."""
 
 
 class Session:
@@ -179,7 +181,7 @@ class Session:
         """Forget an exchange that is over or has lost its client, unless a client may still want its reply."""
         if exchange.attached or not exchange.over:
             return
-        if self.phase not in _ALLOWED[Act.GENERATE] or not exchange.adoptable:
+        if self.phase not in _GENERATING or not exchange.adoptable:
             self._forget(exchange)
 
     def sweep(self, now: float) -> None:

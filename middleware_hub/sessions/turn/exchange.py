@@ -43,6 +43,9 @@ class RequestKey(NamedTuple):
     parent: str | None = None
 
 
+_FORGOTTEN = RequestKey(None, b"")
+
+
 class Running(Protocol):
     """The part of a generation that its exchange uses."""
 
@@ -182,7 +185,7 @@ class Exchange(Generic[G]):
     def release(self) -> None:
         """Let go of the generations: they and the exchange refer to each other, and would stay until a garbage collection."""
         self.generations = []
-        self.key = RequestKey(None, b"")
+        self.key = _FORGOTTEN
 
     # Its client --------------------------------------------------------------------------------------------------------
 

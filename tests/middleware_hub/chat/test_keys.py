@@ -50,6 +50,10 @@ APART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"role": "assistant", "tool_calls": LOOK},
         {"role": "assistant", "tool_calls": calls(("c1", "look", {"where": "here", "times": "1"}))},
     ),
+    "a number out of range and none": (
+        {"role": "assistant", "tool_calls": calls(("c1", "look", '{"times": 1e400}'))},
+        {"role": "assistant", "tool_calls": calls(("c1", "look", '{"times": null}'))},
+    ),
     "the order of calls": (
         {"role": "assistant", "tool_calls": calls(("a", "f", {}), ("b", "f", {}))},
         {"role": "assistant", "tool_calls": calls(("b", "f", {}), ("a", "f", {}))},
@@ -75,6 +79,10 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "arguments as text, in another order": (
         {"role": "assistant", "tool_calls": LOOK},
         {"role": "assistant", "tool_calls": calls(("c1", "look", '{ "times": 1.0,\n "where": "here" }'))},
+    ),
+    "numbers inside of objects and lists": (
+        {"role": "assistant", "tool_calls": calls(("c1", "look", {"at": [1, {"x": -2e3}, 0.5]}))},
+        {"role": "assistant", "tool_calls": calls(("c1", "look", '{"at": [1.0, {"x": -2000}, 0.50]}'))},
     ),
     "no arguments": (
         {"role": "assistant", "tool_calls": calls(("c1", "look", {}))},

@@ -284,3 +284,23 @@ class TestMetrics:
             assert [room.metric(name) for name in names] == [0, 0, 0, 0]
 
         asyncio.run(work())
+
+    def test_tokens_are_counted_by_what_became_of_them(self) -> None:
+        """Each sample of a prompt reuses what was sampled before it; the rest of the prompt is encoded once for all."""
+
+        async def work() -> None:
+            room = Room()
+            await room.open()
+            _, first = await room.ask(BODY).answer()
+            echo = first["choices"][0]["message"]
+            body = {**BODY, "messages": [*BODY["messages"], echo, {"role": "user", "content": "More"}], "n": 2}
+            assert (await room.ask(body).answer())[0] == 200
+            (start, sampled), (whole, second), (_, third) = (
+                (len(request["input_ids"]), len(ids)) for request, ids in room.engine.log
+            )
+            counts = [room.metric("tito_session_tokens_total", kind=kind) for kind in ("reused", "encoded", "sampled")]
+            assert counts == [2 * (start + sampled), whole - sampled, sampled + second + third]
+            kinds = [room.metric("tito_session_turns_total", kind=kind, reason="") for kind in ("first", "continued")]
+            assert kinds == [1, 1]
+
+        asyncio.run(work())
