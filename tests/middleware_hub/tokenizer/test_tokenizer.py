@@ -143,6 +143,7 @@ def test_byte_level_tails_are_what_a_start_is_without_its_bos(name: Name) -> Non
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", ["normalizer", "pre_tokenizer"])
 def test_privileges_are_found_through_nested_sequences(section: str) -> None:
     settings_ = json.loads(load("mistral-v1-legacy").to_str())
