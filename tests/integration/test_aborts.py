@@ -18,9 +18,10 @@ from tests.support.chat_models import chat_model
 from tests.support.client import Answer, call
 from tests.support.serving import read_request, serving_socket
 from tests.support.stack import STYLES, Stack, stack
+from tests.support.usual import usual
 
 ATTEMPTS = 3
-WHOLE_OR_STREAMED: tuple[StreamStyle | None, ...] = (None, *STYLES)
+WHOLE_OR_STREAMED = usual((None, *STYLES), None, "cumulative", "incremental")
 
 
 @pytest.fixture(scope="module")

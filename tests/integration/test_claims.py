@@ -21,12 +21,13 @@ from tests.support.asking import until
 from tests.support.client import call
 from tests.support.programs import Program
 from tests.support.stack import Stack, stack
+from tests.support.usual import usual
 from tests.support.vocabularies import vocabulary
 
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module", params=["memory", "sqlite"])
+@pytest.fixture(scope="module", params=usual(["memory", "sqlite"], "sqlite"))
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder: Path = tmp_path_factory.mktemp("store")
     store = StoreConfig(url=f"sqlite:{folder}/store.sqlite3") if request.param == "sqlite" else None

@@ -418,7 +418,7 @@ def check_end(form: Form, found: Mapping[int, Json]) -> None:
     assert matched is None or isinstance(reason["matched"], matched)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", usual(FORMS, *FORMS[::2]), ids=str)
 def test_the_client_sees_the_worker_and_the_tokens_are_kept(form: Form, stacks: Stacks) -> None:
     check_form(form, stacks, forced=True)
 

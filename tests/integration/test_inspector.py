@@ -118,7 +118,7 @@ class Talks:
             self.above[rid] = above
 
 
-@pytest.fixture(scope="module", params=usual(["qwen", "mistral-v1", "tekken"], "qwen", "mistral-v1"))
+@pytest.fixture(scope="module", params=usual(["qwen", "mistral-v1", "tekken"], "mistral-v1"))
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[Stack, Talks]]:
     """A router that has talked, for each kind of vocabulary."""
     name: Name = request.param

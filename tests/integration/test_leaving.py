@@ -18,6 +18,7 @@ from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, calls, in_no_workers_hands, outcomes, settle, until
 from tests.support.client import call
 from tests.support.stack import STYLES, Stack, stack
+from tests.support.usual import usual
 
 EXACT = '{reason="",recorded="exact"}'
 
@@ -119,7 +120,7 @@ def test_a_client_that_left_before_the_first_token(
 
 @LEAVES
 @POLICIES
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", usual(STYLES, "cumulative", "incremental"))
 @pytest.mark.parametrize("seen", [1, 4])
 def test_what_was_streamed_to_a_client_that_left_is_kept(
     served: Stack,
@@ -347,7 +348,7 @@ def test_a_worker_that_dies_before_its_reply(
 
 
 @POLICIES
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", usual(STYLES, "cumulative", "incremental"))
 def test_a_worker_that_dies_in_its_stream(
     served: Stack, worker: EmbeddedWorker, asks: list[Asking], space: str, policy: str, style: StreamStyle
 ) -> None:

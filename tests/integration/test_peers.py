@@ -68,7 +68,7 @@ class Routers:
         return [program.url for program in self.programs if program.alive]
 
 
-@pytest.fixture(scope="module", params=["sqlite", "redis"])
+@pytest.fixture(scope="module", params=usual(["sqlite", "redis"], "sqlite"))
 def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routers]:
     store = empty_redis() if request.param == "redis" else None
     with Routers(tmp_path_factory.mktemp("peers"), store=store) as routers:

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from router.config import StoreConfig
 from tests.support.redis_server import empty_redis
 from tests.support.stack import Stack, stack
+from tests.support.usual import usual
 
 WANTED = {"return_routed_experts": True, "return_indexer_topk": True, "return_top_p": True}
 FIELDS = ("routed_experts", "indexer_topk", "top_p")
 
 
-@pytest.fixture(params=[None, "sqlite", "redis"], scope="module")
+@pytest.fixture(params=usual([None, "sqlite", "redis"], None, "sqlite"), scope="module")
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StoreConfig:
     addresses = {"sqlite": lambda: f"sqlite:{tmp_path_factory.mktemp('store')}", "redis": empty_redis}
     return StoreConfig(url=request.param and addresses[request.param]())

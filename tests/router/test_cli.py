@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import re
@@ -10,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -327,16 +328,23 @@ def test_idle_process_stops_with_0(number: signal.Signals) -> None:
     asyncio.run(run())
 
 
+@contextlib.asynccontextmanager
+async def streaming(*flags: str) -> AsyncIterator[tuple[GatedWorker, Process, aiohttp.ClientResponse]]:
+    """A worker, a router in front of it, and a stream that has begun."""
+    worker = GatedWorker(first=b"data: 1\n\n")
+    async with (
+        serving(worker) as url,
+        Process("--worker-urls", url, *flags) as process,
+        aiohttp.ClientSession(process.url) as client,
+        client.post("/generate", data=b"{}") as stream,
+    ):
+        assert await stream.content.readany() == b"data: 1\n\n"
+        yield worker, process, stream
+
+
 def test_sigterm_lets_streams_finish() -> None:
     async def run() -> None:
-        worker = GatedWorker(first=b"data: 1\n\n")
-        async with (
-            serving(worker) as url,
-            Process("--worker-urls", url) as process,
-            aiohttp.ClientSession(process.url) as client,
-            client.post("/generate", data=b"{}") as stream,
-        ):
-            assert await stream.content.readany() == b"data: 1\n\n"
+        async with streaming() as (worker, process, stream):
             process.signal(signal.SIGTERM)
             await process.line_with("stopping: 1 requests in flight")
             port = int(process.url.rsplit(":", 1)[1])
@@ -362,14 +370,7 @@ async def connects(port: int) -> bool:
 
 def test_streams_are_cut_after_the_grace() -> None:
     async def run() -> None:
-        worker = GatedWorker(first=b"data: 1\n\n")
-        async with (
-            serving(worker) as url,
-            Process("--worker-urls", url, "--shutdown-grace", "0") as process,
-            aiohttp.ClientSession(process.url) as client,
-            client.post("/generate", data=b"{}") as stream,
-        ):
-            assert await stream.content.readany() == b"data: 1\n\n"
+        async with streaming("--shutdown-grace", "0") as (worker, process, stream):
             process.signal(signal.SIGTERM)
             with pytest.raises(aiohttp.ClientPayloadError):
                 await stream.read()
@@ -381,14 +382,7 @@ def test_streams_are_cut_after_the_grace() -> None:
 
 def test_second_signal_stops_at_once() -> None:
     async def run() -> None:
-        worker = GatedWorker(first=b"data: 1\n\n")
-        async with (
-            serving(worker) as url,
-            Process("--worker-urls", url) as process,
-            aiohttp.ClientSession(process.url) as client,
-            client.post("/generate", data=b"{}") as stream,
-        ):
-            assert await stream.content.readany() == b"data: 1\n\n"
+        async with streaming() as (_, process, stream):
             process.signal(signal.SIGTERM)
             await process.line_with("stopping")
             process.signal(signal.SIGTERM)

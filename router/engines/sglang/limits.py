@@ -66,6 +66,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
             whole = bytes(raw)
             pieces = (whole[at : at + _STEP] for at in range(0, len(whole), _STEP))
             count = sum(len(piece.translate(None, _WITHIN_CHARACTERS)) for piece in pieces) - 6 * whole.count(b"\\")
+            count -= len(b'""')
             if count > self.characters:
                 raise self._too_long(count)
 

@@ -15,12 +15,13 @@ from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
 from tests.middleware_hub.sessions.in_process import PATH, Room
 from tests.middleware_hub.sessions.test_shared_sessions import BODY, Routers, exported, more, routers
+from tests.support.usual import usual
 
 WEEK = 7 * 86_400.0
 Later = Callable[[float], None]
 
 
-@pytest.fixture(params=["sqlite", "redis"], autouse=True)
+@pytest.fixture(params=usual(["sqlite", "redis"], "redis"), autouse=True)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Routers, "kind", request.param)
 

@@ -17,6 +17,7 @@ from middleware_hub.store.errors import StoreUnreachableError
 from router.config import StoreConfig
 from tests.middleware_hub.sessions.in_process import PATH, Client, Room, until
 from tests.support.redis_server import empty_redis
+from tests.support.usual import usual
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Count"}], "max_tokens": 20}
 NEXT = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "More"}]
@@ -47,7 +48,7 @@ class Routers:
             await room.hub.store.close()
 
 
-@pytest.fixture(autouse=True, params=["sqlite", "redis"])
+@pytest.fixture(autouse=True, params=usual(["sqlite", "redis"], "redis"))
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store of a test's routers."""
     monkeypatch.setattr(Routers, "kind", request.param)

@@ -114,6 +114,21 @@ def test_a_changed_context_is_named() -> None:
     assert faults(changed, thorough=True) == ["the id of a context is not that of its content"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "continuable"),
+    [
+        ({}, True),
+        ({"width": 0, "text": ""}, False),
+        ({"visible": 0}, False),
+        ({"flags": SpanFlag.MISMATCH}, False),
+        ({"flags": SpanFlag.SPLIT}, True),
+    ],
+)
+def test_which_replies_longer_texts_continue(changes: dict[str, object], continuable: bool) -> None:
+    """None that nobody saw a token of, though a part of one may be seen, and none whose ids do not spell its text."""
+    assert reply(**changes).continuable is continuable
+
+
 def test_new_ids_follow_each_other() -> None:
     made = [new_id() for _ in range(1_000)]
     assert len(set(made)) == 1_000

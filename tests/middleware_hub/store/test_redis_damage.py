@@ -105,6 +105,7 @@ def certificates(folder: Path) -> None:
         openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.pem", *signed)
 
 
+@pytest.mark.slow
 def test_an_encrypted_connection_checks_who_is_there(tmp_path: Path) -> None:
     assert ssl.HAS_TLSv1_3
     certificates(tmp_path)

@@ -19,7 +19,6 @@ from middleware_hub.store.protocol import Store
 from middleware_hub.store.sqlite import file
 from tests.conftest import SLOW
 from tests.middleware_hub.store.world import MEMORY, World, append_all, closed, findings, ids, query, with_store
-from tests.support.usual import usual
 
 ROOT = Path(__file__).parents[3]
 NAME = "store.sqlite3"
@@ -167,7 +166,8 @@ asyncio.run(appender.main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 """
 
 
-@pytest.mark.parametrize("where", usual(["before", "after"], "after"))
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["before", "after"])
 def test_a_process_dies_between_a_commit_and_its_acknowledgement(folder: Path, where: str) -> None:
     """What it was about to acknowledge is there whole, once, if it was committed; else it is not. The rest is there."""
     told: list[bytes] = []

@@ -58,7 +58,7 @@ def expected(name: Name, text: str) -> bytes:
     return pack_ids(backend(name).encode(text, add_special_tokens=False).ids)
 
 
-@pytest.mark.parametrize("name", [*BYTE_LEVEL, *SENTENCEPIECE])
+@pytest.mark.parametrize("name", usual([*BYTE_LEVEL, *SENTENCEPIECE], "qwen", "mistral-v1"))
 @given(text=TEXTS)
 @settings(deadline=None)  # the first example loads a vocabulary
 def test_ids_are_those_of_tokenizers(name: Name, text: str) -> None:
@@ -208,7 +208,7 @@ def test_a_faster_encoder_that_cannot_be_made_costs_no_text(caplog: pytest.LogCa
     assert used("second") == expected("qwen", "second")
 
 
-@pytest.mark.parametrize("name", BYTE_LEVEL)
+@pytest.mark.parametrize("name", usual(BYTE_LEVEL, "qwen"))
 @given(text=st.text(st.characters(max_codepoint=127), max_size=80))
 @settings(deadline=None)
 def test_of_a_verbatim_tokenizer_ids_spell_an_ascii_text(name: Name, text: str) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -116,6 +116,7 @@ def test_the_limits_of_a_prompt() -> None:
 @given(
     st.text(alphabet='aé你🙂"\\\n\x01', min_size=1, max_size=30), st.integers(1, 8), st.booleans(), st.integers(1, 5)
 )
+@example("a", 8, False, 5)  # as long as the limit, and its JSON two quotes longer
 def test_a_text_within_the_limit_is_never_refused_unread(piece: str, count: int, ascii_only: bool, step: int) -> None:
     """However its characters are written; and one that is written plainly is refused as soon as it is too long."""
     text = piece * count

@@ -256,6 +256,7 @@ class TestClearing:
         check_indexer(index)
         assert len(index._owners) == 1
 
+    @pytest.mark.slow
     def test_sweeping_outruns_stale_entries(self) -> None:
         """A fleet empties its caches at each step of a training run."""
         workers = [f"http://w{number}:1" for number in range(50)]

@@ -531,7 +531,7 @@ def test_a_run_under_one_system_prompt_neither_collapses_nor_scatters(inflight: 
     assert outcome.kept >= 0.9
 
 
-@pytest.mark.parametrize(("load", "inflight"), usual([("edited", 64), ("groups", 256)], ("edited", 64)))
+@pytest.mark.parametrize(("load", "inflight"), usual([("edited", 64), ("groups", 256)]))
 def test_edited_histories_and_groups_of_samples_stay_on_their_worker(load: str, inflight: int) -> None:
     outcome = Simulation(CacheAware(), inflight, kind=LOADS[load]).run(3000)
     assert outcome.kept >= 0.95

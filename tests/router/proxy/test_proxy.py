@@ -390,6 +390,7 @@ def test_body_limit(path: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_small_reply_that_unpacks_to_hundreds_of_megabytes_breaks_off() -> None:
     async def main() -> None:
         bomb = gzip.compress(bytes(100 * 1024 * 1024))
