@@ -236,7 +236,12 @@ def test_a_bos_that_the_text_does_not_spell_is_no_boundary() -> None:
 
 
 def test_there_is_no_boundary_in_what_is_not_known() -> None:
-    assert toy_vocabulary().last_boundary(context([EOS, A], "?", SpanFlag.WHOLE), 2) == 0
+    vocabulary = toy_vocabulary()
+    assert vocabulary.last_boundary(context([EOS, A], "?", SpanFlag.WHOLE), 2) == 0
+    for entries in (len(vocabulary), len(vocabulary) + 1):
+        beyond = [EOS + times * entries for times in (-2, -1, 1, 2)]
+        assert vocabulary.last_boundary(context(beyond, ""), 4) == 0
+        assert vocabulary.boundaries(np.array([A, EOS, *beyond], dtype=np.int32)).tolist() == [2]
 
 
 def test_holes_in_a_vocabulary_spell_nothing() -> None:
