@@ -135,17 +135,26 @@ def test_routers_that_take_turns_spell_only_what_is_new(scheme: str) -> None:
         whole.append(VOCABULARY.spell(ids))
         return whole[-1]
 
+    def watch(life: Life) -> None:
+        assert life.memory is not None
+        life.memory._turns._spelling._spell = spell
+
     async def play() -> None:
         async with Lives(scheme, 2) as lives:
             for life in lives.lives:
-                assert life.memory is not None
-                life.memory._turns._spelling._spell = spell
+                watch(life)
             text = "a b"
             for number in range(40):
                 text = await lives.ask(number % 2, ask(text + "b ab", f"r{number}"))
+            await lives.restart(0)
+            watch(lives.lives[0])
+            await lives.ask(0, ask(text + "b", "r40"))
+            await lives.restart(1)
+            await lives.ask(1, ask(text[:-1] + "ab", "r41"))  # leaves a reply midway
 
     asyncio.run(play())
-    assert len(whole) < 10
+    assert whole
+    assert max(map(len, whole)) < 10
 
 
 def test_what_was_gathered_is_written_when_a_router_ends() -> None:
