@@ -9,8 +9,7 @@ When a limit has passed, the loop had that many chances to send the request and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from types import TracebackType
 
 TICKS = 20
 """The least number of turns of the loop in a limit. A request on a new connection takes six."""
@@ -19,25 +18,30 @@ LONGEST_TICK = 0.25
 """Seconds: the most that a limit loses when the loop is late once."""
 
 
-@contextlib.asynccontextmanager
-async def patience(seconds: float) -> AsyncIterator[None]:
+class patience:
     """Raise TimeoutError once the block has had `seconds` in which the event loop was not late."""
-    loop = asyncio.get_running_loop()
-    step = min(seconds / TICKS, LONGEST_TICK)
-    left = seconds
-    due: asyncio.TimerHandle
-    async with asyncio.timeout(None) as timeout:
 
-        def tick() -> None:
-            nonlocal left, due
-            left -= step
-            if left > 0:
-                due = loop.call_later(step, tick)
-            else:
-                timeout.reschedule(loop.time())
+    __slots__ = ("_due", "_left", "_loop", "_step", "_timeout")
 
-        due = loop.call_later(step, tick)
-        try:
-            yield
-        finally:
-            due.cancel()
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._step = min(seconds / TICKS, LONGEST_TICK)
+
+    async def __aenter__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(None)
+        await self._timeout.__aenter__()
+        self._due = self._loop.call_later(self._step, self._tick)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._due.cancel()
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def _tick(self) -> None:
+        self._left -= self._step
+        if self._left > 0:
+            self._due = self._loop.call_later(self._step, self._tick)
+        else:
+            self._timeout.reschedule(self._loop.time())
