@@ -361,6 +361,22 @@ def test_the_furthest_chain_is_found_among_many(run: Run) -> None:
     run(work)
 
 
+def test_a_reply_is_found_among_hundreds_that_end_in_the_same_block(run: Run) -> None:
+    """They are too many for a store to read all of them."""
+    world = World()
+    replies = [world.turn(None, "user", f"says {number}") for number in range(300)]
+
+    async def work(store: Store) -> None:
+        paths = {turn.reply.id: turn.path for turn in replies}
+        await store.append(Batch([record for turn in replies for record in turn.records], paths))
+        for turn in replies[::40]:
+            asked = turn.text + " and goes on"
+            complete = {one.reply.id for one in world.ending_on(asked, NS)}
+            assert turn.reply.id in complete <= ids(await store.find(query(asked)))
+
+    run(work)
+
+
 # Appending -------------------------------------------------------------------------------------------------------------
 
 
