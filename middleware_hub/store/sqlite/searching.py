@@ -35,7 +35,9 @@ _rows = msgspec.json.Decoder(list[_Row])
 _numbers = msgspec.json.Decoder(list[int])
 
 _FEW: Final = 256
-"""Up to this many records, and four of each place or block, are read without a choice of the newest."""
+"""Up to this many records, and four of each place, are read without a choice of the newest."""
+_FEW_ALL: Final = 32
+"""Up to this many places, and three of each block, are read whether they are our text's or not."""
 _MOST: Final = {
     START: MOST_CHAINS + 1,
     PASS: 2 * MOST_CHAINS + 1,
@@ -118,10 +120,10 @@ class Search:
         """Return all places of our text, from its beginning to its end."""
         path = self._path
         given = b"".join(path.keys(blocks)), _encode(list(range(len(blocks))))
-        most = _FEW + 4 * len(blocks)
+        most = _FEW_ALL + 3 * len(blocks)
         ((answer,),) = self._connection.execute(_BLOCKS, (*given, most))
         rows = _places.decode(answer)
-        if len(rows) < most:
+        if len(rows) < most:  # else a crowd
             return self._ours(blocks, rows)
         ((answer,),) = self._connection.execute(_LENGTHS, given)
         places: list[tuple[int, int, bytes]] = []
