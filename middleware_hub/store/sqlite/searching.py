@@ -35,7 +35,9 @@ _rows = msgspec.json.Decoder(list[_Row])
 _numbers = msgspec.json.Decoder(list[int])
 
 _FEW: Final = 256
-"""Up to this many records, and four of each place or block, are read without a choice of the newest."""
+"""Up to this many records, and four of each place, are read without a choice of the newest."""
+_FEW_ALL: Final = 32
+"""Up to this many places, and three of each block, are read whether they are our text's or not."""
 _MOST: Final = {
     START: MOST_CHAINS + 1,
     PASS: 2 * MOST_CHAINS + 1,
@@ -43,8 +45,8 @@ _MOST: Final = {
     END_ALONE: MOST_VARIANTS + 1,
 }
 """How many records of a place are read, by kind: the newest ones."""
-_FIELD: Final = {kind: at for at, kind in enumerate(_MOST, 2)}
-"""The list of a `Hit` in which the records of a kind are."""
+_FIELD: Final = {kind: at for at, kind in enumerate(_MOST)}
+"""The place of each kind among the lists of a `Hit`."""
 
 # Each statement answers in one step and calls nothing of Python's (see `rows`), and its text is always the same, so that it is
 # compiled once: keys and hashes come as one blob, numbers as JSON. A place without a hash has no length there.
@@ -118,10 +120,10 @@ class Search:
         """Return all places of our text, from its beginning to its end."""
         path = self._path
         given = b"".join(path.keys(blocks)), _encode(list(range(len(blocks))))
-        most = _FEW + 4 * len(blocks)
+        most = _FEW_ALL + 3 * len(blocks)
         ((answer,),) = self._connection.execute(_BLOCKS, (*given, most))
         rows = _places.decode(answer)
-        if len(rows) < most:
+        if len(rows) < most:  # else a crowd
             return self._ours(blocks, rows)
         ((answer,),) = self._connection.execute(_LENGTHS, given)
         places: list[tuple[int, int, bytes]] = []
@@ -136,18 +138,18 @@ class Search:
     def _ours(self, blocks: range, rows: Sequence[_Place]) -> list[Hit[int]]:
         """Return the places of our text among all that are entered under these blocks."""
         hashes: dict[int, str] = {}
-        hits: dict[tuple[int, int], Hit[int]] = {}
+        found: dict[tuple[int, int], list[list[int]]] = {}
         for i, length, digest, kind, record in sorted(rows, key=itemgetter(4), reverse=True):
             block = blocks[i]
             if kind not in _MOST or (digest and not self._passes(block, length, digest, hashes)):
                 continue
-            hit = hits.get((block, length))
-            if hit is None:
-                hit = hits[block, length] = Hit(block, length, [], [], [], [])
-            of_kind = hit[_FIELD[kind]]
+            of_place = found.get((block, length))
+            if of_place is None:
+                of_place = found[block, length] = [[] for _ in _MOST]
+            of_kind = of_place[_FIELD[kind]]
             if len(of_kind) < _MOST[kind]:
                 of_kind.append(record)
-        return [hits[at] for at in sorted(hits)]
+        return [Hit(*at, *found[at]) for at in sorted(found)]
 
     def _passes(self, block: int, length: int, digest: str, hashes: dict[int, str]) -> bool:
         """Return whether our text has this hash after so many characters, which are in this block. `hashes` are those known."""
