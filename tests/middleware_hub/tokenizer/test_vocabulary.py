@@ -249,3 +249,10 @@ def test_holes_in_a_vocabulary_spell_nothing() -> None:
     assert len(vocabulary) == 6
     assert vocabulary.spell([0, 3, 5]) == "ab"
     assert vocabulary.special_ids == frozenset()
+
+
+def test_tokens_share_a_character_over_a_token_without_text() -> None:
+    """The second half of "é" begins an "x" as well: whoever takes the first half takes all of them."""
+    known = Vocabulary({0: b"\xc3", 1: b"", 2: b"\xa9x", 3: b"a"}, special=[])
+    assert known.begun([3, 0, 2, 3]).tolist() == [1, 3, 3, 4]
+    assert known.begun([3, 0, 1, 2, 3]).tolist() == [1, 3, 3, 3, 4]
