@@ -15,9 +15,10 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Final
+
+from msgspec.structs import replace
 
 from middleware_hub.sessions.log import replay
 from middleware_hub.sessions.log.entry import Entry, Shelf
