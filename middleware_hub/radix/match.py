@@ -121,26 +121,25 @@ class Path(NamedTuple):
     def further(self, line: Generation | None, cut: Cut, measure: Measure, *, boundaries: bool = True) -> Cut | None:
         """Return tokens after `cut` of a chain that continues `line` and that the text leaves midway: furthest, then newest.
 
-        Sampled tokens come first. Context, whose encoding would be the same anyway, counts only where there are none. A chain
-        that the text leaves before its own reply has only tokens of another reply, which may equal those of a newer chain.
+        Context, whose encoding would be the same anyway, counts only where there are no sampled tokens. Of equal tokens, those
+        of a reply that the text leaves in its middle come first, then those of the chain that agrees furthest, then the newest.
         """
         if self.limit <= cut.start:
             return None
-        best: Cut | None = None
-        borrowed = False
-        newest: tuple[Generation, int] | None = None
+        best, rank, newest = None, (False, 0, 0), None
         for generation, limit in self.candidates(line, cut.start):
-            if best is not None and limit < best.start + (not borrowed):
+            if best is not None and limit < best.start:
                 break
             newest = newest or (generation, limit)
             if _samples_nothing(generation, limit):
                 continue
-            own = generation.span.start < limit
-            if best is not None and not (own and borrowed) and ends_by(generation.span, limit, best.start, measure):
+            its_rank = (generation.span.start < limit, limit, generation.serial)
+            preferred = best is not None and its_rank > rank
+            if best is not None and not preferred and ends_by(generation.span, limit, best.start, measure):
                 continue
             found = self._whole_literals(generation, limit, line, measure, boundaries=False)
-            if found is not None and found.start + (own and borrowed) > (best or cut).start:
-                best, borrowed = found, not own
+            if found is not None and found.start + preferred > (best or cut).start:
+                best, rank = found, its_rank
         if best is None and boundaries and newest is not None:
             found = self._whole_literals(*newest, line, measure, boundaries=True)
             if found is not None and found.start > cut.start and not _says_lost(found.span, cut.span):

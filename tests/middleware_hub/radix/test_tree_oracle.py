@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.radix import landmarks
@@ -122,9 +122,12 @@ class Oracle:
                 while last is not None and (begin := _literal_around(text, chain[last].end)) is not None:
                     last = _last_inside(chain, begin)
                 if last is not None and chain[last].end > start:
-                    found.append((chain[last].end, limit, rival.serial, chain[: last + 1]))
+                    # Where the text leaves a chain before its own reply, its tokens are another reply's: of equal tokens, those
+                    # of a reply that the text leaves in its middle count, whoever else reused others.
+                    own = rival.reply_at < limit
+                    found.append((chain[last].end, own, limit, rival.serial, chain[: last + 1]))
         if found:
-            furthest, _, _, tokens = max(found, key=lambda one: one[:3])
+            furthest, _, _, _, tokens = max(found, key=lambda one: one[:4])
             return tokens, furthest
         return tokens, start
 
@@ -292,8 +295,19 @@ def play(history: History, texts: list[str], step: tuple) -> None:
     texts.append(history.request(text, sampled))
 
 
+EQUAL_TOKENS = [
+    ("start", "a", [4, 1, 0, 0, 0]),
+    ("start", "a", [0]),
+    ("cut", 0, 4, "a", [0]),
+    ("start", "a", [4, 1]),
+    ("cut", 0, 4, "a", [0]),
+]
+"""The last text leaves one chain in its own reply, and, a character later, another one that has an equal token of a third."""
+
+
 @settings(max_examples=examples(400), deadline=None)
 @given(st.lists(STEP, min_size=1, max_size=14), st.integers(0, 2**16))
+@example(EQUAL_TOKENS, 0)
 def test_random_histories_agree_with_the_oracle(steps: list[tuple], seed: int) -> None:
     """Whatever conversations do, the tree continues the chain that the rules say, and gives every reply back whole."""
     history, texts = History(seed), []
