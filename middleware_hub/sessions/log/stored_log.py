@@ -4,8 +4,8 @@
                                the log moved on meanwhile: read on, and try again
     read on  events of other routers -> they are applied here, by the code that commits
 
-So all routers apply the same events in the same order. While the store cannot be written, events are applied here all the
-same and wait for it in the spool, in order. From there they are appended after what other routers have appended meanwhile.
+So all routers apply the same events in the same order. While the store cannot be written, events are applied here and wait
+for it in the spool, in order. They are appended after what other routers have appended meanwhile.
 """
 
 from __future__ import annotations
@@ -245,9 +245,8 @@ class StoredLog:
             again = self._book.again(missing, self._stamp)
         except KeyError:
             return None
-        if not again:
-            return None
-        return replace(batch, records=[*again, *batch.records], paths={**batch.paths, **self._book.paths(again)})
+        paths = {**batch.paths, **self._book.paths(again)}
+        return replace(batch, records=[*again, *batch.records], paths=paths) if again else None
 
     def _over(self, events: list[AnyEvent], saved: bool) -> None:
         """Note that events are in the store or were given up. After a loss, the session is read again once it is idle."""
