@@ -149,6 +149,8 @@ def start_cluster(
         own = (("cluster-enabled", "yes"), ("cluster-port", bus), ("cluster-node-timeout", "2000"), *settings)
         node = RedisServer(folder / f"node{number}", *own, kind=kind)
         nodes.append(node.start())
+        # Nodes with equal epochs would later agree on others, and forget slots that moved meanwhile.
+        assert node.say(f"CLUSTER SET-CONFIG-EPOCH {number + 1}").startswith("+OK")
         if number < count:
             first, last = number * 16_384 // count, (number + 1) * 16_384 // count - 1
             node.say(f"CLUSTER ADDSLOTSRANGE {first} {last}")

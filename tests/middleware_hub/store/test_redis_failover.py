@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from pathlib import Path
 from time import monotonic
@@ -13,6 +14,7 @@ from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event
+from middleware_hub.store.redis.wire import cluster
 from middleware_hub.store.redis.wire.cluster import slot_of
 from tests.middleware_hub.store.world import Turn, World, append_all, findings, ids, query, with_store
 from tests.support.redis_server import RedisServer, empty_cluster, shared_cluster
@@ -99,8 +101,10 @@ def test_a_failover_of_sentinels_is_followed(tmp_path: Path) -> None:
             server.stop()
 
 
-def test_slots_that_move_are_followed() -> None:
-    """Half way (ASK), and when they have moved (MOVED)."""
+@pytest.mark.parametrize("learn_every", [cluster._LEARN_EVERY, math.inf])
+def test_slots_that_move_are_followed(learn_every: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half way (ASK), and when they have moved (MOVED), also where the node that is asked for the owners has not heard of it."""
+    monkeypatch.setattr(cluster, "_LEARN_EVERY", learn_every)
     world = World()
 
     async def work(store: Store) -> None:

@@ -101,23 +101,22 @@ class Cluster:
     async def _follow(self, command: Command, *, writes: bool) -> Any:
         """Ask the node that has a key, which may be on its way from one node to another."""
         end = monotonic() + self._address.timeout
-        asked: Place | None = None
+        named: Place | None = None
+        asking: list[Command] = []
         while True:
-            place = asked or self._owners[slot_of(_key_of(command))]
+            place = named or self._owners[slot_of(_key_of(command))]
             try:
-                *_, reply = await self._server(place, writes).call([*([("ASKING",)] if asked else []), command])
+                *_, reply = await self._server(place, writes).call([*asking, command])
                 return reply
             except RefusedError as error:
                 why, _, rest = str(error).partition(" ")
                 if why not in _MOVING or monotonic() > end:
                     raise trouble(str(error), self._address.shown) from error
-                asked = None
-                if why == "ASK":
-                    host, _, port = rest.split(" ")[-1].rpartition(":")
-                    asked = host, int(port)
-                    continue
-                await asyncio.sleep(_PAUSE)
-                await self._learn()
+                asking = [("ASKING",)] if why == "ASK" else []
+                named = None if why == "TRYAGAIN" else _place(rest, place)
+                if why != "ASK":
+                    await asyncio.sleep(_PAUSE)
+                    await self._learn()
 
     async def _learn(self) -> None:
         """Learn which node has which slots, from any node that answers."""
@@ -277,6 +276,12 @@ def slot_of(key: bytes) -> int:
     begin = key.find(b"{") + 1
     end = key.find(b"}", begin) if begin else -1
     return crc_hqx(key[begin:end] if end > begin > 0 else key, 0) % _SLOTS
+
+
+def _place(named: str, asked: Place) -> Place:
+    """Return the node that a refusal of a node names, as `SLOT HOST:PORT`. Without a host it is at the host of that node."""
+    host, _, port = named.split(" ")[-1].rpartition(":")
+    return host or asked[0], int(port)
 
 
 def _key_of(command: Command) -> bytes:
