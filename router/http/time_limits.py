@@ -2,8 +2,9 @@
 
 All requests share one event loop. When the loop is late (a long computation, a machine with too few cores, a process that
 was stopped), an answer may lie unread while a plain time limit passes, and the loop's first act would be to give up. So these
-limits count turns of the loop: they pass in `TICKS` steps of one turn each, and a late step counts no more than one in time.
-When a limit has passed, the loop had that many chances to send the request and to read the answer.
+limits count turns of the loop: they pass in `TICKS` steps of one turn each, a late step counts no more than one in time, and
+the last one has to be in time. When a limit has passed, the loop had that many chances to send the request and to read the
+answer.
 """
 
 from __future__ import annotations
@@ -12,36 +13,48 @@ import asyncio
 from types import TracebackType
 
 TICKS = 20
-"""The least number of turns of the loop in a limit. A request on a new connection takes six."""
+"""The number of steps of a limit, and the least number of turns of the loop in it. A request on a new connection takes six."""
 
-LONGEST_TICK = 0.25
-"""Seconds: the most that a limit loses when the loop is late once."""
+LATE = 0.25
+"""Seconds: a last step that ends later than this is repeated."""
 
 
 class patience:
-    """Raise TimeoutError once the block has had `seconds` in which the event loop was not late."""
+    """Raise TimeoutError once the block has had `seconds` in which the event loop was not late. None: no limit.
 
-    __slots__ = ("_due", "_left", "_loop", "_step", "_timeout")
+    A loop that is always late delays it to twice `seconds`, and by what each step is late.
+    """
 
-    def __init__(self, seconds: float) -> None:
-        self._left = seconds
-        self._step = min(seconds / TICKS, LONGEST_TICK)
+    __slots__ = ("_due", "_left", "_loop", "_seconds", "_timeout")
 
-    async def __aenter__(self) -> None:
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._due: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> patience:
         self._loop = asyncio.get_running_loop()
         self._timeout = asyncio.timeout(None)
         await self._timeout.__aenter__()
-        self._due = self._loop.call_later(self._step, self._tick)
+        if self._seconds is not None:
+            self._left = TICKS
+            self._due = self._loop.call_later(self._seconds / TICKS, self._tick, self._seconds)
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._due.cancel()
+        if self._due is not None:
+            self._due.cancel()
         await self._timeout.__aexit__(kind, error, trace)
 
-    def _tick(self) -> None:
-        self._left -= self._step
-        if self._left > 0:
-            self._due = self._loop.call_later(self._step, self._tick)
+    def expire(self) -> None:
+        """Raise TimeoutError in the block now."""
+        self._timeout.reschedule(self._loop.time())
+
+    def _tick(self, seconds: float) -> None:
+        self._left -= 1
+        late = self._due is not None and self._loop.time() - self._due.when() > LATE
+        if self._left > (-TICKS if late else 0):
+            self._due = self._loop.call_later(seconds / TICKS, self._tick, seconds)
         else:
-            self._timeout.reschedule(self._loop.time())
+            self.expire()

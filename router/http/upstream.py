@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from aiohttp.tracing import Trace
 from yarl import URL
 
 from router.http.reply_body import ReplyTooLargeError, SizeLimit, Unpacker, UnpackingError, is_event_stream
+from router.http.time_limits import LATE
 
 Headers = Sequence[tuple[bytes, bytes]]
 Body = bytes | None
@@ -35,6 +36,7 @@ IDLE_SECONDS = 4.0
 DNS_SECONDS = 30
 KEEPALIVE_SECONDS = 30
 """Seconds of silence after which a worker's machine is probed; after twice as many it counts as gone."""
+_KEEPALIVE = {"TCP_KEEPIDLE": KEEPALIVE_SECONDS, "TCP_KEEPINTVL": KEEPALIVE_SECONDS // 3, "TCP_KEEPCNT": 3}
 MAX_HEADER_BYTES = 64 * 1024
 MAX_HEADERS = 1000
 READ_BUFFER_BYTES = 1024 * 1024
@@ -138,12 +140,8 @@ class AiohttpUpstream:
         self._most = max_reply
 
     async def __aenter__(self) -> AiohttpUpstream:
-        self._pooled = _QuietConnector(
-            limit=0, keepalive_timeout=IDLE_SECONDS, ttl_dns_cache=DNS_SECONDS, socket_factory=self._socket
-        )
-        self._fresh = aiohttp.TCPConnector(
-            limit=0, force_close=True, ttl_dns_cache=DNS_SECONDS, socket_factory=self._socket
-        )
+        connector = partial(_Connector, limit=0, ttl_dns_cache=DNS_SECONDS, socket_factory=self._socket)
+        self._pooled, self._fresh = connector(keepalive_timeout=IDLE_SECONDS), connector(force_close=True)
         self._origin = lru_cache(maxsize=1024)(_Origin)
         return self
 
@@ -253,30 +251,35 @@ def _watched_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     family, kind, protocol, _, _ = address
     made = socket.socket(family=family, type=kind, proto=protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_SECONDS),
-        ("TCP_KEEPINTVL", KEEPALIVE_SECONDS // 3),
-        ("TCP_KEEPCNT", 3),
-    ):
+    for option, value in _KEEPALIVE.items():
         if hasattr(socket, option):
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return made
 
 
-class _QuietConnector(aiohttp.TCPConnector):
+class _Connector(aiohttp.TCPConnector):
     """Does not use a kept connection again on which something came while it was idle.
 
     aiohttp would take that for the reply to the next request, which may be another tenant's. A proxy in front of a worker says
     so that it has waited long enough (408), and a worker that is broken may send a reply twice.
+
+    A time limit that passed while the event loop was late begins again, once (see `patience`).
     """
 
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> Connection:
+        time = asyncio.get_running_loop().time
+        late = time() + (timeout.sock_connect or math.inf) + LATE
         while True:
-            connection = await super().connect(req, traces, timeout)
-            assert connection.protocol is not None
-            if not connection.protocol.should_close:
+            try:
+                connection = await super().connect(req, traces, timeout)
+            except TimeoutError:
+                if time() < late:
+                    raise
+                late = math.inf
+                continue
+            if connection.protocol is not None and not connection.protocol.should_close:
                 return connection
             connection.close()
 

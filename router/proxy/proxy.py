@@ -26,6 +26,7 @@ from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, reply_headers, retry_after
 from router.http.reply import EditedReply, WatchedReply
 from router.http.reply_body import is_event_stream
+from router.http.time_limits import patience
 from router.http.upstream import (
     ClosedBeforeReplyError,
     ConnectFailedError,
@@ -102,7 +103,7 @@ class Proxy:
         self._config = config
         self._metrics, self._tracer = instruments
         self._trouble = trouble
-        self._unanswered: dict[Worker, set[asyncio.Timeout]] = {}
+        self._unanswered: dict[Worker, set[patience]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request.
@@ -208,10 +209,10 @@ class Proxy:
         Raises TimeoutError when the reply took too long, or its worker was quarantined, and UpstreamFailure.
         """
         waiting = self._unanswered.setdefault(worker, set())
-        timeout = asyncio.timeout(self._config.request_timeout)
-        waiting.add(timeout)
+        limit = patience(self._config.request_timeout)
+        waiting.add(limit)
         try:
-            async with timeout:
+            async with limit:
                 response = await self._upstream.send(
                     request.method, worker.url + request.target, headers, request.body, fresh=attempts.fresh
                 )
@@ -221,16 +222,15 @@ class Proxy:
                     response.close()
                     raise
         finally:
-            waiting.discard(timeout)
+            waiting.discard(limit)
             if not waiting:
                 self._unanswered.pop(worker, None)
 
     def _give_up_on(self, worker: Worker) -> None:
         """Send the requests that a hanging worker has not begun to answer to another worker, if there is one."""
         if self._pool.routable:
-            now = asyncio.get_running_loop().time()
-            for timeout in self._unanswered.get(worker, ()):
-                timeout.reschedule(now)
+            for limit in self._unanswered.get(worker, ()):
+                limit.expire()
 
     async def _took_too_long(self, request: OutboundRequest, attempts: Attempts, worker: Worker) -> None:
         if worker.state is WorkerState.QUARANTINED:
@@ -292,7 +292,7 @@ class Proxy:
         try:
             if seconds is None:
                 return await response.read()
-            async with asyncio.timeout(seconds):
+            async with patience(seconds):
                 return await response.read()
         except UpstreamBrokenError as error:
             self._trouble.on_broken(worker)

@@ -6,13 +6,13 @@ minutes, and the client is not at fault while the router does not read.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import RequestTimeoutError
 from router.http.disconnect import ClientMessages, served_client
+from router.http.time_limits import patience
 
 
 class BodyTimeout:
@@ -38,7 +38,7 @@ class BodyTimeout:
             if not more:
                 return await receive()  # now it is the client that waits
             try:
-                async with asyncio.timeout(self._seconds):
+                async with patience(self._seconds):
                     message = await receive()
             except TimeoutError:
                 raise RequestTimeoutError(

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from router.config.workers import QueueConfig
 from router.errors import NoWorkerError, QueueFullError, QueueTimeoutError
+from router.http.time_limits import patience
 from router.policies.base import RouteQuery
 from router.workers.pool import FullError, KeeperFullError, Lease, WorkerPool
 from router.workers.worker import Worker
@@ -129,7 +130,7 @@ class RequestQueue:
         begun, outcome = time.monotonic(), "left"
         try:
             self._serve()
-            async with asyncio.timeout(self._config.timeout):
+            async with patience(self._config.timeout):
                 lease = await waiter.future
             outcome = "served"
             return lease

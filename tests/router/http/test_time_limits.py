@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
+import uvloop
 
+from router.http import time_limits
 from router.http.time_limits import patience
 from router.http.upstream import AiohttpUpstream
 from router.workers.probe import Prober
@@ -52,6 +55,51 @@ def test_a_loop_that_is_late_again_and_again_uses_up_little_of_it() -> None:
             for _ in range(6):
                 time.sleep(0.1)  # noqa: ASYNC251 - this is the lateness
                 await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_its_last_step_is_in_time(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop is held up in the last step of the limit, and what comes meanwhile is seen."""
+    monkeypatch.setattr(time_limits, "TICKS", 1)
+
+    async def main() -> None:
+        loop, seen = asyncio.get_running_loop(), asyncio.Event()
+        loop.call_later(0.05, time.sleep, 0.5)
+        loop.call_later(0.2, seen.set)
+        async with patience(0.1):
+            await seen.wait()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+
+
+def test_a_loop_that_is_always_late_does_not_stretch_it_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_limits, "LATE", -1.0)  # each step counts as late
+
+    async def main() -> float:
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with patience(0.2):
+                await asyncio.Event().wait()
+        return time.monotonic() - begun
+
+    assert asyncio.run(main()) >= 0.39
+
+
+def test_one_without_seconds_passes_when_it_is_ended() -> None:
+    async def until_ended() -> None:
+        async with patience(None) as limit:
+            asyncio.get_running_loop().call_soon(limit.expire)
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            with pytest.raises(TimeoutError):
+                await until_ended()
 
     asyncio.run(main())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -244,6 +245,22 @@ def test_a_host_that_does_not_answer_is_no_connection() -> None:
                     await upstream.send("GET", f"http://127.0.0.1:{listener.getsockname()[1]}/x", [])
 
     asyncio.run(main())
+
+
+@both_loops
+@pytest.mark.parametrize("turns", range(4))
+def test_a_connection_that_was_there_before_the_router_looked_counts(run: Run, turns: int) -> None:
+    """The loop is held up for longer than connecting may take, in each of the turns that it takes."""
+
+    async def main() -> None:
+        async with serving(GatedWorker(first=b"begun")) as url, AiohttpUpstream(connect_timeout=0.1) as upstream:
+            sending = asyncio.create_task(upstream.send("GET", url + "/x", []))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            time.sleep(0.5)  # noqa: ASYNC251 - this is the lateness
+            (await sending).close()
+
+    run(main())
 
 
 @both_loops
