@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.many_routers.clients import Truth
-from benchmarks.many_routers.ledger import Entry, Ledger
+from benchmarks.many_routers.ledger import TOLD_LOSSES, Entry, Ledger
 from benchmarks.many_routers.machines import TENANTS
 from middleware_hub.spans.chain import STORE_UNREACHABLE
 from middleware_hub.store.opening import open_store
@@ -27,7 +27,7 @@ class Count:
 
     def __init__(self, url: str, ledger: Ledger, truth: Truth) -> None:
         self._url, self._ledger, self._truth = url, ledger, truth
-        self._owners = {entry.rid: entry.tenant for entry in ledger.entries if entry.rid}
+        self._entries = {entry.rid: entry for entry in ledger.entries if entry.rid}
         self._finalized = False  # of the session that is looked at
         self.counts: Counter[str] = Counter()
 
@@ -80,7 +80,8 @@ class Count:
 
     def _compare(self, entry: Entry, found: Json) -> None:
         names = [turn["request_id"] for turn in found["turns"]]
-        if strangers := [name for name in names if self._owners.get(name, entry.tenant) != entry.tenant]:
+        turns = [self._entries[name] for name in names if name in self._entries]
+        if strangers := [one.rid for one in turns if one.tenant != entry.tenant]:
             self._ledger.accuse("crossed", f"its answer has turns of another tenant: {strangers}", entry)
         if entry.rid not in found["request_ids"]:
             self._missing(entry, f"{found['request_ids']} end here, exact is {found['exact']}, {found['reasons']}")
@@ -88,6 +89,8 @@ class Count:
         if len(found["request_ids"]) != len(set(found["request_ids"])) or names.count(entry.rid) != 1:
             self._ledger.accuse("doubled", f"it is there {found['request_ids'].count(entry.rid)} times: {names}", entry)
         count, size = len(entry.sampled), len(entry.chain)
+        # It may keep the beginning of another reply to the same prompt, and has the reasons of that one's prompt then.
+        told = entry.reasons.union(*(TOLD_LOSSES if one.outcome != "answered" else one.reasons for one in turns))
         versions = [one for one in found["weight_versions"] if one["end"] == size]
         faults = [
             words
@@ -96,7 +99,7 @@ class Count:
                 "another mask": found["loss_mask"][-count:] != [1] * count,
                 "other logprobs": found["rollout_logp"] is None or found["rollout_logp"][-count:] != entry.logprobs,
                 "another version": not versions or versions[0]["version"] != entry.version,
-                "not exact": not found["exact"] and not (entry.reasons and set(found["reasons"]) & entry.reasons),
+                "not exact": not found["exact"] and not (told and set(found["reasons"]) & told),
             }.items()
             if bad
         ]
