@@ -21,6 +21,7 @@ from uvicorn.server import HANDLED_SIGNALS
 
 from router.config.server import ServerConfig
 from router.errors import RouterError
+from router.serving import large_pages
 from router.serving.connection import Limits, limited_by
 from router.serving.descriptors import connections_for, raise_limit
 from router.serving.listening import url_of
@@ -148,6 +149,7 @@ class _DrainingServer(uvicorn.Server):
         finally:
             self._starting = None
         _spare_the_collector()
+        large_pages.use_later()
         if self._entrance is not None:
             self._entrance.begin(self._connection)
         for listener in sockets or ():

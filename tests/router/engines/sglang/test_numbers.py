@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,8 +16,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.engines.json import Numbers
+from router.engines.sglang import reply as replies
 from router.engines.sglang.reply import LOGPROB_FIELDS, UnreadableReplyError, edit_meta, read_numbers, read_reply
 from tests.router.engines.sglang.json_values import compact
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _none_is_short() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replies, "SHORT_BYTES", 0)
+        yield
+
 
 KEY, SPACED = b'"output_ids":[', b'"output_ids" :['
 
@@ -71,6 +80,17 @@ def test_what_sglang_prints_is_cut(pairs: list[tuple[str, int]]) -> None:
     body = body_of(pairs)
     assert is_cut(body)
     assert read(body) == read_whole(body)
+
+
+@given(PAIRS)
+def test_a_short_reply_is_read_as_it_is(pairs: list[tuple[str, int]]) -> None:
+    """It is the same reply as if it had been cut."""
+    body = body_of(pairs)
+    expected = read(body)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replies, "SHORT_BYTES", len(body))
+        assert not is_cut(body)
+        assert read(body) == expected
 
 
 EDITS = st.lists(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from router.engines.sglang import reply as replies
 from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply, split_list
 from tests.router.engines.sglang.json_values import JSON, compact
 
@@ -149,7 +150,7 @@ LOGPROBS = '"output_token_logprobs":[[-1.0,1,null]]'
 def test_logprobs_are_read_in_any_place_and_layout(
     entries: Any, text: str, before: dict[str, Any], ids: dict[str, Any]
 ) -> None:
-    """They are cut out of SGLang's own layout, and parsed in place in any other."""
+    """They are cut out of SGLang's own layout, and parsed in place in any other. A short reply is always parsed in place."""
     body = {"text": text, **before, **ids, "meta_info": {**before, **META, "output_token_logprobs": entries}}
 
     def read(raw: bytes) -> Any:
@@ -161,6 +162,9 @@ def test_logprobs_are_read_in_any_place_and_layout(
 
     found = read(compact(body))
     assert found == read(json.dumps(body).encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replies, "SHORT_BYTES", 0)
+        assert found == read(compact(body))
     if found != "unreadable":
         assert found[1] == json.loads(edit_meta(compact(body), drop=LOGPROB_FIELDS))
 
