@@ -119,9 +119,11 @@ def test_a_long_chain_from_the_store_is_indexed_by_ids_once_its_request_has_gone
             tree, memory = lives.lives[1].tree, lives.lives[1].memory
             assert memory is not None
             match = await memory.matched(tree.match(namespace, text), None, lambda: tree.match(namespace, text))
-            assert match.continues is not None and match.continues.request_ids == (f"r{turns - 1}",)
+            assert match.continues is not None
+            assert match.continues.request_ids == (f"r{turns - 1}",)
             first = tree.reply(namespace, "r0")
-            assert first is not None and not first.fingerprints
+            assert first is not None
+            assert not first.fingerprints
             await asyncio.sleep(0)
             assert first.fingerprints
 
