@@ -221,6 +221,8 @@ class Memory:
             more = await self.store.get(list(lacking), known=known, roots=roots)
             damaged += more.damaged
             records, marks = [*more.records, *records], {**more.marks, **marks}
+        if records:
+            asyncio.get_running_loop().call_soon(self.tree.settle)  # the request goes on to its worker first
         self.restored += len(records)
         return damaged or len(roots)
 

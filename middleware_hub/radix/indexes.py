@@ -39,11 +39,14 @@ class IdsIndex:
         self._waiting_tokens = 0
 
     def add(self, namespace: tuple[str, ...], generation: Generation) -> None:
-        """Add a reply."""
+        """Add a reply. Call `settle` after one or more."""
         generation.namespace = namespace
         self._waiting.append(generation)
         span = generation.span
         self._waiting_tokens += span.count if span.parent is None else span.count + span.parent.count
+
+    def settle(self) -> None:
+        """Take in the replies that wait, if they are many."""
         if len(self._waiting) >= _MOST_WAITING or self._waiting_tokens >= _MOST_WAITING_TOKENS:
             self._take_in()
 

@@ -245,6 +245,7 @@ class RadixTree:
         serial = self._ticks if serial is None else serial
         generation = Generation(span, node, match.continues, reply.tail, serial, self.clock.now, self._ticks)
         self._forest.insert(match.namespace, generation)
+        self.settle()
         if reply.told:
             self.extras.keep(span, reply.told, reply.experts_from)
         return generation
@@ -290,9 +291,16 @@ class RadixTree:
         self._forest.release(span)
 
     def restore(self, found: StoredSpan) -> None:
-        """Remember what a store has as if it had been recorded here. The tree has its links; the clock does not move."""
+        """Remember what a store has as if it had been recorded here. The tree has its links; the clock does not move.
+
+        Call `settle` after one or more, when there is time.
+        """
         self._ticks += 1
         self._forest.restore(found, self.clock.stamp(found.version), self._ticks)
+
+    def settle(self) -> None:
+        """Do what can be done for many replies at once, if there are many of which it is not done."""
+        self._forest.by_ids.settle()
 
     # Collecting --------------------------------------------------------------------------------------------------------
 

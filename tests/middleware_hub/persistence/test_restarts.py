@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.conftest import DEAR, examples
 from tests.middleware_hub.persistence.drawn import NAMESPACES, PICK, REQUEST, request_of
 from tests.middleware_hub.persistence.lives import VOCABULARY, Ask, Lives
+from tests.middleware_hub.toy import encode
 from tests.support.usual import usual
 
 STEP = st.one_of(
@@ -103,5 +104,27 @@ def test_of_equal_tokens_the_newest_are_reused_whoever_else_reused_others(scheme
             said = await lives.ask(1, Ask(namespace, "b a ab aab" + extra, None, None, [5], "r3", "2"))
             for number in range(2):
                 await lives.retrieve(number, namespace, said)
+
+    asyncio.run(run())
+
+
+def test_a_long_chain_from_the_store_is_indexed_by_ids_once_its_request_has_gone_on() -> None:
+    namespace, turns = ("other", "", ""), 70
+
+    async def run() -> None:
+        async with Lives("sqlite", 2) as lives:
+            text = "a"
+            for number in range(turns):
+                text = await lives.ask(0, Ask(namespace, text, None, None, encode("ab"), f"r{number}", "1")) + " b"
+            tree, memory = lives.lives[1].tree, lives.lives[1].memory
+            assert memory is not None
+            match = await memory.matched(tree.match(namespace, text), None, lambda: tree.match(namespace, text))
+            assert match.continues is not None
+            assert match.continues.request_ids == (f"r{turns - 1}",)
+            first = tree.reply(namespace, "r0")
+            assert first is not None
+            assert not first.fingerprints
+            await asyncio.sleep(0)
+            assert first.fingerprints
 
     asyncio.run(run())
