@@ -115,7 +115,7 @@ class GuardedStore:
         return None if self.away else self._store.spared(query)
 
     async def find(self, query: Query) -> Found:
-        return await self._asked(lambda: self._store.find(query))
+        return await self._asked(lambda: self._store.find(query), ANSWER_SECONDS)
 
     async def get(
         self, ids: Sequence[bytes], *, known: Container[bytes] = (), roots: Mapping[bytes, bytes] | None = None
@@ -128,13 +128,13 @@ class GuardedStore:
         return await self._asked(lambda: self._store.blobs(record, names, root=root), FETCH_SECONDS)
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
-        return await self._asked(lambda: self._store.read(log, after=after, limit=limit))
+        return await self._asked(lambda: self._store.read(log, after=after, limit=limit), ANSWER_SECONDS)
 
     async def logs(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[LogInfo]:
-        return await self._asked(lambda: self._store.logs(prefix, after=after, limit=limit))
+        return await self._asked(lambda: self._store.logs(prefix, after=after, limit=limit), ANSWER_SECONDS)
 
     async def announced(self, prefix: str = "") -> Mapping[str, bytes]:
-        return await self._asked(lambda: self._store.announced(prefix))
+        return await self._asked(lambda: self._store.announced(prefix), ANSWER_SECONDS)
 
     def now(self) -> float:
         return self._store.now()
@@ -142,7 +142,7 @@ class GuardedStore:
     async def wait(self, log: str, after: int, seconds: float) -> int:
         return await self._asked(lambda: self._store.wait(log, after, seconds), seconds + ANSWER_SECONDS)
 
-    async def _asked(self, work: Callable[[], Awaitable[T]], seconds: float = ANSWER_SECONDS) -> T:
+    async def _asked(self, work: Callable[[], Awaitable[T]], seconds: float) -> T:
         self._require()
         try:
             async with patience(seconds):  # a late loop would miss an answer that is there

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from router.demo.program import run
@@ -31,13 +30,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the demonstration. The status is 1 if a trajectory is not exact; for the others see `run`."""
-    run(parser(), argv, _show, needs=("rich",), extra="demo")
-
-
-def _show(args: argparse.Namespace, folder: Path) -> int:
-    from router.demo.show import show  # slow to import, and needs rich: not for --help
-
-    return show(args, folder)
+    run(parser(), argv, "router.demo.show", needs=("rich",), extra="demo")
 
 
 def _count(text: str) -> int:

@@ -78,6 +78,8 @@ class UpstreamResponse(Protocol):
     status: int
     headers: Headers
     """As the worker sent them, repeated ones too."""
+    stream: bool
+    """Whether the body comes as server-sent events."""
 
     async def read(self) -> bytes:
         """Return the next piece of the body, empty at the end. Raises UpstreamBrokenError."""
@@ -106,7 +108,7 @@ async def fetch(
     body: Body = None,
     *,
     fresh: bool = False,
-    limit: int = 16 * 1024 * 1024,
+    limit: int = 1 << 24,
 ) -> tuple[int, bytes]:
     """Return a whole small reply, `(status, body)`. Raises one of the three failures, also for more than `limit` bytes."""
     with closing(await upstream.send(method, url, headers, body, fresh=fresh)) as response:
@@ -191,7 +193,7 @@ class _Origin:
 def _request_head(method: str, target: str, host: bytes, headers: Headers, body: Body) -> bytes:
     """Return the first line and the headers of a request. A method that may have a body says that it has none."""
     first = f"{method} {target} HTTP/1.1".encode("latin-1")
-    lines = [first, b"Host: " + host, *(b"%b: %b" % pair for pair in headers)]
+    lines = [first, b"Host: " + host, *[b"%b: %b" % pair for pair in headers]]
     if body is not None or method not in _WITHOUT_BODY:
         lines.append(b"Content-Length: %d" % len(body or b""))
     if _CONTROL.search(b"\t".join(lines)):
@@ -302,7 +304,8 @@ class _AiohttpResponse:
         self.status = message.code
         self.headers: Headers = message.raw_headers
         self._unpacker = None if encoding in ("identity", "") else Unpacker(encoding)
-        self._size = SizeLimit(most, stream=is_event_stream(message.raw_headers))
+        self.stream = is_event_stream(message.raw_headers)
+        self._size = SizeLimit(most, stream=self.stream)
         self._connection = connection
         self._content = content
         content.on_eof(self._ended)

@@ -30,14 +30,12 @@ class KvWatch:
         index: KvIndex | None,
         *,
         readers: Mapping[str, KvReader] = MappingProxyType({}),
-        look_seconds: float = LOOK_SECONDS,
     ) -> None:
         """`readers`: how workers tell where they publish, by the name of their engine; others do as SGLang's."""
         self._readers = readers
         self._pool = pool
         self._prober = prober
         self._index = index
-        self._seconds = look_seconds
         self._asked: set[str] = set()
         self._followed: set[str] = set()
         self._task: asyncio.Task[None] | None = None
@@ -60,7 +58,7 @@ class KvWatch:
                 await self.look(subscriptions)
             except Exception:
                 logger.exception("looking for workers that publish KV events failed")
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self, subscriptions: KvSubscriptions) -> None:
         """Ask workers that are new, or were away and may have restarted; stop following workers that left the pool."""

@@ -93,9 +93,9 @@ class Attempts:
 
     def answered(self, worker: Worker) -> None:
         """Note a reply. The workers that gave none before were at fault."""
-        self._pool.succeeded(worker)
+        worker.breaker.succeeded()
         for suspect in self._suspects:
-            self._pool.failed(suspect)
+            suspect.breaker.failed()
         self._suspects.clear()
 
     def failed(self, worker: Worker, why: Failure, message: str, *, kept: bool = False, gone: bool = False) -> None:
@@ -108,7 +108,7 @@ class Attempts:
         self._tried.add(worker.id)
         self.reason = why
         if why in ("connect", "no_engine"):
-            self._pool.failed(worker)
+            worker.breaker.failed()
             return
         self._lost += 1
         self.fresh = self.fresh or why == "lost"

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from router.engines.engine import Answer, Call, Engine, Exchange, KnownWorker, UntranslatableError
 from router.engines.events import EventSplitter, event_data
-from router.http.reply_body import is_event_stream
 from router.http.upstream import Body, Headers, Upstream, UpstreamBrokenError, UpstreamFailure, UpstreamResponse
 
 _OF_THE_BODY = frozenset({b"content-type", b"content-length"})
@@ -94,7 +93,7 @@ async def _once(exchange: Exchange, send: _Send) -> WholeResponse | StreamRespon
         for reply in replies:
             if reply.status != 200:
                 return _made(exchange, [await _read(reply)], reply)
-        if exchange.stream and all(is_event_stream(reply.headers) for reply in replies):
+        if exchange.stream and all(reply.stream for reply in replies):
             stream = StreamResponse(exchange, replies, late, send)
             replies = []
             return stream
@@ -118,7 +117,7 @@ def _in_turn(send: _Send, *, streams: bool) -> _Send:
         late = late or free.locked()
         async with free:
             reply = await send(call, late=late)
-            if streams and is_event_stream(reply.headers):
+            if streams and reply.stream:
                 return reply
             with closing(reply):
                 return WholeResponse(await _read(reply), reply.headers)
@@ -176,6 +175,8 @@ def _made(exchange: Exchange, answers: Sequence[Answer], reply: UpstreamResponse
 class WholeResponse:
     """A reply in one piece, made here."""
 
+    stream = False
+
     def __init__(self, answer: Answer, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """`headers`: those of the worker's reply."""
         self.status = answer.status
@@ -194,6 +195,7 @@ class StreamResponse:
     """One stream in the common form, made of the streams of one or several calls."""
 
     status = 200
+    stream = True
 
     def __init__(
         self, exchange: Exchange, replies: Sequence[UpstreamResponse], late: Sequence[Call], send: _Send

@@ -25,7 +25,6 @@ from router.errors import NoWorkerError
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, reply_headers, retry_after
 from router.http.reply import EditedReply, WatchedReply
-from router.http.reply_body import is_event_stream
 from router.http.time_limits import patience
 from router.http.upstream import (
     ClosedBeforeReplyError,
@@ -76,7 +75,6 @@ class _BegunReply(msgspec.Struct):
     """
 
     response: UpstreamResponse
-    stream: bool
     status: int
     first: bytes
     complete: bool
@@ -280,7 +278,7 @@ class Proxy:
                 break
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
             chunk = await self._next_piece(request, worker, response)
-        if request.ends_with_done and response.status == 200 and reply.stream and not has_ended(end):
+        if request.ends_with_done and response.status == 200 and response.stream and not has_ended(end):
             # A client recognizes a broken reply by a connection that ends before the reply does.
             raise UpstreamBrokenError(f"the stream of worker {worker.url} ended before its end")
         client.stop_watching()
@@ -310,7 +308,7 @@ async def _begun(response: UpstreamResponse, in_flight: InFlight | None) -> _Beg
 
     Raises UpstreamBrokenError.
     """
-    stream, status = is_event_stream(response.headers), response.status
+    stream, status = response.stream, response.status
     pieces = [await response.read()]
     last = b""  # the two bytes before a piece: an event may end between two pieces
     while pieces[-1] and in_flight is not None and (in_flight.whole or (stream and not has_event(last + pieces[-1]))):
@@ -323,7 +321,7 @@ async def _begun(response: UpstreamResponse, in_flight: InFlight | None) -> _Beg
         if complete and in_flight is not None and not has_ended(first):
             raise UpstreamBrokenError("its stream ended before its end")
         status = refusal_status(first) or 200
-    return _BegunReply(response, stream, status, first, complete)
+    return _BegunReply(response, status, first, complete)
 
 
 def _heard(request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Send) -> Send:
@@ -331,7 +329,7 @@ def _heard(request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Sen
     in_flight, hint = request.in_flight, request.state.hint
     if hint is not None:
         hint.replied = lease.replied
-    elif request.alone and in_flight is not None and (reply.stream or in_flight.whole):
+    elif request.alone and in_flight is not None and (reply.response.stream or in_flight.whole):
         ids = request.query.token_ids is not None
         return WatchedReply(ReplyBeginnings(lease.replied, ids=ids, enough=ENOUGH_IDS), send).send
     return send

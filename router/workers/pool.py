@@ -202,13 +202,6 @@ class WorkerPool:
         self._update_routable()
         self.on_room()
 
-    def succeeded(self, worker: Worker) -> None:
-        worker.breaker.succeeded()
-
-    def failed(self, worker: Worker) -> None:
-        """Note a failure by the worker's own fault."""
-        worker.breaker.failed()
-
     def does_not_generate(self, worker: Worker) -> None:
         """Note that the worker has no path to generate: it is asked again what it is."""
         worker.stranger = True

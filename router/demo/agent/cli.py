@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from router.demo.program import run
@@ -25,11 +23,4 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the demonstration. The status is 1 if a trajectory is not exact; for the others see `run`."""
-    run(parser(), argv, _show, needs=("openai", "anthropic", "rich"), extra="agents")
-
-
-def _show(_args: argparse.Namespace, folder: Path) -> int:
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no warning that PyTorch is missing
-    from router.demo.agent.show import show  # slow to import, and needs the clients: not for --help
-
-    return show(folder)
+    run(parser(), argv, "router.demo.agent.show", needs=("openai", "anthropic", "rich"), extra="agents")

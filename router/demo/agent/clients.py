@@ -41,7 +41,11 @@ class AgentTurn:
     text: str
     calls: tuple[AgentCall, ...]
     message: Any  # what the library wants back
-    number: int = 0  # of the request, among all of the demonstration
+    number: int  # of the request, among all of the demonstration
+
+
+Said = tuple[str, str, tuple[AgentCall, ...], Any]
+"""The id of a generation, its text, its tool calls, and the message to send back."""
 
 
 def tool(name: str, description: str, *arguments: str) -> dict[str, Any]:
@@ -63,17 +67,17 @@ class Agent(ABC):
     prompter: Prompter
     messages: list[Any] = field(default_factory=list)
 
-    async def ask(self, line: Line) -> AgentTurn:
+    async def ask(self, line: Line, number: int) -> AgentTurn:
         """Return a turn that is not among the messages yet: any number may be asked for at a time. Raises CallError."""
         try:
-            generation, *said = await self._send(self.prompter.fields(line))
+            generation, text, calls, message = await self._send(self.prompter.fields(line))
         except (openai.OpenAIError, anthropic.AnthropicError) as error:
             raise CallError(f"{self.client_name}: {error}") from error
-        return AgentTurn(self.name, self.client_name, generation, self.prompter.count(line), *said)
+        scripted = self.prompter.count(line)
+        return AgentTurn(self.name, self.client_name, generation, scripted, text, calls, message, number)
 
     @abstractmethod
-    async def _send(self, extra: dict[str, Any]) -> tuple[str, str, tuple[AgentCall, ...], Any]:
-        """Return the id of a generation, its text, its tool calls, and the message to send back."""
+    async def _send(self, extra: dict[str, Any]) -> Said: ...
 
     @abstractmethod
     def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
@@ -85,15 +89,15 @@ class OpenAIAgent(Agent):
 
     client_name = "openai"
 
-    async def _send(self, extra: dict[str, Any]) -> tuple[str, str, tuple[AgentCall, ...], Any]:
+    async def _send(self, extra: dict[str, Any]) -> Said:
         messages = [{"role": "system", "content": self.system}, *self.messages]
         tools = [{"type": "function", "function": function} for function in self.tools]
         reply = await self.client.chat.completions.create(
             model=MODEL, messages=messages, tools=tools, max_completion_tokens=MAX_TOKENS, extra_body=extra
         )
         message = reply.choices[0].message
-        made = [(one.id, one.function) for one in message.tool_calls or ()]
-        calls = tuple(AgentCall(id_, function.name, json.loads(function.arguments)) for id_, function in made)
+        made = message.tool_calls or ()
+        calls = tuple(AgentCall(one.id, one.function.name, json.loads(one.function.arguments)) for one in made)
         return reply.id.removeprefix("chatcmpl-"), message.content or "", calls, message
 
     def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
@@ -105,16 +109,10 @@ class AnthropicAgent(Agent):
 
     client_name = "anthropic"
 
-    async def _send(self, extra: dict[str, Any]) -> tuple[str, str, tuple[AgentCall, ...], Any]:
+    async def _send(self, extra: dict[str, Any]) -> Said:
         tools = [{"input_schema" if key == "parameters" else key: one[key] for key in one} for one in self.tools]
-        reply = await self.client.messages.create(
-            model=MODEL,
-            system=self.system,
-            messages=self.messages,
-            tools=tools,
-            max_tokens=MAX_TOKENS,
-            extra_body=extra,
-        )
+        asked = {"system": self.system, "messages": self.messages, "tools": tools, "max_tokens": MAX_TOKENS}
+        reply = await self.client.messages.create(model=MODEL, **asked, extra_body=extra)
         text = "".join(block.text for block in reply.content if block.type == "text")
         calls = tuple(AgentCall(one.id, one.name, dict(one.input)) for one in reply.content if one.type == "tool_use")
         return reply.id.removeprefix("msg_"), text, calls, {"role": "assistant", "content": reply.content}

@@ -87,10 +87,8 @@ class Report:
         trajectory, proof, (wrong, _) = self._played.trajectories[index], self._proofs[index], self._respelled[index]
         mask, runs = trajectory["response_mask"], trajectory["weight_versions"]
         lengths = (str(len(trajectory["prompt_ids"])), str(len(mask) - sum(mask)), str(sum(mask)))
-        weights, exact = (
-            ", ".join(dict.fromkeys(run["version"] for run in runs)),
-            "yes" if trajectory["exact"] else "NO",
-        )
+        weights = ", ".join(dict.fromkeys(run["version"] for run in runs))
+        exact = "yes" if trajectory["exact"] else "NO"
         same = f"{'' if proof.holds else 'NO: '}{proof.same} of {proof.ids}"
         return branch, _turns(trajectory), *lengths, weights, exact, same, f"{wrong} wrong"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import os
@@ -23,7 +24,7 @@ WORKERS = 2
 TOKENS_PER_SECOND = 200  # as `tito-router demo-worker`
 
 
-def show(folder: Path) -> int:
+def show(_args: argparse.Namespace, folder: Path) -> int:
     """Run the demonstration; return the exit status. `folder` is for the router's log.
 
     The workers run in this process, which reads their logs once the router has ended, so the router has no part in them.

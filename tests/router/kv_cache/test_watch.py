@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
+import pytest
 import zmq
 import zmq.asyncio
 
@@ -56,7 +57,9 @@ def index_of(app: Any) -> KvIndex:
     return policy.index
 
 
-def test_publishing_workers_are_followed_and_removed_workers_forgotten() -> None:
+def test_publishing_workers_are_followed_and_removed_workers_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.kv_cache.watch.LOOK_SECONDS", 0.05)
+
     async def main() -> None:
         async with publisher() as (socket, port):
             told = {"kv_events": {"publisher": "zmq", "endpoint_port_base": port, "dp_size": 1}}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from router.engines.engine import SGLANG, Answer, Call, Engine, Exchange, Introduction, KnownWorker, Question
 from router.engines.engine import UntranslatableError as Untranslatable
+from router.http.reply_body import is_event_stream
 from router.http.upstream import Body, Headers, UpstreamBrokenError, UpstreamResponse
 from router.proxy.engine_upstream import EngineUpstream
 
@@ -26,6 +27,7 @@ class Reply:
     ) -> None:
         self.status = status
         self.headers: Headers = [header, (b"x-worker", b"1")]
+        self.stream = is_event_stream(self.headers)
         self.closed = False
         self._pieces = list(pieces)
 

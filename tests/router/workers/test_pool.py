@@ -185,9 +185,9 @@ def test_an_open_breaker_rests_its_worker_then_lets_one_request_through_at_a_tim
     bad, good = pool.list()
     moved: list[tuple[str, str]] = []
     pool.on_breaker = lambda worker, state: moved.append((worker.url, state.value))
-    pool.failed(bad)
+    bad.breaker.failed()
     assert pool.routable == (bad, good)
-    pool.failed(bad)
+    bad.breaker.failed()
     assert pool.routable == (good,)
     with pytest.raises(NoWorkerError, match="has an open circuit breaker") as caught:
         pool.lease(QUERY, exclude={good.id})
@@ -197,11 +197,11 @@ def test_an_open_breaker_rests_its_worker_then_lets_one_request_through_at_a_tim
     assert (trial.worker, trial.reason) == (bad, "trial")
     with pytest.raises(NoWorkerError):
         pool.lease(QUERY, exclude={good.id})
-    pool.succeeded(bad)
+    bad.breaker.succeeded()
     trial.release()
     assert bad.breaker.state is BreakerState.HALF_OPEN
     with pool.lease(QUERY, exclude={good.id}):
-        pool.succeeded(bad)
+        bad.breaker.succeeded()
     assert pool.routable == (bad, good)
     assert moved == [(bad.url, "open"), (bad.url, "half_open"), (bad.url, "closed")]
 

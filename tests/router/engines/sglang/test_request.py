@@ -100,12 +100,12 @@ def test_a_null_entry_of_sampling_params_is_an_empty_one() -> None:
 
 
 def test_logprobs_are_asked_for_by_prompt_or_for_all() -> None:
-    assert request(text="a", return_logprob=True).asked_for_logprobs(0)
+    assert request(text="a", return_logprob=True).options(0).logprobs
     for_all = request(text=["a", "b"], return_logprob=True)
-    assert [for_all.asked_for_logprobs(i) for i in (0, 1)] == [True, True]
+    assert [for_all.options(i).logprobs for i in (0, 1)] == [True, True]
     one_each = request(text=["a", "b"], return_logprob=[False, True])
-    assert [one_each.asked_for_logprobs(i) for i in (0, 1)] == [False, True]
-    assert not request(text="a", return_logprob=[]).asked_for_logprobs(0)
+    assert [one_each.options(i).logprobs for i in (0, 1)] == [False, True]
+    assert not request(text="a", return_logprob=[]).options(0).logprobs
 
 
 def test_the_name_of_a_request() -> None:
