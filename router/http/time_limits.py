@@ -20,41 +20,33 @@ LATE = 0.25
 
 
 class patience:
-    """Raise TimeoutError once the block has had `seconds` in which the event loop was not late. None: no limit.
+    """Raise TimeoutError once the block has had `seconds` in which the event loop was not late.
 
     A loop that is always late delays it to twice `seconds`, and by what each step is late.
     """
 
-    __slots__ = ("_due", "_left", "_loop", "_seconds", "_timeout")
+    __slots__ = ("_due", "_left", "_loop", "_step", "_timeout")
 
-    def __init__(self, seconds: float | None) -> None:
-        self._seconds = seconds
-        self._due: asyncio.TimerHandle | None = None
+    def __init__(self, seconds: float) -> None:
+        self._left = TICKS
+        self._step = seconds / TICKS
 
-    async def __aenter__(self) -> patience:
+    async def __aenter__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout = asyncio.timeout(None)
         await self._timeout.__aenter__()
-        if self._seconds is not None:
-            self._left = TICKS
-            self._due = self._loop.call_later(self._seconds / TICKS, self._tick, self._seconds)
-        return self
+        self._due = self._loop.call_later(self._step, self._tick)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._due is not None:
-            self._due.cancel()
+        self._due.cancel()
         await self._timeout.__aexit__(kind, error, trace)
 
-    def expire(self) -> None:
-        """Raise TimeoutError in the block now."""
-        self._timeout.reschedule(self._loop.time())
-
-    def _tick(self, seconds: float) -> None:
+    def _tick(self) -> None:
+        now = self._loop.time()
         self._left -= 1
-        late = self._due is not None and self._loop.time() - self._due.when() > LATE
-        if self._left > (-TICKS if late else 0):
-            self._due = self._loop.call_later(seconds / TICKS, self._tick, seconds)
+        if self._left > (-TICKS if now - self._due.when() > LATE else 0):
+            self._due = self._loop.call_later(self._step, self._tick)
         else:
-            self.expire()
+            self._timeout.reschedule(now)

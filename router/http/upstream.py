@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from contextvars import ContextVar
 from functools import lru_cache, partial
-from operator import itemgetter
 from typing import Protocol
 
 import aiohttp
@@ -108,7 +107,7 @@ async def fetch(
     body: Body = None,
     *,
     fresh: bool = False,
-    limit: int = 1 << 24,
+    limit: int = 16 * 1024 * 1024,
 ) -> tuple[int, bytes]:
     """Return a whole small reply, `(status, body)`. Raises one of the three failures, also for more than `limit` bytes."""
     with closing(await upstream.send(method, url, headers, body, fresh=fresh)) as response:
@@ -156,8 +155,7 @@ class AiohttpUpstream:
         """Send on a pooled or on a new connection. aiohttp's errors become the three of this file."""
         begin = url.find("/", url.find("//") + 2)
         base, target = (url, "/") if begin < 0 else (url[:begin], url[begin:])
-        use = _ConnectionUse()
-        _CONNECTION.set(use)
+        _CONNECTION.set(use := _ConnectionUse())
         try:
             origin = self._origin(base)
             head = _request_head(method, target, origin.host, headers, body)
@@ -192,8 +190,7 @@ class _Origin:
 
 def _request_head(method: str, target: str, host: bytes, headers: Headers, body: Body) -> bytes:
     """Return the first line and the headers of a request. A method that may have a body says that it has none."""
-    first = f"{method} {target} HTTP/1.1".encode("latin-1")
-    lines = [first, b"Host: " + host, *[b"%b: %b" % pair for pair in headers]]
+    lines = [f"{method} {target} HTTP/1.1".encode("latin-1"), b"Host: " + host, *[b"%b: %b" % pair for pair in headers]]
     if body is not None or method not in _WITHOUT_BODY:
         lines.append(b"Content-Length: %d" % len(body or b""))
     if _CONTROL.search(b"\t".join(lines)):
@@ -223,7 +220,7 @@ async def _exchanged(connection: Connection, method: str, head: bytes, body: Bod
         message, content = await protocol.read()
         while message.code in _INTERIM:
             message, content = await protocol.read()
-        if not 200 <= message.code < 600 or _CONTROL.search(b"\t".join(map(_value_of, message.raw_headers))):
+        if not 200 <= message.code < 600 or _CONTROL.search(b"\t".join([value for _, value in message.raw_headers])):
             raise NotHttpError(f"not a valid HTTP reply: status {message.code}, or a header that no client may be sent")
         return _AiohttpResponse(connection, message, content, most)
     except BaseException:
@@ -239,7 +236,6 @@ def _drop(connection: Connection) -> None:
     connection.close()
 
 
-_value_of = itemgetter(1)
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """Bytes that no value of a header may hold."""
 

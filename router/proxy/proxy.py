@@ -101,7 +101,7 @@ class Proxy:
         self._config = config
         self._metrics, self._tracer = instruments
         self._trouble = trouble
-        self._unanswered: dict[Worker, set[patience]] = {}
+        self._unanswered: dict[Worker, set[asyncio.Timeout]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request.
@@ -207,10 +207,10 @@ class Proxy:
         Raises TimeoutError when the reply took too long, or its worker was quarantined, and UpstreamFailure.
         """
         waiting = self._unanswered.setdefault(worker, set())
-        limit = patience(self._config.request_timeout)
-        waiting.add(limit)
+        timeout, seconds = asyncio.timeout(None), self._config.request_timeout
+        waiting.add(timeout)
         try:
-            async with limit:
+            async with timeout, contextlib.nullcontext() if seconds is None else patience(seconds):
                 response = await self._upstream.send(
                     request.method, worker.url + request.target, headers, request.body, fresh=attempts.fresh
                 )
@@ -220,15 +220,16 @@ class Proxy:
                     response.close()
                     raise
         finally:
-            waiting.discard(limit)
+            waiting.discard(timeout)
             if not waiting:
                 self._unanswered.pop(worker, None)
 
     def _give_up_on(self, worker: Worker) -> None:
         """Send the requests that a hanging worker has not begun to answer to another worker, if there is one."""
         if self._pool.routable:
-            for limit in self._unanswered.get(worker, ()):
-                limit.expire()
+            now = asyncio.get_running_loop().time()
+            for timeout in self._unanswered.get(worker, ()):
+                timeout.reschedule(now)
 
     async def _took_too_long(self, request: OutboundRequest, attempts: Attempts, worker: Worker) -> None:
         if worker.state is WorkerState.QUARANTINED:

@@ -90,20 +90,6 @@ def test_a_loop_that_is_always_late_does_not_stretch_it_for_ever(monkeypatch: py
     assert asyncio.run(main()) >= 0.39
 
 
-def test_one_without_seconds_passes_when_it_is_ended() -> None:
-    async def until_ended() -> None:
-        async with patience(None) as limit:
-            asyncio.get_running_loop().call_soon(limit.expire)
-            await asyncio.Event().wait()
-
-    async def main() -> None:
-        async with asyncio.timeout(30):
-            with pytest.raises(TimeoutError):
-                await until_ended()
-
-    asyncio.run(main())
-
-
 def test_an_answer_that_was_there_before_the_router_looked_counts() -> None:
     """The loop is held up for longer than a probe may take, while its answer lies in the socket."""
     arrived, may_answer, answered = threading.Event(), threading.Event(), threading.Event()
