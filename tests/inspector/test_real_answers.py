@@ -224,11 +224,10 @@ def test_the_report_adds_up(memory: Memory, opened: Opened) -> None:
     tokens = sum(row["tokens"] for row in answers["conversations"]) - shared
     sampled = sum(row["sampled"] for row in answers["conversations"])
     page = opened(place(memory.served.url, "run"))
+    true = {"conversations": str(len(answers["conversations"])), "tokens": f"{tokens:,}", "sampled": f"{sampled:,}"}
+    for name, value in true.items():
+        expect(page.locator(f"[data-tile='{name}']")).to_have_text(value)
     page.wait_for_selector("progress", state="detached")
-    tile = lambda name: page.locator(f"[data-tile='{name}']").inner_text()  # noqa: E731
-    assert tile("conversations") == str(len(answers["conversations"]))
-    assert tile("tokens") == f"{tokens:,}"
-    assert tile("sampled") == f"{sampled:,}"
     for summary in page.locator(".numbers summary").all():
         summary.click()
     counted = (
