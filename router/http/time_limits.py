@@ -15,7 +15,7 @@ from types import TracebackType
 TICKS = 20
 """The number of steps of a limit, and the least number of turns of the loop in it. A request on a new connection takes six."""
 
-LATE = 0.25
+LATE = 0.05
 """Seconds: a last step that ends later than this is repeated."""
 
 
