@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -18,6 +20,7 @@ from benchmarks.serving.open_loop import OpenLoop
 from benchmarks.serving.profile import CLIENT, METRICS, REPLY, REQUEST, ROUTER, SERVER, part, shares
 from benchmarks.serving.targets import Target
 
+ROOT = Path(__file__).parents[1]
 REPLY_JSON = b'{"text":" and so on"}'
 Answering = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
@@ -194,3 +197,12 @@ def test_a_table_is_written_between_its_marks(tmp_path) -> None:
     put_between(page, "a", table(["what", "ms"], [["one", spread([0.3, 0.1, 0.2])]]))
     rows = "| what | ms |\n| --- | --: |\n| one | 0.20 (0.10-0.30) |"
     assert page.read_text() == f"above\n<!-- begin: a -->\n{rows}\n<!-- end: a -->\nbelow\n"
+
+
+def test_each_part_of_the_benchmarks_has_its_place_on_the_page() -> None:
+    """`make bench` and `make soak` write their tables between marks."""
+    (parts,) = re.findall(r"^BENCHES := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    marks = [*(part.replace("_", " ") for part in parts.split()), "soak"]
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert sorted(re.findall("<!-- begin: (.+) -->", page)) == sorted(marks)
+    assert sorted(re.findall("<!-- end: (.+) -->", page)) == sorted(marks)
