@@ -89,8 +89,9 @@ class Count:
         if len(found["request_ids"]) != len(set(found["request_ids"])) or names.count(entry.rid) != 1:
             self._ledger.accuse("doubled", f"it is there {found['request_ids'].count(entry.rid)} times: {names}", entry)
         count, size = len(entry.sampled), len(entry.chain)
-        # It may keep the beginning of another reply to the same prompt, and has the reasons of that one's prompt then.
-        told = entry.reasons.union(*(TOLD_LOSSES if one.outcome != "answered" else one.reasons for one in turns))
+        # It may keep the beginning of a reply beside its own line: then it has the reasons of that reply's prompt.
+        beside = [one for one in turns if not entry.follows(one)]
+        told = entry.reasons.union(*(TOLD_LOSSES if one.outcome != "answered" else one.reasons for one in beside))
         versions = [one for one in found["weight_versions"] if one["end"] == size]
         faults = [
             words

@@ -61,6 +61,13 @@ class Entry:
         """Return all text up to its end."""
         return self.prompt + self.text
 
+    def follows(self, other: Entry) -> bool:
+        """Return whether it is another reply, or goes on from it."""
+        one: Entry | None = self
+        while one is not None and one is not other:
+            one = one.parent
+        return one is other
+
     def __str__(self) -> str:
         """Return one line of a story."""
         saved = "saved" if self.saved else "NOT SAVED"
