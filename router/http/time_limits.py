@@ -20,9 +20,10 @@ LATE = 0.05
 
 
 class patience:
-    """Raise TimeoutError once the block has had `seconds` in which the event loop was not late.
+    """Raise TimeoutError once the block has had `seconds` in `TICKS` steps, of which the last one ended in time.
 
-    A loop that is always late delays it to twice `seconds`, and by what each step is late.
+    So of a time in which the event loop stood still, at most one step counts. A loop that is always late delays the end until
+    twice as many steps have passed.
     """
 
     __slots__ = ("_due", "_left", "_loop", "_step", "_timeout")

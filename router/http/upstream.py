@@ -261,21 +261,21 @@ class _Connector(aiohttp.TCPConnector):
     aiohttp would take that for the reply to the next request, which may be another tenant's. A proxy in front of a worker says
     so that it has waited long enough (408), and a worker that is broken may send a reply twice.
 
-    A time limit that passed while the event loop was late begins again, some times (see `patience`).
+    A time limit that passed while the event loop was late begins again, up to three times (see `patience`).
     """
 
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> Connection:
-        time, tries = asyncio.get_running_loop().time, 4
+        time, again = asyncio.get_running_loop().time, 3
         while True:
             late = time() + (timeout.sock_connect or math.inf) + LATE
             try:
                 connection = await super().connect(req, traces, timeout)
             except TimeoutError:
-                if time() < late or tries == 1:
+                if time() < late or not again:
                     raise
-                tries -= 1
+                again -= 1
                 continue
             if connection.protocol is not None and not connection.protocol.should_close:
                 return connection

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -71,6 +72,9 @@ def test_a_server_moves_its_memory() -> None:
     command = [sys.executable, "-m", "router", "--middleware", "none", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
+        patience = threading.Timer(60, process.kill)
+        patience.start()
         found = next((line for line in process.stderr if "large pages" in line or "small pages" in line), "")
+        patience.cancel()
         process.terminate()
     assert found
