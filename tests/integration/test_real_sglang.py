@@ -237,8 +237,9 @@ class TestEnds:
         """What no text spells stays in the ids, whether the engine shows U+FFFD, the character before it, or neither."""
         half, plain = ends_inside_a_character(vocabulary, with_a_character), vocabulary.encode(" the")[0]
         text, truth, cut = "<|im_start|>system\nEnds inside.<|im_end|>\n" + user("你好"), Truth(), 0
-        wanted = 94.0
-        for turn in range(60):
+        wanted, turn = 94.0, 0
+        while turn < 60 or (turn < 120 and cut <= 5):  # now and then chance cuts few of the first ones
+            turn += 1
             bias = dict.fromkeys(map(str, half), wanted) | {str(plain): 94.0}  # nothing else is sampled
             params = {"max_new_tokens": 2 + turn % 3, "temperature": 2.0, "logit_bias": bias}
             reply = generate(router, text, sampling_params=params)
