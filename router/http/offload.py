@@ -18,8 +18,8 @@ _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="offload")
 async def offload(heavy: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return what `work` returns. It is done in a thread if it is `heavy`.
 
-    Python's threads take turns of milliseconds, so the work has to consist of many small calls: one long call into a library
-    holds up the event loop from a thread just as well.
+    Python's threads take turns of half a millisecond (`SWITCH_SECONDS` of the server), so the work has to consist of many small
+    calls: one long call into a library holds up the event loop from a thread just as well.
     """
     if not heavy:
         return work(*args, **kwargs)
