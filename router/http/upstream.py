@@ -25,7 +25,7 @@ from aiohttp.tracing import Trace
 from yarl import URL
 
 from router.http.reply_body import ReplyTooLargeError, SizeLimit, Unpacker, UnpackingError, is_event_stream
-from router.http.time_limits import LATE
+from router.http.time_limits import patience
 
 Headers = Sequence[tuple[bytes, bytes]]
 Body = bytes | None
@@ -42,6 +42,9 @@ READ_BUFFER_BYTES = 1024 * 1024
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _INTERIM = frozenset(range(100, 200)) - {101}
+
+_AT_ONCE = 0.8  # of the time limit of a connection: see `_Connector`
+_UNLIMITED = aiohttp.ClientTimeout()
 
 
 class UpstreamFailure(Exception):
@@ -136,7 +139,7 @@ class AiohttpUpstream:
 
         `max_reply` is in bytes, for a reply in one piece and for each event of a stream.
         """
-        self._timeout = aiohttp.ClientTimeout(sock_connect=connect_timeout)
+        self._timeout = aiohttp.ClientTimeout(sock_connect=_AT_ONCE * connect_timeout)
         self._permits = permits
         self._most = max_reply
 
@@ -261,25 +264,24 @@ class _Connector(aiohttp.TCPConnector):
     aiohttp would take that for the reply to the next request, which may be another tenant's. A proxy in front of a worker says
     so that it has waited long enough (408), and a worker that is broken may send a reply twice.
 
-    A time limit that passed while the event loop was late begins again, up to three times (see `patience`).
+    A connection has most of its time limit at once, and the rest with `patience`: making one takes several turns of the event
+    loop, and all of the limit may pass before a late loop has taken them.
     """
 
     async def connect(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> Connection:
-        time, again = asyncio.get_running_loop().time, 3
-        while True:
-            late = time() + (timeout.sock_connect or math.inf) + LATE
-            try:
+        try:
+            while True:
                 connection = await super().connect(req, traces, timeout)
-            except TimeoutError:
-                if time() < late or not again:
-                    raise
-                again -= 1
-                continue
-            if connection.protocol is not None and not connection.protocol.should_close:
-                return connection
-            connection.close()
+                if connection.protocol is not None and not connection.protocol.should_close:
+                    return connection
+                connection.close()
+        except TimeoutError:
+            if timeout.sock_connect is None:
+                raise
+            async with patience(timeout.sock_connect / _AT_ONCE * (1 - _AT_ONCE)):
+                return await self.connect(req, traces, _UNLIMITED)
 
 
 class _ConnectionUse:

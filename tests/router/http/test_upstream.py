@@ -264,6 +264,21 @@ def test_a_connection_that_was_there_before_the_router_looked_counts(run: Run, t
 
 
 @both_loops
+def test_connecting_has_its_turns_of_a_loop_that_is_always_late(run: Run) -> None:
+    """Each turn of the loop takes a part of the limit, and all of them together take more."""
+
+    async def main() -> None:
+        async with serving(GatedWorker(first=b"begun")) as url, AiohttpUpstream(connect_timeout=0.1) as upstream:
+            sending = asyncio.create_task(upstream.send("GET", url + "/x", []))
+            while not sending.done():
+                time.sleep(0.04)  # noqa: ASYNC251 - this is the lateness
+                await asyncio.sleep(0)
+            sending.result().close()
+
+    run(main())
+
+
+@both_loops
 def test_a_large_body_arrives_whole_and_holds_nothing_up(run: Run) -> None:
     """Another request is answered while a worker that reads slowly has not read the body."""
 
