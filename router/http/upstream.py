@@ -42,7 +42,6 @@ READ_BUFFER_BYTES = 1024 * 1024
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 _INTERIM = frozenset(range(100, 200)) - {101}
-
 _AT_ONCE = 0.8  # of the time limit of a connection: see `_Connector`
 _UNLIMITED = aiohttp.ClientTimeout()
 
