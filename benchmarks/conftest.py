@@ -43,7 +43,7 @@ def pytest_benchmark_update_json(config: pytest.Config, benchmarks: list, output
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.load(str(vocabulary("qwen")))
+    return Tokenizer.load(str(vocabulary("qwen-whole")))
 
 
 class Talk:

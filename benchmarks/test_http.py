@@ -20,14 +20,14 @@ TOKENS = 32_000
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[EmbeddedWorker]:
-    with EmbeddedWorker(vocabulary("qwen"), context_length=2 * TOKENS) as worker:
+    with EmbeddedWorker(vocabulary("qwen-whole"), context_length=2 * TOKENS) as worker:
         yield worker
 
 
 @pytest.fixture(scope="module")
 def router(worker: EmbeddedWorker) -> Iterator[str]:
     config = RouterConfig(
-        workers=WorkersConfig(urls=(worker.url,)), radix=RadixConfig(tokenizer_path=str(vocabulary("qwen")))
+        workers=WorkersConfig(urls=(worker.url,)), radix=RadixConfig(tokenizer_path=str(vocabulary("qwen-whole")))
     )
     with serve(create_app(config)) as url:
         yield url

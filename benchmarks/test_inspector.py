@@ -47,9 +47,9 @@ _SCROLL = """async (frames) => {
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     rng = random.Random(0)
-    with EmbeddedWorker(vocabulary("qwen"), context_length=2 * TOKENS) as worker:
+    with EmbeddedWorker(vocabulary("qwen-whole"), context_length=2 * TOKENS) as worker:
         config = RouterConfig(
-            workers=WorkersConfig(urls=(worker.url,)), radix=RadixConfig(tokenizer_path=str(vocabulary("qwen")))
+            workers=WorkersConfig(urls=(worker.url,)), radix=RadixConfig(tokenizer_path=str(vocabulary("qwen-whole")))
         )
         with serve(create_app(config)) as url:
             worker.script(ids=[rng.randrange(1_000, 30_000) for _ in range(TOKENS)], finish="length")
