@@ -189,6 +189,23 @@ def test_a_link_leads_to_its_token(opened: Opened) -> None:
         at(other, 12_345)
 
 
+@pytest.mark.parametrize("size", [(1280, 820), (400, 800)], ids=["wide", "narrow"])
+def test_tokens_that_come_before_the_first_frame_are_shown_where_the_link_leads(
+    size: tuple[int, int], opened: Opened
+) -> None:
+    made = MadeUp(20_000)
+    with serving(made.answers) as url:
+        page = opened("about:blank", size=size)
+        page.add_init_script(
+            "window.ResizeObserver = class extends ResizeObserver"
+            " { constructor(told) { super((...all) => setTimeout(told, 300, ...all)); } }"
+        )
+        page.goto(place(url, "conversation", made.id, made.branch, search="?t=12345"))
+        at(page, 12_345)
+        page.wait_for_timeout(500)  # until after the frame
+        expect(page.locator(".t.on")).to_be_in_viewport()
+
+
 def test_a_token_that_was_not_sampled_has_no_colour_but_that_of_its_turn(opened: Opened) -> None:
     made = MadeUp(600)
     with serving(made.answers) as url:

@@ -77,6 +77,7 @@ export class Strip {
       return;
     }
     if (this.#gone || this.#selected !== wanted) return;
+    if (!this.#drawn.size) this.#resized(); // the tokens came before the first frame: there is nothing to scroll yet
     if (!this.#drawn.has(row) || !this.#box(wanted)) {
       this.element.scrollTop = this.heights.top(row) - this.element.clientHeight / 3;
       this.#draw();
