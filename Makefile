@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-agent serve install test test-slow test-sglang test-vllm test-trainers fuzz lint bench soak reference pictures clean
+.PHONY: help demo demo-agent serve install test test-slow test-sglang test-vllm test-trainers fuzz lint bench bench-once soak reference pictures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -96,6 +96,22 @@ bench: $(VENV)/.bench ## measure, half an hour; results go to benchmarks/results
 		echo "benchmarks.serving.$$part"; \
 		$(PY) -m benchmarks.serving.$$part --out benchmarks/results/$$part.json --page docs/performance.md || exit 1; \
 	done
+
+# Who changes something rarely measures, so CI shows that the benchmarks still run. The largest trees and stores are left out.
+ONCE_load := --seconds 0.3 --connections 4 --reply-tokens 200 --targets bare none router
+ONCE_open_loop := --seconds 0.3 --reply-tokens 200 --targets bare router
+ONCE_cluster := --conversations 2 --reply-tokens 200 --targets direct router
+ONCE_streams := --requests 30 --tokens 200 --targets direct router
+ONCE_sessions := --turns 30
+ONCE_stores := --seconds 0.3 --turns 500 --conversations 1
+ONCE_processes := --seconds 0.3 --processes 2
+ONCE_profile := --seconds 1
+bench-once: $(VENV)/.bench ## run the benchmarks for a moment each: shows that they run, and measures nothing
+	@$(PYTEST) benchmarks --benchmark-only --benchmark-min-rounds=1 --benchmark-max-time=0 --benchmark-columns=median \
+		-q -k "not 0000" $(ARGS)
+	@$(foreach part,$(BENCHES),$(PY) -m benchmarks.serving.$(part) --rounds 1 $(ONCE_$(part)) &&) \
+		$(PY) -m benchmarks.serving.splicing && \
+		$(PY) -m benchmarks.routing.load --load conversations --requests 100 --inflight 4 --only ours:cache_aware
 
 soak: $(VENV)/.bench ## half an hour of load and trouble (ARGS="--minutes 1"); picture and verdict go into docs/performance.md
 	@$(PY) -m benchmarks.soaking.soak --page docs/performance.md $(ARGS)

@@ -56,8 +56,6 @@ AIMS: dict[str, Any] = {
     "bytes": "<= 12 a token, text, 1 KB a turn",
 }
 TURNS, TOKENS = 50, 200
-CONVERSATIONS = 12
-STARTS = 5
 Found = dict[str, Any]
 
 
@@ -97,7 +95,7 @@ async def play(target: Target, talk: Conversation, turns: int) -> list[float]:
     return times
 
 
-def strangers(corpus: Corpus, name: str) -> dict[str, list[float]]:
+def strangers(corpus: Corpus, name: str, conversations: int) -> dict[str, list[float]]:
     """Continue conversations at a router that knows them and at one that never saw them, over a store of this kind."""
     ports = [free_port() for _ in range(3)]
     url = f"http://127.0.0.1:{ports[0]}"
@@ -116,7 +114,7 @@ def strangers(corpus: Corpus, name: str) -> dict[str, list[float]]:
             uvloop.run(play(router, Conversation(corpus, corpus.cut(TOKENS), TOKENS), 10))
             settle(router.process)
         known, strange = [], []
-        for _ in range(CONVERSATIONS):
+        for _ in range(conversations):
             talk = Conversation(corpus, corpus.cut(TOKENS), TOKENS)
             known.append(uvloop.run(play(first, talk, TURNS))[-1])
             strange.append(uvloop.run(play(second, talk, 1))[0])
@@ -127,12 +125,12 @@ def on_disk(folder: str) -> int:
     return sum(file.stat().st_size for file in Path(folder).iterdir())
 
 
-async def size(folder: str, corpus: Corpus, tokens: int) -> Found:
+async def size(folder: str, corpus: Corpus, tokens: int, conversations: int) -> Found:
     """Return the bytes of a store, after conversations of ten turns of so many sampled tokens, made as a tree makes them."""
     count = {"turns": 0, "tokens": 0, "text": 0}
     store = open_store(f"sqlite:{folder}/")
     await store.open("bench")
-    for number in range(200):
+    for number in range(conversations):
         world, line = World(), None
         for turn in range(10):
             line = world.turn(
@@ -179,7 +177,7 @@ def start(port: int, engine: str, store: str | None) -> float:
         return 1000 * (time.perf_counter() - begun)
 
 
-def starts(corpus: Corpus, turns: int) -> Found:
+def starts(corpus: Corpus, turns: int, rounds: int) -> Found:
     """Start routers with a large store and without one, in turns."""
     port = free_port()
     found: dict[str, list[float]] = {"none": [], "sqlite": []}
@@ -187,7 +185,7 @@ def starts(corpus: Corpus, turns: int) -> Found:
         uvloop.run(fill(folder, turns, Tokenizer.load(tokenizer_folder()).fingerprint))
         flags = ("--port", str(port))
         with running("benchmarks.serving.instant_engine", *flags, port=port, stdin=corpus.replies(TOKENS)):
-            for number in range(STARTS + 1):
+            for number in range(rounds + 1):
                 for name, store in (("none", None), ("sqlite", f"sqlite:{folder}/")):
                     took = start(free_port(), f"http://127.0.0.1:{port}", store)
                     if number:
@@ -290,18 +288,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, rounds=7, seconds=2)
     parser.add_argument("--turns", type=int, default=200_000, help="of the store that routers start with (%(default)s)")
+    parser.add_argument("--conversations", type=int, default=12, help="at the strange router (%(default)s)")
     args = parser.parse_args()
     corpus = Corpus()
     found = loads(corpus, args.rounds, args.seconds)
     show(load_rows(found))
-    found["strangers"] = {name: strangers(corpus, name) for name in STORES}
+    found["strangers"] = {name: strangers(corpus, name, args.conversations) for name in STORES}
     show(stranger_rows(found))
     found["sizes"] = {}
     for tokens in (200, 2000):
         with tempfile.TemporaryDirectory() as folder:
-            found["sizes"][tokens] = uvloop.run(size(folder, corpus, tokens))
+            found["sizes"][tokens] = uvloop.run(size(folder, corpus, tokens, 16 * args.conversations))
     show(size_rows(found["sizes"]))
-    found["starts"] = starts(corpus, args.turns)
+    found["starts"] = starts(corpus, args.turns, args.rounds)
     show(start_rows(found["starts"]))
     write(args, "stores", tables(found), found)
 
