@@ -6,6 +6,7 @@ import contextlib
 import uuid
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import anthropic
 import openai
@@ -72,6 +73,20 @@ def test_openais_client_in_a_session_keeps_every_id(served: Stack, worker: Embed
         known = chain(base)
         assert known == record.input_ids + record.output_ids
         messages += [{"role": "assistant", "content": content}, {"role": "user", "content": f"And {number}?"}]
+
+
+@pytest.mark.parametrize("scale_out", [False, True])
+def test_a_chat_without_a_limit_may_fill_the_context(scale_out: bool) -> None:
+    """`/v1/completions` takes a null for 16 tokens; alternatives of tokens are asked for there only."""
+    with vllm(scale_out=scale_out, context_length=100) as served:
+        (worker,) = served.workers
+        for more in ({}, {"stream": True}, {"logprobs": True, "top_logprobs": 2}):
+            worker.script(ids=range(1000, 1500), finish="length")
+            body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], **more}
+            assert served.post(f"{urlsplit(root(served)).path}/v1/chat/completions", body).status == 200
+            record = worker.log[-1]
+            assert len(record.input_ids) + len(record.output_ids) == 100
+            worker.forget_scripts()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -11,7 +11,7 @@ from router.engines.engine import Answer, Call, Exchange, Introduction, KnownWor
 from router.engines.json import JSON_ERRORS
 from router.engines.vllm.fleet import fleet_exchange, weight_version
 from router.engines.vllm.generation import Generation
-from router.engines.vllm.requests import COMPLETIONS, DEV_MODE, GENERATE, SCALE_OUT, read
+from router.engines.vllm.requests import COMPLETIONS, CONTEXT, DEV_MODE, GENERATE, SCALE_OUT, read
 from router.errors import RouterError
 
 _LEAST = (0, 11, 0)
@@ -25,6 +25,10 @@ _FORBIDDEN = frozenset({401, 403})
 
 class _Model(msgspec.Struct):
     owned_by: str | None = None
+
+
+class _Tokenized(msgspec.Struct):
+    max_model_len: int | None = None
 
 
 class _Description(msgspec.Struct):
@@ -89,7 +93,8 @@ class Vllm:
             )
         told = answers["/weight_info"]
         returns_text = answers[GENERATE].status == 400 and b"output_mode" in answers[GENERATE].body
-        abilities = {SCALE_OUT: returns_text, DEV_MODE: told.status == 200}
+        context = _context(answers["/tokenize"].body)
+        abilities = {SCALE_OUT: returns_text, DEV_MODE: told.status == 200, f"{CONTEXT}{context}": context is not None}
         return Introduction(None, frozenset(name for name, has in abilities.items() if has), weight_version(told.body))
 
     def exchange(self, call: Call, worker: KnownWorker) -> Exchange | Answer | None:
@@ -101,6 +106,13 @@ class Vllm:
             return Generation(read(call.body or b"", worker.abilities), worker.version, cumulative=self._cumulative)
         except RouterError as error:
             return Answer(error.status, msgspec.json.encode(error.body()))
+
+
+def _context(tokenized: bytes) -> int | None:
+    try:
+        return msgspec.json.decode(tokenized, type=_Tokenized).max_model_len
+    except JSON_ERRORS:
+        return None
 
 
 def _version(body: bytes) -> str | None:

@@ -27,6 +27,9 @@ SCALE_OUT = "scale-out"
 DEV_MODE = "dev-mode"
 """The ability of a worker that was started with `VLLM_SERVER_DEV_MODE=1`: it takes the calls of the fleet."""
 
+CONTEXT = "context-"
+"""The beginning of the ability that says how many tokens a worker's context has."""
+
 COMPLETIONS, GENERATE = "/v1/completions", "/inference/v1/generate"
 _PREFIXES = {COMPLETIONS: ("cmpl-", "-0"), GENERATE: ("generate-tokens-", "")}
 
@@ -58,6 +61,11 @@ _UNSUPPORTED = {
 
 _OWN = ("cache_salt", "session_id", "kv_transfer_params", "ec_transfer_params")
 """vLLM's fields beside the sampling parameters. They pass unchanged."""
+
+
+def context_in(abilities: frozenset[str]) -> int | None:
+    """Return how many tokens a worker's context has, given its abilities; None if it has not said so."""
+    return next((int(one.removeprefix(CONTEXT)) for one in abilities if one.startswith(CONTEXT)), None)
 
 
 def engine_ids(rid: str) -> list[str]:
@@ -159,6 +167,8 @@ class _Reader:
         if versions:
             call = _generate(body, prompt, params, logprobs=logprobs)
         else:
+            if params["max_tokens"] is None:  # here null means 16, and more than there is room for is cut to it
+                params["max_tokens"] = context_in(abilities)
             call = _completions(body, prompt, params, logprobs=logprobs, top=top, token_ids=token_ids, texts=texts)
         if prompt_from is not None:
             call["prompt_logprobs"] = top

@@ -9,7 +9,7 @@ import pytest
 
 from router.engines.engine import Answer
 from router.engines.vllm.engine import Vllm
-from router.engines.vllm.requests import SCALE_OUT
+from router.engines.vllm.requests import CONTEXT, SCALE_OUT
 
 MODELS = {"object": "list", "data": [{"id": "m", "object": "model", "owned_by": "vllm", "max_model_len": 2048}]}
 
@@ -51,6 +51,11 @@ def introduced(**changes: tuple[int, bytes]) -> Any:
 def test_both_doors_are_open() -> None:
     found = introduced()
     assert (found.refusal, found.abilities) == (None, {SCALE_OUT})
+
+
+def test_the_length_of_the_context_is_known_from_a_worker_that_tokenizes() -> None:
+    found = introduced(tok=(200, b'{"count":1,"max_model_len":2048,"tokens":[7]}'))
+    assert (found.refusal, found.abilities) == (None, {SCALE_OUT, f"{CONTEXT}2048"})
 
 
 @pytest.mark.parametrize("answer", [(401, b"{}"), (403, b"{}"), (404, b"{}"), (400, b"an empty prompt"), (500, b"{}")])

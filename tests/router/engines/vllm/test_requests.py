@@ -54,6 +54,13 @@ def test_a_worker_with_scale_out_tells_versions_too() -> None:
     }
 
 
+def test_as_many_as_there_is_room_for_is_the_context_to_a_worker_that_takes_null_for_16() -> None:
+    asked = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": None}}
+    for abilities, limit in ((frozenset({"context-2048"}), 2048), (WITHOUT, None)):
+        ((path, body),) = sent(asked, abilities)
+        assert (path, body["max_tokens"]) == (COMPLETIONS, limit)
+
+
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
