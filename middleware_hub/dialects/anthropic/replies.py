@@ -34,6 +34,11 @@ _ERRORS = {
 _PROMPT_TOO_LONG = "prompt is too long: "
 """The beginning of Anthropic's message for OpenAI's code `context_length_exceeded`: agents match it, and condense."""
 
+_SIGNATURE = "dGl0by1yb3V0ZXI="
+"""Ends a block of thinking, in place of the signature that only Anthropic can make: clients take a block without one for
+broken, and send its thinking as a message of the user, or not at all. It is not read when it comes back.
+"""
+
 _encode = msgspec.json.encode
 
 
@@ -42,7 +47,7 @@ def whole(request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> b
     answer = answers[0]
     content: list[dict[str, Any]] = []
     if answer.reasoning:
-        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
+        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": _SIGNATURE})
     if answer.content:
         content.append({"type": "text", "text": answer.content})
     content += [{**_tool_use(call), "input": Raw(call.arguments.encode())} for call in answer.tool_calls]
@@ -119,8 +124,7 @@ class AnthropicStream:
     def _closed(self) -> bytes:
         if self._open is None:
             return b""
-        # Thinking ends with a signature, which only Anthropic can make: SDKs that wait for it get an empty one.
-        signature = self._delta("signature_delta", signature="") if self._open == "thinking" else b""
+        signature = self._delta("signature_delta", signature=_SIGNATURE) if self._open == "thinking" else b""
         stop = _event("content_block_stop", {"index": self._blocks})
         self._open = None
         self._blocks += 1

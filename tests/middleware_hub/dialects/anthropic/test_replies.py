@@ -30,6 +30,7 @@ from router.errors import (
 from tests.middleware_hub.dialects.drawn import ASKED, HEAD, answers, pieces, streamed
 
 DIALECT = Anthropic()
+SIGNATURE = "dGl0by1yb3V0ZXI="
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 ANSWER = Answer(
     generation_id="g1",
@@ -70,7 +71,7 @@ def test_a_whole_reply() -> None:
         "role": "assistant",
         "model": "tiny",
         "content": [
-            {"type": "thinking", "thinking": "Hm.", "signature": ""},
+            {"type": "thinking", "thinking": "Hm.", "signature": SIGNATURE},
             {"type": "text", "text": "Let me look."},
             {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1.0, "b": [True]}},
         ],
@@ -164,7 +165,7 @@ def test_the_events_of_a_stream_add_up_to_the_whole_reply(answered: tuple[Answer
                 case "thinking_delta":
                     blocks[-1]["thinking"] += delta["thinking"]
                 case "signature_delta":
-                    assert delta["signature"] == ""
+                    assert delta["signature"] == SIGNATURE
                 case "input_json_delta":
                     blocks[-1]["input"] = json.loads(delta["partial_json"])
         assert event["index"] == len(blocks) - 1
@@ -177,7 +178,8 @@ def test_the_events_of_a_stream_add_up_to_the_whole_reply(answered: tuple[Answer
     assert all(a["type"] != b["type"] or a["type"] == "tool_use" for a, b in pairwise(blocks))
 
 
-def test_thinking_ends_with_an_empty_signature() -> None:
+def test_thinking_ends_with_a_signature() -> None:
+    """Clients send thinking without one back as a message of the user, or not at all."""
     stream = DIALECT.stream(ASKED, HEAD)
     found = events([stream.piece(0, Reasoning("Hm.")), stream.piece(0, Text("Yes."))])
     assert [event.get("delta", event).get("type") for event in found] == [
