@@ -704,6 +704,14 @@ def test_namespaces_and_adapters_are_told_apart(agents: Stack) -> None:
         assert len(detail["branches_list"]) == 1
 
 
+def test_a_reward_that_no_float_holds_is_no_number(agents: Stack) -> None:
+    agent = played(agents)
+    sent = b'{"reward_info":{"score":1%b}}' % (b"0" * 400)
+    assert agents.post(f"{agent.path}/reward_info", None, raw=sent).status == 200
+    (listed,) = [one for one in Look(agents).all() if one["id"] == f"session:{agent.name}"]
+    assert listed["reward"] is None
+
+
 def test_groups_and_rewards_are_those_of_the_ledger() -> None:
     with stack("qwen", styles=("incremental",)) as made:
         look = Look(made)

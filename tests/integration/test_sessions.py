@@ -122,6 +122,18 @@ class TestForks:
         found = agent.finalize()
         assert {one["branch"]: ids_of(one) for one in found} == truth
 
+    @pytest.mark.parametrize("seed", [None, 7, 2**63 - 2])
+    def test_the_samples_of_one_request_have_seeds_of_their_own(self, agent: AgentSession, seed: int | None) -> None:
+        """With one seed for all, an engine would sample the same n times."""
+        log = agent.stack.workers[0].log
+        before = len(log)
+        assert agent.ask(user("a"), n=3, seed=seed, max_tokens=2).answer.status == 200
+        seeds = [record.body["sampling_params"].get("sampling_seed") for record in log[before:]]
+        if seed is None:
+            assert seeds == [None] * 3
+        else:
+            assert sorted(one % 2**64 for one in seeds) == [seed, seed + 1, seed + 2]
+
     def test_warm_start_turns_are_context(self, agent: AgentSession) -> None:
         shots = [user("2+2"), {"role": "assistant", "content": "4"}, user("3+3")]
         turn = agent.must(*shots, says="6")

@@ -205,7 +205,11 @@ def _word(value: Any) -> str | None:
 
 def reward_of(info: dict[str, Any]) -> float | None:
     """Return the number in a reward: under the usual names, or the only number in it."""
-    numbers = {name: float(one) for name, one in info.items() if isinstance(one, int | float)}
+    numbers = {
+        name: float(one)
+        for name, one in info.items()
+        if isinstance(one, float) or (isinstance(one, int) and abs(one) < 2**63)
+    }
     for name in ("reward", "score", "value"):
         if name in numbers:
             return numbers[name]

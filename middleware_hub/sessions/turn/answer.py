@@ -73,12 +73,14 @@ class AnswerBuilder:
             if streamed is not None and number == len(found) - 1:
                 logprobs = self._tokens.news(streamed)
             shown: Piece
-            if isinstance(piece, Call):
-                if self.calls and not self._request.parallel_calls:
-                    continue
-                shown = self._called(piece)
-            else:
+            if not isinstance(piece, Call):
                 shown = piece
+            elif self._request.parallel_calls or not self.calls:
+                shown = self._called(piece)
+            elif logprobs is None:
+                continue
+            else:
+                shown = Text("")  # the call is hidden, but its tokens were sampled
             self.pieces.append((shown, logprobs))
 
     def _called(self, call: Call) -> ToolCall:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 from starlette.types import Scope
 
 from middleware_hub.chat.answer import Answer
@@ -50,6 +51,14 @@ class TurnPlan(msgspec.Struct):
     sampling: dict[str, Any] = {}
     log: SessionLog | None = None
     notes: TurnNotes | None = None
+
+    def of_sample(self, number: int) -> TurnPlan:
+        """Return the plan of one of several samples, each of which has a seed of its own: with one seed they would be equal."""
+        seed = self.sampling.get("sampling_seed")
+        if not number or not isinstance(seed, int):
+            return self
+        # The sum is a signed number of 64 bits, too.
+        return replace(self, sampling={**self.sampling, "sampling_seed": (seed + number + 2**63) % 2**64 - 2**63})
 
     @property
     def parent(self) -> str | None:

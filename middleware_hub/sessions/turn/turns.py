@@ -125,10 +125,10 @@ class Turns:
             plan.sampling = self._sampling.of(session, plan, self._parsers.sampling(plan))
             exchange.notes = _notes(plan)
             generations, commit = [], partial(self._committed, session)
-            for handle in handles:
-                parser = self._parsers.parser(plan)
+            for number, handle in enumerate(handles):
+                parser, own = self._parsers.parser(plan), plan.of_sample(number)
                 generations.append(
-                    TurnGeneration(self._backend, plan, handle, parser, on_news=exchange.notify, on_commit=commit)
+                    TurnGeneration(self._backend, own, handle, parser, on_news=exchange.notify, on_commit=commit)
                 )
         except BaseException:
             for handle in handles:

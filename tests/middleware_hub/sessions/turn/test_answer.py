@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.spans.chain import unpack_logprobs
 from tests.middleware_hub.sessions.in_process import Room
 from tests.support.agents import TOOLS, call_text
 
@@ -41,5 +42,23 @@ def test_the_client_gets_so_many_calls(stream: bool, parallel: bool, told: int) 
         head = room.session.trie.head
         assert head is not None
         assert len(head.span) == len(room.engine.log[0][1])
+
+    asyncio.run(work())
+
+
+def test_the_logprobs_of_a_stream_are_all_told_once_also_those_of_a_call_that_is_not() -> None:
+    async def work() -> None:
+        room = Room(tool_call_parser="hermes")
+        await room.open()
+        room.engine.says(f"{call_text('here')}{call_text('there')}\nbye")
+        asked = {"tools": TOOLS, "parallel_tool_calls": False, "stream": True, "logprobs": True}
+        status, reply = await room.ask({"messages": [{"role": "user", "content": "Look"}], **asked}).answer()
+        assert status == 200, reply
+        choices = [choice for event in reply if event != b"[DONE]" for choice in event["choices"]]
+        told = [one["logprob"] for choice in choices if choice["logprobs"] for one in choice["logprobs"]["content"]]
+        head = room.session.trie.head
+        assert head is not None
+        assert head.span.logprobs is not None
+        assert told == pytest.approx(unpack_logprobs(head.span.logprobs, len(head.span)))
 
     asyncio.run(work())
