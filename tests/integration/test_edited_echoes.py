@@ -16,6 +16,15 @@ from tests.support.stack import Stack, stack
 
 Opens = Callable[..., AgentSession]
 SAYS = "The answer is  four.\n\n"
+CALLING = {
+    "qwen3": f"<think>\nAgain.\n</think>\n\nCONTENT{call_text('b')}",
+    "glm4moe": "<think>Again.</think>\nCONTENT<tool_call>look\n<arg_key>where</arg_key>\n<arg_value>x</arg_value>\n"
+    "</tool_call>",
+    "deepseekv3": "Again.</think>\n\nCONTENT<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>"
+    '{"where": "x"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "gptoss": "<|channel|>analysis<|message|>Again.<|end|><|start|>assistant<|channel|>commentary to=functions.look"
+    ' <|constrain|>json<|message|>{"where":"x"}<|call|>',
+}
 THOUGHT = "<think>\nhm, let me see\n</think>\n\nThe answer is  four."
 
 
@@ -147,6 +156,54 @@ def test_reasoning_that_were_put_back_into_the_content_cost_nothing(opens: Opens
     (found,) = agent.finalize()
     assert (ids_of(found), found["exact"]) == (third.chain, True)
     assert sum(found["response_mask"]) == sum(len(turn.sampled) for turn in (first, second, third))
+
+
+@pytest.mark.parametrize("content", ["", "I look. "])
+@pytest.mark.parametrize(
+    "tags", [("<think>\n", "\n</think>\n\n"), ("<thinking>", "</thinking>"), ("", "\n")], ids=["think", "other", "none"]
+)
+@pytest.mark.parametrize("name", list(CALLING))
+def test_reasoning_that_was_put_into_the_content_of_a_call_costs_nothing(
+    opens: Opens, name: str, tags: tuple[str, str], content: str
+) -> None:
+    if name == "gptoss" and content:
+        return  # its content would be a message of its own
+    agent = opens(name, tools=TOOLS)
+    first = agent.must(user("a"), says=CALLING[name].replace("CONTENT", content))
+    call = first.message["tool_calls"][0]
+    shown = f"{tags[0]}Again.{tags[1]}{content}"
+    echo = {**first.message, "content": shown}
+    del echo["reasoning_content"]
+    second = agent.must(user("a"), echo, tool(call, "found"), says="two")
+    assert "edited_turn" in reasons(second)
+    assert kept(first, second) >= len(first.sampled) - 1  # the template may write another end of the turn
+    (only,) = agent.finalize()
+    assert (only["exact"], only["num_turns"]) == (True, 2)
+
+
+@pytest.mark.parametrize("thought", ["hm", "yes"])
+def test_words_of_the_reasoning_that_are_in_the_reply_too_are_no_reasoning_in_it(opens: Opens, thought: str) -> None:
+    agent = opens("qwen3")
+    first = agent.must(user("a"), says=f"<think>\n{thought}\n</think>\n\nyes, it is.\n\n")
+    second = agent.must(user("a"), says("yes, it is."), user("b"), says="two")
+    assert kept(first, second) >= len(first.sampled) - 2
+
+
+@pytest.mark.parametrize(
+    "edit", [lambda text: text, lambda text: text + " ", lambda text: text[:-3]], ids=["name", "longer", "shorter"]
+)
+def test_an_edited_reply_that_a_stop_string_cut_within_a_token_keeps_the_tokens_before_it(
+    opens: Opens, edit: Callable[[str], str]
+) -> None:
+    """`]` and the line break before `Observation` are one token."""
+    agent = opens("qwen2_5")
+    text = "Action: search[plays]"
+    first = agent.must(user("a"), says=f"{text}\nObservation: 37", stop=["\nObservation"])
+    assert first.message["content"] == text
+    second = agent.must(user("a"), says(edit(text), name="bob"), user("Observation: 37"), says="two")
+    seen = ChatModel("qwen2_5").spell(first.sampled[: kept(first, second)])
+    assert len(text) - 6 <= len(seen) < len(text)
+    assert edit(text) in ChatModel("qwen2_5").spell(second.sent)
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])

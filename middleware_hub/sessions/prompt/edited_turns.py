@@ -10,6 +10,7 @@ and its conversation forks there. But it keeps the tokens that spell what the tw
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,9 @@ from middleware_hub.radix.node import common_length
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, chain_ids, unpack_ids
 from middleware_hub.tokenizer.vocabulary import Vocabulary
+
+_TAG = re.compile(r"</?think(?:ing)?>")
+"""How clients mark reasoning in a content."""
 
 _SCAFFOLD = 64
 """Tokens at the end of a prompt that contain everything that a template writes before a turn."""
@@ -66,11 +70,13 @@ def echoes(checkpoint: Checkpoint, echo: Message, vocabulary: Vocabulary) -> lis
     if content is None or own is None or _calls(said) != _calls(echo):
         return []
     span = checkpoint.span
+    sampled = vocabulary.spell(unpack_ids(span.ids)[: span.visible]) + checkpoint.shown
     if not shows_reasoning(checkpoint, echo):
-        sampled = vocabulary.spell(unpack_ids(span.ids)[: span.visible])
         at = sampled.rfind(own)
         alike = own.strip() == content.strip() or common_length(own.strip(), content.strip(), 0)
         return [Echo(sampled[:at] + content + sampled[at + len(own) :])] if alike and at >= 0 else []
+    if _TAG.sub("", content.replace(checkpoint.reasoning.strip(), "", 1)).strip() == own.strip():
+        return [Echo(sampled)]  # the reasoning has moved, and nothing else has changed
     if said.get("tool_calls"):
         return []
     # The template may have opened the reasoning already.
@@ -93,7 +99,7 @@ def keep(checkpoint: Checkpoint, echo: Echo, vocabulary: Vocabulary) -> KeptEcho
         # Do not cut inside an added token that the echo spells: its rest would be encoded as something else.
         common = vocabulary.straddled(echo.text, int(ends[take - 1])) if take else None
     rest = echo.text[int(ends[take - 1]) if take else 0 :]
-    return KeptEcho(checkpoint, take, rest, echo.rendered, take == len(ids))
+    return KeptEcho(checkpoint, take, rest, echo.rendered, take == len(ids) and not checkpoint.shown)
 
 
 def manner(checkpoint: Checkpoint, echo: Message) -> str:
@@ -110,14 +116,15 @@ def manner(checkpoint: Checkpoint, echo: Message) -> str:
 
 
 def shows_reasoning(checkpoint: Checkpoint, echo: Message) -> bool:
-    """Whether the client put the reasoning of a turn into its content."""
+    """Whether the client put the reasoning of a turn into its content, which may have had the same words before."""
     reasoning, content = checkpoint.reasoning.strip(), _content(echo)
-    return bool(reasoning and content and reasoning in content)
+    own = _content(msgspec.json.decode(checkpoint.node.message)) or ""
+    return bool(reasoning and content and content.count(reasoning) > own.count(reasoning))
 
 
 def usable(checkpoint: Checkpoint) -> bool:
-    """Whether the place where a turn's text ends in its ids is known."""
-    return not checkpoint.span.flags & SpanFlag.MISMATCH and not checkpoint.shown
+    """Whether it is known which ids spell a turn's text."""
+    return not checkpoint.span.flags & SpanFlag.MISMATCH
 
 
 def prompt_of(checkpoint: Checkpoint, vocabulary: Vocabulary) -> str:
