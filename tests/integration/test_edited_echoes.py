@@ -129,6 +129,28 @@ def test_turns_behind_an_edited_one_are_exact_whatever_the_tokenizer_normalizes(
         assert [one["reasons"] for one in agent.finalize() if not one["exact"]] == []
 
 
+@pytest.mark.parametrize("edit", [str.strip, lambda text: text + " more"], ids=["stripped", "longer"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gptoss", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>It is 4.\n\n"),
+        ("gemma4", "<|channel>thought\nhm<channel|>It is 4.\n\n"),
+    ],
+)
+def test_turns_behind_an_edited_one_are_exact_where_history_leaves_special_tokens_out(
+    opens: Opens, name: str, said: str, edit: Callable[[str], str]
+) -> None:
+    agent = opens(name)
+    messages = [user("a")]
+    for number in range(4):
+        message = agent.must(*messages, says=said).message
+        content = message["content"] if number else edit(message["content"])
+        messages += [says(content), user("go on")]
+    first, rest = agent.finalize()
+    assert (first["num_turns"], rest["num_turns"]) == (1, 4)
+    assert (rest["exact"], rest["reasons"]) == (True, ["edited_turn"])
+
+
 def test_a_stripped_reply_keeps_the_reasoning_that_the_client_dropped(opens: Opens) -> None:
     """As an unedited reply does with `--history keep`: the thought is not what was edited."""
     agent = opens("qwen3")

@@ -146,9 +146,24 @@ class WholeRendering:
             return None
 
     def _stands(self, checkpoint: Checkpoint, joined: Join, request: ChatRequest) -> bool:
-        """Whether every sampled turn can be spliced into a rendering of the whole, with the same text after it."""
-        found = self.residents(checkpoint, request)
-        return found.last is checkpoint and bool(found.tail) and join(checkpoint, found.tail, self._codec) == joined
+        """Whether every sampled turn can be spliced into a rendering of the whole, with the same text after it.
+
+        Behind an edited turn only the text after the last one counts: no rendering has the edited turn as it was sampled, and
+        what precedes it was compared when it was sent.
+        """
+        if len(_unedited(checkpoint)) == sum(1 for _ in checkpoint.lineage()):
+            found = self.residents(checkpoint, request)
+            tail = found.tail if found.last is checkpoint else ""
+        else:
+            marked = [checkpoint.node.depth - 1]
+            try:
+                _, behind = self._template.transcript(
+                    request.messages, marked, request.tools, request.template, continue_final=request.continue_final
+                )
+            except (BadRequestError, RenderingError):
+                return False
+            tail = self._tail_behind(request, marked, behind) or ""
+        return bool(tail) and join(checkpoint, tail, self._codec) == joined
 
     def _parts(self, span: TokenSpan, take: int) -> Sequence[ChainPart]:
         spell = self._tokenizer.vocabulary.spell
