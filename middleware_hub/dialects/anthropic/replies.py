@@ -6,6 +6,7 @@ reported. In a stream the event `message_delta` has them, because they are unkno
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,13 @@ _ERRORS = {
 _PROMPT_TOO_LONG = "prompt is too long: "
 """The beginning of Anthropic's message for OpenAI's code `context_length_exceeded`: agents match it, and condense."""
 
+_NO_ROOM = re.compile(
+    r"context length of (\d+) tokens.* (\d+) tokens from the input messages and (\d+) tokens", re.DOTALL
+)
+"""SGLang's message for a prompt that fits and whose reply would not: the context, the prompt, `max_tokens`. Anthropic's own
+message has the same numbers; agents read them and ask for less. Of a prompt that is too long they would condense it.
+"""
+
 _SIGNATURE = "dGl0by1yb3V0ZXI="
 """Ends a block of thinking, in place of the signature that only Anthropic can make: clients take a block without one for
 broken, and send its thinking as a message of the user, or not at all. It is not read when it comes back.
@@ -59,8 +67,17 @@ def error_body(error: RouterError) -> dict[str, Any]:
     """Return `{"type": "error", "error": {"type", "message"}}` with the details of the error."""
     details = dict(error.details)
     request_id = details.pop("request_id", None)
-    long = details.get("code") == "context_length_exceeded" and not error.message.startswith(_PROMPT_TOO_LONG)
-    message = _PROMPT_TOO_LONG + error.message if long else error.message
+    message = error.message
+    if details.get("code") == "context_length_exceeded" and not message.startswith(_PROMPT_TOO_LONG):
+        found = _NO_ROOM.search(message)
+        context, prompt, wanted = map(int, found.groups()) if found is not None else (0, 0, 0)
+        if prompt < context:
+            message = (
+                f"input length and `max_tokens` exceed context limit: {prompt} + {wanted} > {context},"
+                " decrease input length or `max_tokens` and try again"
+            )
+        else:
+            message = _PROMPT_TOO_LONG + message
     body: dict[str, Any] = {
         "type": "error",
         "error": {"type": _ERRORS.get(error.status, "api_error"), "message": message, **details},

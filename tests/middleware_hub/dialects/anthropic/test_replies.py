@@ -237,5 +237,22 @@ def test_a_prompt_that_is_too_long_is_called_so_in_anthropics_words() -> None:
     assert message == "prompt is too long: it has 9 tokens, and 8 fit"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "begins"),
+    [
+        (10, "input length and `max_tokens` exceed context limit: 10 + 500 > 200, decrease"),
+        (200, "prompt is too long: Requested token count"),
+    ],
+)
+def test_a_reply_that_does_not_fit_behind_a_prompt_that_does_is_no_long_prompt(prompt: int, begins: str) -> None:
+    """Agents that read the first ask for less; those that read the second condense the conversation."""
+    message = (
+        "Requested token count exceeds the model's maximum context length of 200 tokens. You requested a total of"
+        f" {prompt + 500} tokens: {prompt} tokens from the input messages and 500 tokens for the completion."
+    )
+    error = BadRequestError(message, code="context_length_exceeded")
+    assert json.loads(DIALECT.error(error))["error"]["message"].startswith(begins)
+
+
 def test_counted_tokens() -> None:
     assert json.loads(DIALECT.count(7)) == {"input_tokens": 7}
