@@ -111,5 +111,5 @@ def _sampling(fields: Fields, samples: int) -> dict[str, Any]:
             )
         sampling["json_schema"] = schema if isinstance(schema, str) else schema_text("json_schema", schema)
     limit = fields.take_within("max_tokens", 0, LARGEST)
-    finish(sampling, DEFAULT_MAX_TOKENS if limit is None else limit)
+    finish(sampling, sampling.get("max_new_tokens", DEFAULT_MAX_TOKENS) if limit is None else limit)
     return {**sampling, "n": samples} if samples > 1 else sampling

@@ -46,6 +46,8 @@ class _Parameter(NamedTuple):
     fits: Callable[[Any], bool] | None = None
 
 
+_SEED = _Parameter("sampling_seed", INTEGER, "an int64", lambda v: -(2**63) <= v < 2**63)
+_LEAST = _Parameter("min_new_tokens", INTEGER, f"from 0 to {LARGEST}", lambda v: 0 <= v <= LARGEST)
 _PARAMETERS = {
     "temperature": _Parameter("temperature", NUMBER, "at least 0", lambda v: v >= 0),
     "top_p": _Parameter("top_p", NUMBER, "above 0, and at most 1", lambda v: 0 < v <= 1),
@@ -55,8 +57,11 @@ _PARAMETERS = {
     "frequency_penalty": _Parameter("frequency_penalty", NUMBER, "from -2 to 2", lambda v: -2 <= v <= 2),
     "presence_penalty": _Parameter("presence_penalty", NUMBER, "from -2 to 2", lambda v: -2 <= v <= 2),
     "repetition_penalty": _Parameter("repetition_penalty", NUMBER, "above 0, and at most 2", lambda v: 0 < v <= 2),
-    "seed": _Parameter("sampling_seed", INTEGER, "an int64", lambda v: -(2**63) <= v < 2**63),
-    "min_tokens": _Parameter("min_new_tokens", INTEGER, f"from 0 to {LARGEST}", lambda v: 0 <= v <= LARGEST),
+    "seed": _SEED,
+    "sampling_seed": _SEED,  # SGLang's name for it
+    "min_tokens": _LEAST,
+    "min_new_tokens": _LEAST,
+    "max_new_tokens": _Parameter("max_new_tokens", INTEGER, f"from 1 to {LARGEST}", lambda v: 1 <= v <= LARGEST),
     "stop_token_ids": _Parameter("stop_token_ids", _IDS, "token ids", lambda v: all(0 <= i <= LARGEST for i in v)),
     "ignore_eos": _Parameter("ignore_eos", BOOLEAN),
     "skip_special_tokens": _Parameter("skip_special_tokens", BOOLEAN),
@@ -80,6 +85,10 @@ _PARAMETERS = {
 }
 
 _REFUSED = {
+    "guided_json": "`response_format` takes a schema",
+    "guided_regex": "`regex` takes a pattern",
+    "guided_choice": "`regex` takes alternatives",
+    "guided_grammar": "`ebnf` takes a grammar",
     "use_beam_search": "a beam has no sampled tokens",
     "truncate_prompt_tokens": "a prompt is never cut here",
     "prompt_logprobs": "those are /generate's, with `logprob_start_len`",
@@ -93,7 +102,7 @@ def _is_id(key: str) -> bool:
 
 
 def read_sampling(fields: Fields) -> dict[str, Any]:
-    """Read everything but the limit on new tokens, which each dialect names differently. Raises BadRequestError."""
+    """Read everything but a dialect's own limit on new tokens. Raises BadRequestError."""
     for key in fields.present(_REFUSED):
         if fields.take(key, ANYTHING):
             raise BadRequestError(f"`{key}` is not supported: {_REFUSED[key]}", param=key)
@@ -127,7 +136,12 @@ def add_stops(sampling: dict[str, Any], key: str, stops: str | list[str] | None)
 
 
 def finish(sampling: dict[str, Any], limit: int | None) -> dict[str, Any]:
-    """Add the limit on new tokens, and check fields against each other. Raises BadRequestError."""
+    """Add the limit on new tokens, and check fields against each other. Raises BadRequestError.
+
+    A dialect's own `limit` counts before SGLang's `max_new_tokens`.
+    """
+    if limit is None:
+        limit = sampling.get("max_new_tokens")
     for name in _GRAMMARS:
         if sampling.get(name) == "":
             del sampling[name]

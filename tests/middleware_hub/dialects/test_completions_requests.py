@@ -126,6 +126,13 @@ def test_what_openai_and_sglang_know_becomes_sampling_params() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("given", "limit"), [({}, 16), ({"max_new_tokens": 9}, 9), ({"max_new_tokens": 9, "max_tokens": 3}, 3)]
+)
+def test_the_limit_may_have_sglangs_name(given: dict[str, int], limit: int) -> None:
+    assert asked(**given)["sampling_params"]["max_new_tokens"] == limit
+
+
 @pytest.mark.parametrize("schema", [{"type": "object"}, '{"type":"object"}'])
 def test_a_json_schema_is_an_object_or_its_text(schema: Any) -> None:
     assert asked(json_schema=schema)["sampling_params"]["json_schema"] == '{"type":"object"}'

@@ -218,6 +218,9 @@ def test_a_message_that_is_none(wrote: dict[str, Any], param: str, said: str) ->
         ("repetition_penalty", 1.1, "repetition_penalty", 1.1),
         ("seed", -1, "sampling_seed", -1),
         ("min_tokens", 3, "min_new_tokens", 3),
+        ("sampling_seed", 7, "sampling_seed", 7),
+        ("min_new_tokens", 3, "min_new_tokens", 3),
+        ("max_new_tokens", 3, "max_new_tokens", 3),
         ("max_tokens", 3, "max_new_tokens", 3),
         ("max_completion_tokens", 3, "max_new_tokens", 3),
         ("stop", "END", "stop", ["END"]),
@@ -350,6 +353,13 @@ def test_only_one_grammar_can_hold() -> None:
 def test_the_least_is_not_more_than_the_most() -> None:
     assert error(min_tokens=4, max_tokens=3).details["param"] == "min_tokens"
     assert parse(min_tokens=3, max_tokens=3).sampling == {"min_new_tokens": 3, "max_new_tokens": 3}
+    assert error(min_new_tokens=4, max_new_tokens=3).details["param"] == "min_tokens"
+    assert parse(max_new_tokens=5, max_tokens=3).sampling == {"max_new_tokens": 3}
+
+
+@pytest.mark.parametrize("field", ["guided_json", "guided_regex", "guided_choice", "guided_grammar"])
+def test_an_older_name_of_a_grammar_is_refused_with_the_one_to_use(field: str) -> None:
+    assert error(**{field: ["yes", "no"]}).details["param"] == field
 
 
 # Tools -------------------------------------------------------------------------------------------------------------------
