@@ -1,0 +1,147 @@
+"""Agents of frameworks: `python -m tests.support.frameworks NAME BASE_URL ANTHROPIC_URL` prints the answer of one.
+
+They are made as their own documentation makes them, and use a tool until they have an answer. Each runs in a process of its
+own: what a framework leaves open, or sets for all of a process, stays there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from tests.support.agents import TOOLS
+
+SYSTEM, QUESTION = "You look.", "Where is it?"
+
+
+def found(where: str, times: int) -> str:
+    return f"{where}: nothing, {times} times"
+
+
+def openai_agents(base_url: str, _: str, *, stream: bool = False) -> Any:
+    from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+    from openai import AsyncOpenAI
+
+    set_tracing_disabled(True)
+    model = OpenAIChatCompletionsModel("m", AsyncOpenAI(base_url=base_url, api_key="none"))
+
+    @function_tool
+    def look(where: str, times: int) -> str:
+        """Look somewhere."""
+        return found(where, times)
+
+    agent = Agent(name="one", instructions=SYSTEM, model=model, tools=[look])
+
+    async def run() -> Any:
+        if not stream:
+            return (await Runner.run(agent, QUESTION)).final_output
+        running = Runner.run_streamed(agent, QUESTION)
+        async for _ in running.stream_events():
+            pass
+        return running.final_output
+
+    return asyncio.run(run())
+
+
+def openai_agents_streaming(base_url: str, other: str) -> Any:
+    return openai_agents(base_url, other, stream=True)
+
+
+def pydantic_ai(base_url: str, _: str) -> Any:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = OpenAIChatModel("m", provider=OpenAIProvider(base_url=base_url, api_key="none"))
+    agent = Agent(model, instructions=SYSTEM)
+
+    @agent.tool_plain
+    def look(where: str, times: int) -> str:
+        """Look somewhere."""
+        return found(where, times)
+
+    return asyncio.run(agent.run(QUESTION)).output
+
+
+def litellm(model: str, address: str, *, stream: bool) -> Any:
+    import litellm
+
+    litellm.suppress_debug_info = True
+    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+    while True:
+        reply = litellm.completion(
+            model, messages, base_url=address, api_key="none", tools=TOOLS, max_tokens=200, stream=stream
+        )
+        if stream:
+            reply = litellm.stream_chunk_builder(list(reply), messages=messages)
+        message = reply.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
+            return message.content
+        messages += [
+            {"role": "tool", "tool_call_id": call.id, "content": call.function.arguments} for call in message.tool_calls
+        ]
+
+
+def litellm_openai(base_url: str, _: str) -> Any:
+    return litellm("openai/m", base_url, stream=False)
+
+
+def litellm_openai_streaming(base_url: str, _: str) -> Any:
+    return litellm("openai/m", base_url, stream=True)
+
+
+def litellm_anthropic(_: str, base_url: str) -> Any:
+    return litellm("anthropic/m", base_url, stream=False)
+
+
+def litellm_anthropic_streaming(_: str, base_url: str) -> Any:
+    return litellm("anthropic/m", base_url, stream=True)
+
+
+def langchain(model: Any) -> Any:
+    from langchain.agents import create_agent
+    from langchain_core.tools import tool
+
+    @tool
+    def look(where: str, times: int) -> str:
+        """Look somewhere."""
+        return found(where, times)
+
+    agent = create_agent(model, [look], system_prompt=SYSTEM)
+    return agent.invoke({"messages": [("user", QUESTION)]})["messages"][-1].text
+
+
+def langchain_openai(base_url: str, _: str) -> Any:
+    from langchain_openai import ChatOpenAI
+
+    return langchain(ChatOpenAI(model="m", base_url=base_url, api_key="none"))
+
+
+def langchain_anthropic(_: str, base_url: str) -> Any:
+    from langchain_anthropic import ChatAnthropic
+
+    return langchain(ChatAnthropic(model="m", base_url=base_url, api_key="none", max_tokens=200))
+
+
+AGENTS: dict[str, Callable[[str, str], Any]] = {
+    one.__name__: one
+    for one in (
+        openai_agents,
+        openai_agents_streaming,
+        pydantic_ai,
+        litellm_openai,
+        litellm_openai_streaming,
+        litellm_anthropic,
+        litellm_anthropic_streaming,
+        langchain_openai,
+        langchain_anthropic,
+    )
+}
+
+
+if __name__ == "__main__":
+    name, *addresses = sys.argv[1:]
+    print(AGENTS[name](*addresses))
