@@ -26,6 +26,7 @@ from router.errors import (
     QueueFullError,
     RouterError,
     UpstreamError,
+    UpstreamTimeoutError,
 )
 from tests.middleware_hub.dialects.drawn import ASKED, HEAD, answers, pieces, streamed
 
@@ -218,6 +219,7 @@ def test_pings_and_errors_are_events() -> None:
         (QueueFullError, "rate_limit_error"),
         (NoWorkerError, "overloaded_error"),
         (UpstreamError, "api_error"),
+        (UpstreamTimeoutError, "timeout_error"),
         (RouterError, "api_error"),
     ],
 )
