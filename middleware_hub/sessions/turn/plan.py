@@ -53,9 +53,9 @@ class TurnPlan(msgspec.Struct):
     notes: TurnNotes | None = None
 
     def of_sample(self, number: int) -> TurnPlan:
-        """Return the plan of one of several samples, each of which has a seed of its own: with one seed they would be equal."""
+        """Return the plan of a further sample, which has a seed of its own: with one seed all samples would be equal."""
         seed = self.sampling.get("sampling_seed")
-        if not number or not isinstance(seed, int):
+        if not isinstance(seed, int):
             return self
         # The sum is a signed number of 64 bits, too.
         return replace(self, sampling={**self.sampling, "sampling_seed": (seed + number + 2**63) % 2**64 - 2**63})

@@ -126,7 +126,7 @@ class Turns:
             exchange.notes = _notes(plan)
             generations, commit = [], partial(self._committed, session)
             for number, handle in enumerate(handles):
-                parser, own = self._parsers.parser(plan), plan.of_sample(number)
+                parser, own = self._parsers.parser(plan), plan.of_sample(number) if number else plan
                 generations.append(
                     TurnGeneration(self._backend, own, handle, parser, on_news=exchange.notify, on_commit=commit)
                 )
