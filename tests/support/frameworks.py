@@ -49,12 +49,9 @@ def openai_agents_streaming(base_url: str, other: str) -> Any:
     return openai_agents(base_url, other, stream=True)
 
 
-def pydantic_ai(base_url: str, _: str) -> Any:
+def pydantic_ai(model: Any) -> Any:
     from pydantic_ai import Agent
-    from pydantic_ai.models.openai import OpenAIChatModel
-    from pydantic_ai.providers.openai import OpenAIProvider
 
-    model = OpenAIChatModel("m", provider=OpenAIProvider(base_url=base_url, api_key="none"))
     agent = Agent(model, instructions=SYSTEM)
 
     @agent.tool_plain
@@ -63,6 +60,20 @@ def pydantic_ai(base_url: str, _: str) -> Any:
         return found(where, times)
 
     return asyncio.run(agent.run(QUESTION)).output
+
+
+def pydantic_ai_openai(base_url: str, _: str) -> Any:
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    return pydantic_ai(OpenAIChatModel("m", provider=OpenAIProvider(base_url=base_url, api_key="none")))
+
+
+def pydantic_ai_anthropic(_: str, base_url: str) -> Any:
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+
+    return pydantic_ai(AnthropicModel("m", provider=AnthropicProvider(base_url=base_url, api_key="none")))
 
 
 def litellm(model: str, address: str, *, stream: bool) -> Any:
@@ -131,7 +142,8 @@ AGENTS: dict[str, Callable[[str, str], Any]] = {
     for one in (
         openai_agents,
         openai_agents_streaming,
-        pydantic_ai,
+        pydantic_ai_openai,
+        pydantic_ai_anthropic,
         litellm_openai,
         litellm_openai_streaming,
         litellm_anthropic,
