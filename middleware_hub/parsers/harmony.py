@@ -50,6 +50,8 @@ class Harmony(GrammarParser):
     names: ClassVar[tuple[str, ...]] = ("harmony", "gpt-oss")
     template_tags: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|message|>", "functions")
     needs_special: ClassVar[bool] = True
+    opening: ClassVar[str] = _START
+    """Begins each message of a reply; that of the first one is in the prompt."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()

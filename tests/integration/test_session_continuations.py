@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.agents import TOOLS, AgentSession, ids_of, tool, user
+from tests.support.agents import TOOLS, AgentSession, deltas, ids_of, tool, user
 from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel
 from tests.support.stack import Stack, stack
@@ -74,6 +74,46 @@ def test_a_turn_that_was_continued_in_place_is_spliced(
         assert "sentinel_collision" not in reasons(turns[-1].answer)
         messages += [said(turns[-1].message), user("c")]
     assert trained(agent) == sum(len(turn.sampled) for turn in turns)
+
+
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+LOOKING = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"where": "there", "times": 2}'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("first", "rest", "message"),
+    [
+        (
+            f"{ANALYSIS}first I think",
+            f" more.<|end|><|start|>assistant{FINAL}Done.",
+            {"reasoning_content": " more.", "content": "Done."},
+        ),
+        (f"{ANALYSIS}hm<|end|><|start|>assistant{FINAL}Do", "ne.", {"content": "ne."}),
+        (f"{FINAL}one tw", "o three", {"content": "o three"}),
+        (
+            "<|channel|>ana",
+            f"lysis<|message|>hm<|end|><|start|>assistant{FINAL}Done.",
+            {"reasoning_content": "hm", "content": "Done."},
+        ),
+        (f"{ANALYSIS}hm", f"<|end|><|start|>assistant{LOOKING}", {"tool_calls": ["look"]}),
+        (f"{ANALYSIS}hm<|end|><|start|>assistant{LOOKING[:-7]}", LOOKING[-7:], {"tool_calls": ["look"]}),
+    ],
+    ids=["reasoning", "text", "text alone", "header", "before a call", "call"],
+)
+def test_a_reply_in_channels_is_read_on_where_it_was_cut(
+    opens: Opens, first: str, rest: str, message: dict[str, Any], stream: bool
+) -> None:
+    agent = opens("gptoss", tools=TOOLS)
+    cut = agent.must(user("q"), says=first, finish="length")
+    answer = agent.ask(user("q"), cut.message, says=rest, continue_final_message=True, stream=stream).answer
+    assert answer.status == 200, answer.content
+    found = deltas(answer) if stream else answer.json()["choices"][0]["message"]
+    calls = [call["function"]["name"] for call in found.get("tool_calls") or ()]
+    shown = {"content": found.get("content"), "reasoning_content": found.get("reasoning_content"), "tool_calls": calls}
+    assert {name: value for name, value in shown.items() if value} == message
+    (only,) = agent.finalize()
+    assert only["exact"]
 
 
 def test_a_message_that_the_template_drops_is_continued(opens: Opens) -> None:

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from middleware_hub import parsers
-from middleware_hub.chat.messages import ChatRequest, Reasoning, Text
-from middleware_hub.parsers.base import ReasoningParser, SampledParser
+from middleware_hub.chat.messages import Call, ChatRequest, Reasoning
+from middleware_hub.parsers.base import CallParser, ReasoningParser, Sampled, SampledParser
+from middleware_hub.parsers.harmony import Harmony
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.sessions.turn.forced_calls import structural_tag
 from middleware_hub.sessions.turn.plan import TurnPlan
@@ -73,12 +74,20 @@ class ReplyParsers:
     def parser(self, plan: TurnPlan) -> SampledParser:
         calls = self._of(plan.request).of(plan.request.tools)
         if self._reader is None:
-            return calls
+            return self._resumed(calls, plan) if plan.request.continue_final else calls
         beginning = self._beginning(plan)
         reader: ReasoningParser = self._reader(starts_inside=beginning.inside)
         if beginning.text:
             reader = ResumedParser(reader, self._reader(starts_inside=beginning.inside), beginning.text)
         return ReplyParser(calls, reader)
+
+    def _resumed(self, calls: CallParser, plan: TurnPlan) -> SampledParser:
+        """Return a parser of calls that has read the beginning of its message, if its format has messages within a turn."""
+        if not isinstance(calls, Harmony):
+            return calls
+        spelled = self._end_of(plan, _TOKENS_A_CHARACTER * (len(_said(plan)) + len(plan.reasoning_before())) + _MARKERS)
+        other = self._of(plan.request).of(plan.request.tools)
+        return ResumedParser(calls, other, spelled[spelled.rfind(Harmony.opening) :])
 
     def _opens_reasoning(self, plan: TurnPlan) -> bool:
         if self._reader is None:
@@ -97,10 +106,8 @@ class ReplyParsers:
         if not plan.request.continue_final:
             # Read from this prompt: a template may end it differently after a tool's answer than after a greeting.
             return _Beginning(self._reader.is_open(self._end_of(plan, _MARKERS)), "")
-        content = plan.request.messages[-1].get("content")
-        said = content if isinstance(content, str) else ""
-        length = len(said) + len(plan.reasoning_before())
-        spelled = self._end_of(plan, _TOKENS_A_CHARACTER * length + _MARKERS)
+        said = _said(plan)
+        spelled = self._end_of(plan, _TOKENS_A_CHARACTER * (len(said) + len(plan.reasoning_before())) + _MARKERS)
         front = spelled.removesuffix(said)
         if self._reader.last_opening(said) >= 0:
             return _Beginning(self._reader.is_open(front), said)  # the message itself opens its reasoning
@@ -112,18 +119,26 @@ class ReplyParsers:
         return self._vocabulary.lossy(unpack_ids(plan.prompt.ids.packed[-tokens * ID_BYTES :]))
 
 
+def _said(plan: TurnPlan) -> str:
+    """Return the content of the message that the turn continues."""
+    content = plan.request.messages[-1].get("content")
+    return content if isinstance(content, str) else ""
+
+
 class ResumedParser:
     """A parser that has read the beginning of its text and yields only what comes after it."""
 
     needs_special: ClassVar[bool] = False
     """Part of the interface; never asked, because the resumed parser was asked instead."""
 
-    def __init__(self, reader: ReasoningParser, other: ReasoningParser, text: str) -> None:
+    def __init__(
+        self, reader: SampledParser | ReasoningParser, other: SampledParser | ReasoningParser, text: str
+    ) -> None:
         """`other` is a second parser in the same state as `reader`, used to find out what `reader` holds back."""
         self._reader = reader
         reader.feed(text)
         other.feed(text)
-        self._sent = "".join([piece.text for piece in other.finish()])
+        self._sent = "".join([piece.text for piece in other.finish() if not isinstance(piece, Call)])
 
     @classmethod
     def is_open(cls, prompt: str) -> bool:
@@ -133,15 +148,20 @@ class ResumedParser:
     def last_opening(cls, text: str) -> int:
         return -1
 
-    def feed(self, text: str) -> list[Text | Reasoning]:
+    def feed(self, text: str) -> list[Any]:
+        """Return what is certain by now, in the pieces of the reader."""
         return self._new(self._reader.feed(text))
 
-    def finish(self) -> list[Text | Reasoning]:
+    def finish(self) -> list[Any]:
+        """Return the rest."""
         return self._new(self._reader.finish())
 
-    def _new(self, found: Sequence[Text | Reasoning]) -> list[Text | Reasoning]:
-        new: list[Text | Reasoning] = []
+    def _new(self, found: Sequence[Sampled]) -> list[Sampled]:
+        new: list[Sampled] = []
         for piece in found:
+            if isinstance(piece, Call):
+                new.append(piece)
+                continue
             text = piece.text
             if text.startswith(self._sent):
                 text, self._sent = text[len(self._sent) :], ""
