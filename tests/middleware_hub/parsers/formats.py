@@ -205,19 +205,18 @@ CHARACTERS = st.text(st.sampled_from(list('ab"\\{}[]<>:;,=|/\n\t `é😀0-.n')),
 TAGS = [tag for made in FORMATS.values() for tag in made.tags]
 
 
-def scalars(*, plain: bool) -> st.SearchStrategy[Any]:
-    words = st.sampled_from(["", "x", "Oslo", "a b\nc", "5", "null", "{", "}]", 'say "hi"', "\\n", "<b>", "é😀"])
-    strings = words if plain else words | CHARACTERS | st.sampled_from(TAGS)
-    return st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | strings
+WORDS = st.sampled_from(["", "x", "Oslo", "a b\nc", "5", "null", "{", "}]", 'say "hi"', "\\n", "<b>", "é😀"])
+NO_TEXT = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+def containers(inner: st.SearchStrategy[Any], *, plain: bool) -> st.SearchStrategy[Any]:
+    keys = st.sampled_from(["a", "b", "key"]) if plain else st.sampled_from(["a", "b", "name", "{"]) | CHARACTERS
+    return st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3)
 
 
 def values(*, plain: bool) -> st.SearchStrategy[Any]:
-    keys = st.sampled_from(["a", "b", "key"]) if plain else st.sampled_from(["a", "b", "name", "{"]) | CHARACTERS
-    return st.recursive(
-        scalars(plain=plain),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
-        max_leaves=6,
-    )
+    strings = WORDS if plain else WORDS | CHARACTERS | st.sampled_from(TAGS)
+    return st.recursive(NO_TEXT | strings, lambda inner: containers(inner, plain=plain), max_leaves=6)
 
 
 def arguments(made: Format) -> st.SearchStrategy[dict[str, Any]]:
@@ -227,8 +226,8 @@ def arguments(made: Format) -> st.SearchStrategy[dict[str, Any]]:
     if made.parser is Gemma4:
         return st.dictionaries(st.sampled_from(["a", "b", "s", "s two"]), values(plain=True), max_size=3)
     # Where a string looks like JSON only a schema can tell: such ones stand where it says that they are strings.
-    unknown = values(plain=True).filter(lambda value: not isinstance(value, str))
-    strings = scalars(plain=True).filter(lambda value: isinstance(value, str)) | CHARACTERS
+    unknown = NO_TEXT | containers(values(plain=True), plain=True)
+    strings = WORDS | CHARACTERS
     return st.fixed_dictionaries(
         {}, optional={"a": unknown, "b": unknown, "s": strings, "s1": strings, "s two": strings}
     )
