@@ -86,8 +86,9 @@ class ReplyParsers:
         if not isinstance(calls, Harmony):
             return calls
         spelled = self._end_of(plan, _TOKENS_A_CHARACTER * (len(_said(plan)) + len(plan.reasoning_before())) + _MARKERS)
+        at = spelled.rfind(Harmony.opening)
         other = self._of(plan.request).of(plan.request.tools)
-        return ResumedParser(calls, other, spelled[spelled.rfind(Harmony.opening) :])
+        return ResumedParser(calls, other, spelled[at:]) if at >= 0 else calls
 
     def _opens_reasoning(self, plan: TurnPlan) -> bool:
         if self._reader is None:
