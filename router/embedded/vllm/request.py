@@ -147,6 +147,12 @@ def _sampling(params: Mapping[str, Any], prompt: list[int], context: int, *, nat
             f"The decoder prompt (length {len(prompt)}) is longer than the maximum model length of {context}."
         )
     given = {ours: params[theirs] for theirs, ours in _NAMES.items() if params.get(theirs) is not None}
+    if not native and given.get("max_new_tokens", 0) > context:
+        raise Rejected(
+            f"max_tokens={given['max_new_tokens']} cannot be greater than max_model_len=max_total_tokens={context}."
+            " Please request fewer output tokens.",
+            "max_tokens",
+        )
     room = context - len(prompt)
     given["max_new_tokens"] = min(given.get("max_new_tokens", room if native else _DEFAULT_LENGTH), room)
     if given["max_new_tokens"] < 1:
