@@ -149,7 +149,7 @@ def _sampling(params: Mapping[str, Any], prompt: list[int], context: int, *, nat
     given = {ours: params[theirs] for theirs, ours in _NAMES.items() if params.get(theirs) is not None}
     if not native and given.get("max_new_tokens", 0) > context:
         raise Rejected(
-            f"max_tokens={given['max_new_tokens']} cannot be greater than max_model_len=max_total_tokens={context}."
+            f"max_tokens={given['max_new_tokens']} cannot be greater than max_model_len={context}."
             " Please request fewer output tokens.",
             "max_tokens",
         )
