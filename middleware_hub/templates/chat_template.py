@@ -27,12 +27,14 @@ one): short conversations show the opening, and it is cut off. A turn with an un
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 from middleware_hub.chat.messages import Message
+from middleware_hub.templates.clock import at_time, tells_time
 from middleware_hub.templates.renderer import Messages, Options, RenderingError, Tools, check_options
 from middleware_hub.templates.slots import Slots
 from middleware_hub.templates.trials import CALL, CALLED, EARLIER, RESULT, SAID, SHORT, SPOKEN, TOOL
@@ -76,6 +78,8 @@ class ChatTemplate(TurnForms):
         self._plans: dict[tuple[object, ...], _Plan | None] = {
             (options_key({}), tools, called): None for tools in (False, True) for called in (False, True)
         }
+        self._tells_time = tells_time(template)
+        self._dated: dict[tuple[object, ...], ChatTemplate] = {}
 
     def warm(self) -> None:
         """Do now the work that the first request would wait for: import transformers, and find out how to render tails."""
@@ -83,6 +87,20 @@ class ChatTemplate(TurnForms):
             for called in (False, True):
                 self._plan((), {}, tools, called)
             self.header([TOOL] if tools else None, {})
+
+    def on_other_days(self, times: Iterable[float]) -> Iterator[ChatTemplate]:
+        """Yield the template with the dates of `times` (seconds since 1970) that are not today's, if it writes the date."""
+        if not self._tells_time:
+            return
+        today = at_time(self._template, time.time())
+        for source in dict.fromkeys(at_time(self._template, moment) for moment in times):
+            if source == today:
+                continue
+            found = self._dated.get((source,))
+            if found is None:
+                found = ChatTemplate(source, self._special_tokens)
+                remember(self._dated, (source,), found)
+            yield found
 
     def tail(
         self,

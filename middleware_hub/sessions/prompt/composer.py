@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import cached_property, partial
 from typing import TypeVar
 
@@ -184,13 +183,11 @@ class Composer:
         None if the echo keeps no token of any turn.
         """
         vocabulary, echo = self._tokenizer.vocabulary, request.messages[edited.at - 1]
-        rendered = ""
-        with suppress(RenderingError, BadRequestError):
-            rendered = self._whole.text(request)
+        rendered = self._whole.texts(edited.samples[0], request)
         found: list[KeptEcho] = []
         for checkpoint in filter(usable, edited.samples):
             prompt = prompt_of(checkpoint, vocabulary)
-            written = [Echo(rendered[len(prompt) :], rendered=True)] if rendered.startswith(prompt) else []
+            written = [Echo(text[len(prompt) :], rendered=True) for text in rendered if text.startswith(prompt)]
             if self._history == "keep":
                 written += echoes(checkpoint, echo, vocabulary)
             found += [keep(checkpoint, one, vocabulary) for one in written]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -22,6 +22,9 @@ from router.engines.sglang.limits import TextTooLongError
 from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
+
+LONG_TURN = 3600
+"""Seconds that a turn may take."""
 
 
 class Resident(NamedTuple):
@@ -51,31 +54,46 @@ class WholeRendering:
         literals = sorted((vocabulary.literal(i) for i in vocabulary.special_ids), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, filter(None, literals))) or r"(?!)")
 
-    def text(self, request: ChatRequest) -> str:
+    def text(self, request: ChatRequest, template: ChatTemplate | None = None) -> str:
         """Render a conversation. Raises BadRequestError, RenderingError."""
-        return self._template.whole(
+        return (template or self._template).whole(
             request.messages, request.tools, request.template, continue_final=request.continue_final
         )
 
+    def texts(self, checkpoint: Checkpoint, request: ChatRequest) -> list[str]:
+        """Render a conversation that contains a checkpoint: with today's date, and with those of its beginning.
+
+        Empty if the template cannot write it, or refuses it.
+        """
+        with suppress(BadRequestError, RenderingError):
+            return [self.text(request, template) for template in (self._template, *self._other_days(checkpoint))]
+        return []
+
     def extends(self, checkpoint: Checkpoint, request: ChatRequest) -> bool:
         """Whether the rendering begins with what a checkpoint's chain spells."""
-        try:
-            whole = self.text(request)
-        except RenderingError:  # the message to continue is missing from it
-            return False
         spelled = "".join([part.text for part in self._parts(checkpoint.span, checkpoint.span.visible)])
-        return whole.startswith(spelled) or self._tokenizer.spell_prompt(
-            self._tokenizer.encode_start(whole)
-        ).startswith(spelled)
+        return any(
+            whole.startswith(spelled)
+            or self._tokenizer.spell_prompt(self._tokenizer.encode_start(whole)).startswith(spelled)
+            for whole in self.texts(checkpoint, request)
+        )
 
     def residents(self, checkpoint: Checkpoint, request: ChatRequest) -> Resident:
         """Return the turns of a lineage that keep their place when everything is rendered again."""
+        found: list[Resident] = []
+        for template in (self._template, *self._other_days(checkpoint)):
+            found.append(self._residents(template, checkpoint, request))
+            if found[-1].last is checkpoint:
+                return found[-1]
+        return max(found, key=lambda one: one.messages)
+
+    def _residents(self, template: ChatTemplate, checkpoint: Checkpoint, request: ChatRequest) -> Resident:
         messages = sampled_messages(_unedited(checkpoint))
         reason = ""
         while messages:
             marked = [turns[-1].node.depth - 1 for turns in messages]
             try:
-                pieces, tail = self._template.transcript(
+                pieces, tail = template.transcript(
                     request.messages, marked, request.tools, request.template, continue_final=request.continue_final
                 )
             except BadRequestError as error:  # the template refuses sentinels in the place of these turns
@@ -88,7 +106,7 @@ class WholeRendering:
             turns = [turn for one in messages for turn in one]
             found = splice(pieces, turns, self._template.every_scaffold, self._codec)
             if not found.reason:
-                read = self._tail_behind(request, marked, tail)
+                read = self._tail_behind(template, request, marked, tail)
                 if read is None:
                     return Resident(0, None, "", "divergence")
                 return Resident(len(messages), messages[-1][-1], read, reason)
@@ -97,21 +115,27 @@ class WholeRendering:
 
     def verify(self, span: TokenSpan, take: int, request: ChatRequest, checkpoint: Checkpoint, joined: Join) -> None:
         """Mark a context if the ids differ from a rendering of the whole in more than sampled text."""
+        parts = self._parts(span, take)
         try:
             expected = self.text(request)
+            found = self._hard_differences(expected, parts, request)
+            if not found:
+                return
+            dated = [self.text(request, template) for template in self._other_days(checkpoint)]
         except (BadRequestError, RenderingError) as error:
             logger.warning("a turn could not be verified: %s", error)
             return
-        parts = self._parts(span, take)
-        found = self._hard_differences(expected, parts, request)
+        if not all(self._hard_differences(text, parts, request) for text in dated):
+            return
         # A template that drops reasoning may drop special tokens with it, while everything around the turns is unchanged.
-        if not found or self._stands(checkpoint, joined, request):
+        if self._stands(checkpoint, joined, request):
             return
         # A tokenizer that normalizes (NFC) spells its own ids differently from the text that it was given.
         with suppress(TextTooLongError):
-            spelled = self._tokenizer.vocabulary.spell(self._tokenizer.encode_start(expected))
-            if not self._hard_differences(spelled, parts, request):
-                return
+            for text in (expected, *dated):
+                spelled = self._tokenizer.vocabulary.spell(self._tokenizer.encode_start(text))
+                if not self._hard_differences(spelled, parts, request):
+                    return
         shown = "; ".join(map(str, found[:3]))
         logger.warning("a turn is not what the chat template makes of its messages: %s", shown)
         span.flags |= SpanFlag.UNLIKE
@@ -121,18 +145,20 @@ class WholeRendering:
         found = differences(expected, parts, self._special, header=header, asked=not request.continue_final)
         return [one for one in found if one.hard]
 
-    def _tail_behind(self, request: ChatRequest, marked: Sequence[int], tail: str) -> str | None:
+    def _tail_behind(
+        self, template: ChatTemplate, request: ChatRequest, marked: Sequence[int], tail: str
+    ) -> str | None:
         """Return what is rendered after the turns themselves, if the template reads them: `tail` follows sentinels.
 
         None if it cannot be told apart from the turns.
         """
         messages, last = request.messages, marked[-1]
-        if not tail or not self._template.reads([messages[at] for at in marked]):
+        if not tail or not template.reads([messages[at] for at in marked]):
             return tail
         try:
-            whole = self.text(request)
+            whole = self.text(request, template)
             if not whole.endswith(tail):
-                tail = self._template.tail(
+                tail = template.tail(
                     messages[last],
                     messages[last + 1 :],
                     request.tools,
@@ -162,8 +188,16 @@ class WholeRendering:
                 )
             except (BadRequestError, RenderingError):
                 return False
-            tail = self._tail_behind(request, marked, behind) or ""
+            tail = self._tail_behind(self._template, request, marked, behind) or ""
         return bool(tail) and join(checkpoint, tail, self._codec) == joined
+
+    def _other_days(self, checkpoint: Checkpoint) -> Iterator[ChatTemplate]:
+        """Yield the template as it was when the conversation began, if it writes the date and that was another one.
+
+        A checkpoint has the time of its commit. Its prompt may have been rendered the day before.
+        """
+        *_, first = checkpoint.lineage()
+        return self._template.on_other_days((first.time, first.time - LONG_TURN))
 
     def _parts(self, span: TokenSpan, take: int) -> Sequence[ChainPart]:
         spell = self._tokenizer.vocabulary.spell
