@@ -20,7 +20,7 @@ from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import MemoRoom
-from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
+from middleware_hub.sessions.turn.exchange import Exchange, RequestKey, end_what_was_read
 from middleware_hub.sessions.turn.generation import TurnGeneration
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from router.engines.sglang.worker_request import new_rid
@@ -76,6 +76,8 @@ class Chats:
         key = RequestKey(idempotency, body, type(dialect).__name__, None if parent == NO_PARENT else parent)
         retries = headers.get(b"x-stainless-retry-count", b"")
         sent_again = idempotency or (retries.isdigit() and int(retries) > 0)
+        if session.orphans:
+            await end_what_was_read(session.orphans, request.messages, session.trie.key_of)
         asked = True
         if session.notes is not None:
             asked = await session.notes.recall(request, key.parent)
@@ -92,6 +94,8 @@ class Chats:
                 delivered = True
         finally:
             exchange.detach(delivered=delivered)
+            if not delivered:
+                session.orphans.add(exchange)
             session.settle(exchange)
 
     async def count(self, session: Session, request: ChatRequest) -> int:

@@ -84,6 +84,7 @@ class Session:
         tokens: the tokens of its samples and of the contexts between them.
         samples: the number of its samples.
         visitors: the number of requests that use it: it is not dropped meanwhile.
+        orphans: exchanges whose client has left, as long as another client may want the reply.
         lost: generations that this router answered and whose tokens it does not have: the store has lost them, or the worker's
             reply contradicted itself.
     """
@@ -124,6 +125,7 @@ class Session:
         self._memos: dict[str, MessageMemo] = {}
         self._done = asyncio.Event()
         self._exchanges: list[Exchange[Any]] = []
+        self.orphans: set[Exchange[Any]] = set()
 
     def __repr__(self) -> str:
         return f"<Session {self.id}: {self.phase.value}, {self.trie!r}>"
@@ -191,6 +193,7 @@ class Session:
     def _forget(self, exchange: Exchange[Any]) -> None:
         if exchange in self._exchanges:
             self._exchanges.remove(exchange)
+        self.orphans.discard(exchange)
         exchange.release()
 
     def committed(self, checkpoint: Checkpoint) -> int:

@@ -66,8 +66,8 @@ def echoes(checkpoint: Checkpoint, echo: Message, vocabulary: Vocabulary) -> lis
     None of them is for an echo with other tool calls: only the template can write that.
     """
     said: Message = msgspec.json.decode(checkpoint.node.message)
-    content, own = _content(echo), _content(said)
-    if content is None or own is None or _calls(said) != _calls(echo):
+    content, own = content_of(echo), content_of(said)
+    if content is None or own is None or calls_of(said) != calls_of(echo):
         return []
     span = checkpoint.span
     sampled = vocabulary.spell(unpack_ids(span.ids)[: span.visible]) + checkpoint.shown
@@ -105,10 +105,10 @@ def keep(checkpoint: Checkpoint, echo: Echo, vocabulary: Vocabulary) -> KeptEcho
 def manner(checkpoint: Checkpoint, echo: Message) -> str:
     """Return how an echo differs from what was sampled, as a word for a counter."""
     said: Message = msgspec.json.decode(checkpoint.node.message)
-    content, own = _content(echo), _content(said)
+    content, own = content_of(echo), content_of(said)
     if shows_reasoning(checkpoint, echo):
         return "reasoning"
-    if content == own and said.get("tool_calls") and _calls(said) == _calls(echo):
+    if content == own and said.get("tool_calls") and calls_of(said) == calls_of(echo):
         return "call_ids"
     if content is not None and own is not None and content.strip() == own.strip():
         return "stripped"
@@ -117,8 +117,8 @@ def manner(checkpoint: Checkpoint, echo: Message) -> str:
 
 def shows_reasoning(checkpoint: Checkpoint, echo: Message) -> bool:
     """Whether the client put the reasoning of a turn into its content, which may have had the same words before."""
-    reasoning, content = checkpoint.reasoning.strip(), _content(echo)
-    own = _content(msgspec.json.decode(checkpoint.node.message)) or ""
+    reasoning, content = checkpoint.reasoning.strip(), content_of(echo)
+    own = content_of(msgspec.json.decode(checkpoint.node.message)) or ""
     return bool(reasoning and content and content.count(reasoning) > own.count(reasoning))
 
 
@@ -132,7 +132,7 @@ def prompt_of(checkpoint: Checkpoint, vocabulary: Vocabulary) -> str:
     return vocabulary.spell(unpack_ids(chain_ids(span.parent, span.take)))
 
 
-def _content(message: Message) -> str | None:
+def content_of(message: Message) -> str | None:
     """Return the content if it is text; an absent content is empty text."""
     content: Any = message.get("content")
     if isinstance(content, list) and len(content) == 1 and content[0].get("type") == "text":
@@ -140,5 +140,5 @@ def _content(message: Message) -> str | None:
     return content or "" if content is None or isinstance(content, str) else None
 
 
-def _calls(message: Message) -> Sequence[Any]:
+def calls_of(message: Message) -> Sequence[Any]:
     return [said_by(call)[1:] for call in message.get("tool_calls") or ()]

@@ -12,10 +12,11 @@ from msgspec import Raw
 
 from middleware_hub.chat.answer import Answer, TokenLogprob
 from middleware_hub.chat.keys import call_id
-from middleware_hub.chat.messages import Call, ChatRequest, Piece, Reasoning, Text, ToolCall
+from middleware_hub.chat.messages import Call, ChatRequest, Message, Piece, Reasoning, Text, ToolCall
 from middleware_hub.chat.sampled_tokens import SampledTokens, answer_of, finish_of
 from middleware_hub.parsers.base import Sampled, SampledParser
 from middleware_hub.parsers.plain import Plain
+from middleware_hub.sessions.prompt.edited_turns import calls_of, content_of
 from middleware_hub.sessions.trie.nodes import MessageNode
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.engines.sglang.reply import Reply, further_fields
@@ -88,6 +89,19 @@ class AnswerBuilder:
         made = ToolCall(call_id(node.key, node.depth, number, call.name, call.arguments), call.name, call.arguments)
         self.calls.append(made)
         return made
+
+    def begins_with(self, echo: Message) -> bool:
+        """Whether an echo is the beginning of what has been sampled so far, and not empty."""
+        content, calls, reasoning = content_of(echo), calls_of(echo), echo.get("reasoning_content") or ""
+        if echo["role"] != "assistant" or content is None or not (content.strip() or calls or reasoning.strip()):
+            return False
+        shown = "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Text)])
+        thought = "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Reasoning)])
+        return (
+            calls == calls_of({"tool_calls": [call.as_openai() for call in self.calls[: len(calls)]]})
+            and shown.strip().startswith(content.strip())
+            and thought.strip().startswith(reasoning.strip())
+        )
 
     def answer(
         self, reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw], *, prompt_tokens: int, cut_off: bool = False

@@ -6,7 +6,7 @@
 
 Independently of that, it has a client that reads along, or none (*orphaned*), or its client has received everything
 (*delivered*). A client that sends the same request again may adopt an orphan during the grace period. After that the orphan is
-given up: it is aborted, and its reply reaches no client.
+given up: it is aborted, and its reply reaches no client. So is an orphan whose client goes on with the words that it has read.
 
 A client library that lost its connection sends its request again and must not get another sample. But two clients that want the
 same thing at the same time want two samples, so an exchange that has a client is never joined.
@@ -17,11 +17,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.errors import SessionOverError
+from middleware_hub.chat.messages import Message, MessageKey
 from router.errors import RouterError
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,9 @@ class Running(Protocol):
 
     async def abort(self) -> None: ...
 
+    def was_read(self, messages: Sequence[Message], key_of: Callable[[Message], MessageKey]) -> bool:
+        """Whether a conversation goes on from the beginning of its reply, which a client must have read."""
+
 
 G = TypeVar("G", bound=Running)
 
@@ -104,7 +108,7 @@ class Exchange(Generic[G]):
         self._aborting: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        state = "over" if self.over else "attached" if self.attached else "orphaned"
+        state = "over" if self.over else "orphaned" if self.orphaned else "attached"
         return f"<Exchange of {len(self.generations)}: {state}>"
 
     # Its state ---------------------------------------------------------------------------------------------------------
@@ -114,6 +118,11 @@ class Exchange(Generic[G]):
         """Whether its client left before it had everything, and a reply is there or may still come."""
         waiting = not self.attached and not self.delivered and not self.given_up
         return waiting and (not self.over or bool(self.answers))
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether its client left, and it goes on."""
+        return not (self.attached or self.delivered or self.over)
 
     @property
     def answers(self) -> list[Answer]:
@@ -220,3 +229,16 @@ class Exchange(Generic[G]):
         while not (found := any(generation.begun for generation in self.generations)) and not self.over:
             await self.news()
         return found
+
+
+async def end_what_was_read(
+    orphans: Iterable[Exchange[Any]], messages: Sequence[Message], key_of: Callable[[Message], MessageKey]
+) -> None:
+    """End the orphans of whose replies a conversation has the beginning, and wait until they are over.
+
+    Agents cut a reply off at a tag of their own, and people press *stop*: they go on with what they have read. Its tokens are
+    known only when its generation has ended.
+    """
+    for exchange in [one for one in orphans if one.orphaned]:
+        if any(generation.was_read(messages, key_of) for generation in exchange.generations):
+            await exchange.abort()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,8 @@ from starlette.types import ASGIApp, Message
 
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.errors import SessionOverError
+from middleware_hub.chat.messages import Message as ChatMessage
+from middleware_hub.chat.messages import MessageKey
 from middleware_hub.chat.refusals import unreadable
 from middleware_hub.parsers.base import SampledParser
 from middleware_hub.radix.judge import Expectation, Judge, Verdict
@@ -155,6 +157,15 @@ class TurnGeneration:
                 await self._backend.app(scope, own_body(body), ignore)
         except (RouterError, UpstreamBrokenError, TimeoutError) as error:
             logger.info("generation %s could not be aborted: %s", self.id, error)
+
+    def was_read(self, messages: Sequence[ChatMessage], key_of: Callable[[ChatMessage], MessageKey]) -> bool:
+        """Whether a conversation goes on from the beginning of its reply, which a client must have read."""
+        node = self._plan.turn.node
+        return (
+            len(messages) > node.depth
+            and self.building.begins_with(messages[node.depth])
+            and all(one.key == key_of(message) for one, message in zip(node.path(), messages, strict=False))
+        )
 
     def head(self, start: Message) -> None:
         headers = dict(start["headers"])
