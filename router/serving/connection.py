@@ -101,8 +101,8 @@ class _Parser(httptools.HttpRequestParser):
     """httptools' parser, for which no request offers to go on in another protocol.
 
     Java's HTTP client and `curl --http2` offer HTTP/2 with every request. No server has to take the offer, and this one takes
-    none. But httptools would skip the body behind such a head, and take it for the next request. So it gets such a head a
-    second time, without the offer.
+    none. But httptools would skip the body behind such a head, and take it for the next request. So a new parser gets such a
+    head a second time, without the offer: this one reads nothing more if the client also asks to close.
     """
 
     def __init__(self, connection: LimitedConnection) -> None:
@@ -111,16 +111,14 @@ class _Parser(httptools.HttpRequestParser):
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # uvicorn has nothing but bytes
-        while True:
-            try:
-                super().feed_data(data)
-            except httptools.HttpParserUpgrade as offer:
-                head = self._connection.head_without_offer
-                if head is None:
-                    raise
-                data = head + data[offer.args[0] :]
-            else:
-                return
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            head = self._connection.head_without_offer
+            if head is None:
+                raise
+            self._connection.parser = _Parser(self._connection)
+            self._connection.parser.feed_data(head + data[offer.args[0] :])
 
 
 class LimitedConnection(HttpToolsProtocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import ipaddress
 import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
@@ -42,7 +43,8 @@ TRANSITIONS: Mapping[WorkerState, frozenset[WorkerState]] = {
 
 ROUTABLE = frozenset({WorkerState.HEALTHY, WorkerState.SUSPECT})
 
-_HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
+_HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+"""An address in brackets, or labels with dots between them: RFC 1035, 2.3.4, and the underscores of Docker's names."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -185,6 +187,11 @@ def normalize_url(url: str) -> str:
         raise bad("it has no host")
     if not _HOST.fullmatch(host):
         raise bad(f"{host!r} is not a host name or address")
+    if host.rstrip(".").rpartition(".")[2].isdigit() or host.startswith("["):
+        try:
+            ipaddress.ip_address(host.strip("[]"))
+        except ValueError as error:
+            raise bad(str(error)) from error
     if port == 0:
         raise bad("port 0 cannot be connected to")
     if parts.path.strip("/") or "?" in url or "#" in url:

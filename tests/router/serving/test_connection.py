@@ -347,6 +347,25 @@ def test_a_request_that_offers_another_protocol_is_served_in_this_one(offer: byt
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("connection", [b"close, Upgrade", b"Upgrade\r\nConnection: close"])
+@pytest.mark.parametrize("body", [b"", b"hello"])
+def test_a_client_may_offer_another_protocol_and_ask_to_close(connection: bytes, body: bytes) -> None:
+    """As `curl --http2 -H 'Connection: close'` does."""
+
+    async def main() -> None:
+        async with limits() as connect:
+            client = await connect()
+            await client.say(
+                b"POST /x HTTP/1.1\r\nhost: a\r\nConnection: %b\r\nUpgrade: h2c\r\ncontent-length: %d\r\n\r\n%b"
+                % (connection, len(body), body)
+            )
+            status, headers, seen = await client.answer()
+            assert (status, json.loads(seen)["body"]) == (200, body.decode())
+            assert headers["connection"] == "close"
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("piece", [1, 60, 1 << 20])
 def test_an_offer_of_another_protocol_costs_no_body_wherever_it_stands(piece: int) -> None:
     """In a head that comes in pieces, twice in one head, and in requests behind others: nor does a body become a request."""

@@ -20,6 +20,8 @@ from router.workers.worker import TRANSITIONS, Worker, WorkerState, normalize_ur
         ("http://[::1]:30001", "http://[::1]:30001"),
         ("http://[::1]", "http://[::1]"),
         ("http://host:", "http://host"),
+        ("http://w-0.workers.default.svc.:80", "http://w-0.workers.default.svc.:80"),
+        (f"http://{'a' * 63}.7b:80", f"http://{'a' * 63}.7b:80"),
     ],
 )
 def test_urls_have_one_spelling(given: str, normal: str) -> None:
@@ -49,6 +51,12 @@ BAD_URLS = [
     ("http://hôst", "non-ASCII"),
     ("http://host\\evil", "not a host name"),
     ("http://[::1", "bad worker URL"),
+    ("http://[1.2.3]", "bad worker URL"),
+    ("http://worker..svc:80", "not a host name"),
+    ("http://.svc:80", "not a host name"),
+    (f"http://{'a' * 64}.svc:80", "not a host name"),
+    ("http://1.2.3.4.5:80", "address"),
+    ("http://10.0.0.256:80", "address"),
 ]
 
 
