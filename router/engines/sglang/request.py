@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,11 +19,14 @@ from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
-UNRECORDABLE = {
+_UNRECORDABLE = {
     **dict.fromkeys(("image_data", "video_data", "audio_data"), "multimodal"),
     "session_params": "session_params",
 }
 """Fields by which a worker reads more than the tokens of a prompt, with the reason why its reply is not recorded."""
+
+_NOTHING = re.compile(rb"(?:[\[\],\s]|null)*+")
+"""What asks for nothing in such a field: null, and lists of nothing but null, for instance one for each prompt."""
 _OURS = ("return_trajectory",)
 _PROMPT = ("text", "input_ids", segments.FIELD)
 _TYPED: dict[str, tuple[Any, str]] = {
@@ -134,8 +138,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         """Why a reply to this request cannot be recorded; None if it can."""
         if not self.prompts:
             return "input_embeds"
-        for key, reason in UNRECORDABLE.items():
-            if key in self.fields and not is_null(self.fields[key]):
+        for key, reason in _UNRECORDABLE.items():
+            if key in self.fields and not _NOTHING.fullmatch(self.fields[key]):
                 return reason
         return None
 

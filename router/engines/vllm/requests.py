@@ -99,7 +99,7 @@ def read(body: bytes, abilities: frozenset[str]) -> Asked:
 
 def _asks(value: Any) -> bool:
     """Return whether a value asks for anything. `false`, null, an empty value and a list of only these do not."""
-    return any(value) if isinstance(value, list) else bool(value)
+    return any(map(_asks, value)) if isinstance(value, list) else bool(value)
 
 
 class _Lists:

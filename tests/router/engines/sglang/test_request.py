@@ -135,11 +135,21 @@ def test_the_adapter_of_a_prompt() -> None:
         ({"text": "a", "image_data": "x"}, "multimodal"),
         ({"text": "a", "video_data": ["x"]}, "multimodal"),
         ({"input_ids": [1], "audio_data": "x"}, "multimodal"),
+        ({"text": "a", "image_data": ""}, "multimodal"),
+        ({"text": ["a", "b"], "image_data": [None, ["x"]]}, "multimodal"),
         ({"text": "a", "session_params": {"id": "x"}}, "session_params"),
+        ({"text": "a", "session_params": {"id": None}}, "session_params"),
     ],
 )
 def test_an_unrecordable_request_says_why(fields: dict[str, Any], reason: str) -> None:
     assert request(**fields).unrecordable == reason
+
+
+@pytest.mark.parametrize("nothing", [[], [None], [[]], [[None], []]])
+@pytest.mark.parametrize("key", ["image_data", "video_data", "audio_data", "session_params"])
+def test_fields_that_ask_for_nothing_leave_a_reply_recordable(key: str, nothing: Any) -> None:
+    """Some clients write such a field into every request; SGLang takes these for none, too."""
+    assert request(**{"text": "a", key: nothing}).unrecordable is None
 
 
 # Requests: what is refused -----------------------------------------------------------------------------------------------
