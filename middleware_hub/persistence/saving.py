@@ -217,7 +217,9 @@ class Saving:
         return await self._begin(Append(batch, mend, over, raises=True))
 
     async def write(self, batch: Batch) -> None:
-        """Append a batch now or not at all. Raises what `Store.append` raises."""
+        """Append a batch. Raises what `Store.append` raises; a batch that is late may still get there."""
+        if self._spool.waiting:
+            await self._empty()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self.store.append(batch)
@@ -231,8 +233,8 @@ class Saving:
 
     async def _run(self, one: Append) -> None:
         try:
-            if self._spool.waiting and not await self._emptied(one):
-                raise StoreUnreachableError("what was recorded before is still waiting for the store")
+            if self._spool.waiting:
+                await self._empty()
             if one not in self._stuck:
                 await self._appended(one)
         except StoreUnreachableError as error:
@@ -255,12 +257,12 @@ class Saving:
         finally:
             self._under_way.over(one)
 
-    async def _emptied(self, one: Append) -> bool:
-        """Hand over what waits if that is quick; return whether the spool is empty now."""
-        if self._stuck or self._handing.locked() or len(self._spool.waiting) > _FEW:
-            return False
-        await self.hand_over()
-        return not self._spool.waiting
+    async def _empty(self) -> None:
+        """Hand over what waits, if that is quick. Raises StoreUnreachableError if anything still waits."""
+        if not (self._stuck or self._handing.locked() or len(self._spool.waiting) > _FEW):
+            await self.hand_over()
+        if self._spool.waiting:
+            raise StoreUnreachableError("what was recorded before is still waiting for the store")
 
     async def _appended(self, one: Append) -> None:
         batch = one.batch
@@ -326,9 +328,7 @@ class Saving:
             if self._since is not None:
                 seconds, self._since = time.monotonic() - self._since, None
                 self._away_seconds += seconds
-                logger.warning(
-                    "the store takes writes again, after %.1f s: all replies that were waiting are in it", seconds
-                )
+                logger.warning("the store takes writes again, after %.1f s, and nothing waits for it any more", seconds)
             return True
 
     async def _keep_trying(self) -> None:

@@ -59,6 +59,7 @@ _PAGES: Final = 20
 REMEMBERED: Final = 86_400.0
 """Seconds for which the log of an ended session stays: routers, and files of waiting turns, learn from it that it ended."""
 _TELL_SECONDS: Final = 60.0
+_UNDO_SECONDS: Final = 1.0
 MOST_DELETED: Final = 10_000
 """Logs of deleted sessions that a router knows."""
 
@@ -106,6 +107,8 @@ class Archive:
         self._opened = time.time()
         self._swept = PREFIX
         self._deleted: dict[str, float] = {}
+        self._half_made: set[str] = set()
+        self._undoing: asyncio.Task[None] | None = None
         self._shelf = Shelf(saving, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere)
 
     def _failed(self, count: int, error: Exception) -> None:
@@ -126,7 +129,7 @@ class Archive:
         """
         await self._look_round()
         newest = await self._newest(tenant, session_id)
-        return None if newest is None or newest.closed >= DELETED else await self._load(tenant, newest)
+        return None if newest is None or self._over(newest) else await self._load(tenant, newest)
 
     async def refresh(self, session: Session) -> bool:
         """Apply what happened to a session at other routers; return whether it can be used. If not, `find` it again."""
@@ -147,6 +150,10 @@ class Archive:
 
     async def _newest(self, tenant: str, session_id: str) -> LogInfo | None:
         return next(iter(await self._store.logs(name_prefix(tenant, session_id), limit=1)), None)
+
+    def _over(self, info: LogInfo) -> bool:
+        """Whether a log has ended, or its end waits for a store that takes no writes."""
+        return info.closed >= DELETED or info.log in self._deleted
 
     async def _load(self, tenant: str, info: LogInfo) -> Session | None:
         first = await self._store.read(info.log, limit=1)
@@ -189,10 +196,12 @@ class Archive:
     async def create(self, session: Session) -> None:
         """Write down a new session. Raises SessionExistsError, StoreUnreachableError."""
         newest = await self._newest(session.tenant, session.id)
-        if newest is not None and newest.closed < DELETED and await self._load(session.tenant, newest) is not None:
+        if newest is not None and not self._over(newest) and await self._load(session.tenant, newest) is not None:
             raise SessionExistsError(f"there is a session {session.id!r} already")
         life = 1 if newest is None else life_of(newest.log) + 1
-        log = StoredLog(self._shelf, session, log_key(session.tenant, session.id, life))
+        while (key := log_key(session.tenant, session.id, life)) in self._deleted:
+            life += 1
+        log = StoredLog(self._shelf, session, key)
         made = Created(
             time=session.created_at,
             root=log.root,
@@ -206,14 +215,33 @@ class Archive:
             await log.begin(made)
         except (LogMovedError, ClosedLogError):
             raise SessionExistsError(f"there is a session {session.id!r} already") from None
+        except StoreUnreachableError:
+            # It may still be written. The client was refused, so it must not find the session there.
+            self._note_deleted(log.key)
+            self._half_made.add(log.key)
+            if self._undoing is None or self._undoing.done():
+                self._undoing = asyncio.create_task(self._undo())
+            raise
         session.log = log
+
+    async def _undo(self) -> None:
+        """End the sessions that may have been written although their clients were refused, once the store takes writes."""
+        while self._half_made:
+            await asyncio.sleep(_UNDO_SECONDS)
+            with suppress(StoreUnreachableError):
+                for log in list(self._half_made):
+                    await self._end(log, 1, "deleted")
+                    self._half_made.discard(log)
 
     def deleted(self, session: Session) -> None:
         """Note that a session was deleted here. If the store forgets that, no router may bring the session back."""
         if isinstance(session.log, StoredLog):
-            self._deleted[session.log.key] = time.time()
-            if len(self._deleted) > MOST_DELETED:
-                del self._deleted[next(iter(self._deleted))]
+            self._note_deleted(session.log.key)
+
+    def _note_deleted(self, log: str) -> None:
+        self._deleted[log] = time.time()
+        if len(self._deleted) > MOST_DELETED:
+            del self._deleted[next(iter(self._deleted))]
 
     async def refill(self, store: Refill) -> None:
         """Write again what the store has lost of the sessions that are here or were deleted. Raises StoreUnreachableError."""
@@ -240,7 +268,7 @@ class Archive:
         while page := await self._store.logs(tenant_prefix(tenant), after=after, limit=_PAGE):
             for info in page:
                 name = id_of(info.log)
-                if name != before and info.closed < DELETED:
+                if name != before and not self._over(info):
                     yield name, info.last
                 before = name
             after = page[-1].log
