@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from router.config.workers import RetryConfig
-from router.errors import NoWorkerError, RouterError, UpstreamError, UpstreamTimeoutError
+from router.errors import EndedInQueueError, NoWorkerError, RouterError, UpstreamError, UpstreamTimeoutError
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
 
@@ -157,7 +157,12 @@ class Attempts:
         return max(spread, min(retry_after, self._retry.longest_wait))
 
     def check(self, *, unwanted: bool = False) -> None:
-        """Raise UpstreamError or UpstreamTimeoutError after the last attempt. `unwanted`: no other attempt is wanted."""
+        """Raise UpstreamError or UpstreamTimeoutError after the last attempt.
+
+        `unwanted`: no other attempt is wanted. Then the end of a wait for a worker with room is an EndedInQueueError.
+        """
+        if unwanted and self.reason == "busy":
+            raise EndedInQueueError("the generation was aborted before a worker had room for it")
         if unwanted and self._failures:
             raise self.exhausted()
         if self._lost >= (MAX_LOST if self._repeatable else 1):

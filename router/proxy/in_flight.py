@@ -38,6 +38,7 @@ class InFlight:
         body: the body of the present attempt.
         request: the same body as the router understands it; None if only a worker can decide what it means.
         scope: of the client's request; None where it does not matter.
+        some_to_end: positions of generations that are to end, if not all of them are.
         line: gets its lease, since it first waited for a worker with room.
     """
 
@@ -60,7 +61,7 @@ class InFlight:
         self.whole = request is not None and not request.stream
         self.scope: Scope | None = None
         self.line: asyncio.Future[Any] | None = None
-        self._to_end: set[int] = set()
+        self.some_to_end: set[int] = set()
         self._all_to_end = False
         self._changed: asyncio.Event | None = None  # made when something waits for it
 
@@ -74,7 +75,7 @@ class InFlight:
         if positions is None:
             self._all_to_end = True
         else:
-            self._to_end.update(positions)
+            self.some_to_end.update(positions)
         if self._changed is not None:
             self._changed.set()
         if self.line is not None and self.unwanted and not self.line.done():
@@ -82,12 +83,12 @@ class InFlight:
 
     def to_end(self, position: int) -> bool:
         """Return whether a generation is to end."""
-        return self._all_to_end or position in self._to_end
+        return self._all_to_end or position in self.some_to_end
 
     @property
     def unwanted(self) -> bool:
         """Whether all generations of the request are to end."""
-        return self._all_to_end or (bool(self.names) and len(self._to_end) == len(self.names))
+        return self._all_to_end or (bool(self.names) and len(self.some_to_end) == len(self.names))
 
     async def until_to_end(self, positions: Sequence[int]) -> None:
         """Wait until each of these generations is to end."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 from starlette.types import Receive, Scope
 
 from router.engines.sglang.outcome import lacks_path
-from router.engines.sglang.worker_request import RoutePrompt, route_prompt
+from router.engines.sglang.worker_request import RoutePrompt, WorkerRequest, route_prompt
 from router.errors import NotFoundError
 from router.http.bodies import gather_body, read_body
 from router.http.headers import HeaderList, first_values, has_body, request_headers, request_target
 from router.http.request_state import RequestState, request_state
 from router.policies.base import RouteQuery
 from router.proxy.in_flight import InFlight, in_flight_of
+from router.proxy.left_out import LeftOut
 from router.proxy.request_ids import RequestIds
 from router.workers.queue import Key
 
@@ -38,6 +41,8 @@ class OutboundRequest(msgspec.Struct):
         repeatable: whether sending it twice does no harm.
         limited: whether it is work, and may have to wait for a worker with room.
         ends_with_done: whether a stream that answers it has failed if it ends without `[DONE]`.
+        whole: the generations of the request before any were left out, by their positions.
+        left_out: restores the prompts that were aborted before the worker of this attempt had them.
         ids: restores the client's ids in the reply, if the request went to the same worker again under new ids.
     """
 
@@ -54,6 +59,8 @@ class OutboundRequest(msgspec.Struct):
     repeatable: bool
     limited: bool
     ends_with_done: bool
+    whole: tuple[WorkerRequest, Sequence[int]] | None = None
+    left_out: LeftOut | None = None
     ids: RequestIds | None = None
 
     def check_served(self, body: bytes) -> None:
@@ -63,6 +70,17 @@ class OutboundRequest(msgspec.Struct):
             raise NotFoundError(
                 f"no worker has a path {path}: did you mean /v1{path}? The `base_url` of an OpenAI client ends with /v1"
             )
+
+    def leave_out(self, in_flight: InFlight) -> None:
+        """Leave out the prompts of a batch that are to end. If all are, the caller ends the request."""
+        if in_flight.request is None or not in_flight.request.rids:
+            return
+        whole, positions = self.whole = self.whole or (in_flight.request, list(in_flight.rids))
+        sent = [prompt for prompt, position in enumerate(positions) if not in_flight.to_end(position)]
+        if 0 < len(sent) < len(in_flight.rids):
+            self.left_out = LeftOut(whole, sent)
+            in_flight.send_next(self.left_out.request, [positions[prompt] for prompt in sent])
+            self.body = in_flight.body
 
     def renew_ids(self) -> None:
         """Replace the ids that the worker has seen already. Each new one begins with the old one."""

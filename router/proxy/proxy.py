@@ -161,6 +161,8 @@ class Proxy:
         worker, in_flight = lease.worker, request.in_flight
         if in_flight is not None:
             in_flight.worker = worker
+            if in_flight.some_to_end:
+                request.leave_out(in_flight)
             if worker.id in attempts.asked:
                 request.renew_ids()
         attempts.asked.add(worker.id)
@@ -264,8 +266,9 @@ class Proxy:
     ) -> None:
         """Stream the reply to the client."""
         worker, response = lease.worker, reply.response
-        if request.ids is not None:
-            send = EditedReply(request.ids, send).send
+        for editor in (request.left_out, request.ids):
+            if editor is not None:
+                send = EditedReply(editor, send).send
         if self._pool.listener is not None and response.status == 200:
             send = _heard(request, lease, reply, send)
         headers = reply_headers(response.headers, worker.url)
@@ -340,9 +343,8 @@ async def _pause(seconds: float, request: OutboundRequest) -> None:
     """Wait, but not for a request that is to end."""
     request.state.record.enter(RequestPhase.WAITING)
     in_flight = request.in_flight
+    if in_flight is None:
+        return await asyncio.sleep(seconds)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            if in_flight is None:
-                await asyncio.Event().wait()
-            else:
-                await in_flight.until_to_end(range(len(in_flight.names) or 1))
+            await in_flight.until_to_end(range(len(in_flight.names) or 1))

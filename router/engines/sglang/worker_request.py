@@ -122,21 +122,24 @@ class WorkerRequest(msgspec.Struct, eq=False):
 
         `names`: what the client calls the generations; empty where it cannot name them.
         """
+        replies = self.ended_replies(names or [new_rid() for _ in range(self.replies)])
+        if self.stream:
+            return b"".join(b"data: %b\n\n" % reply for reply in replies) + b"data: [DONE]\n\n"
+        return b"[%b]" % b",".join(replies) if self.listed else replies[0]
+
+    def ended_replies(self, names: Sequence[str]) -> list[bytes]:
+        """Return such a reply for each generation: an event in a stream, else an entry of the reply."""
         meta: dict[str, Any] = {
             "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
             "completion_tokens": 0,
         }
         if b"true" in bytes(self.fields.get("return_logprob", b"")):
             meta |= {"input_token_logprobs": [], "output_token_logprobs": []}
-        replies: list[dict[str, Any]] = [
-            {"text": "", "output_ids": [], "meta_info": {"id": name, **meta}}
-            for name in names or [new_rid() for _ in range(self.replies)]
-        ]
-        if not self.stream:
-            return msgspec.json.encode(replies if self.listed else replies[0])
-        if self.listed:
-            replies = [{**reply, "index": index} for index, reply in enumerate(replies)]
-        return b"".join(b"data: %b\n\n" % msgspec.json.encode(reply) for reply in replies) + b"data: [DONE]\n\n"
+        replies = []
+        for index, name in enumerate(names):
+            reply = {"text": "", "output_ids": [], "meta_info": {"id": name, **meta}}
+            replies.append(msgspec.json.encode({**reply, "index": index} if self.stream and self.listed else reply))
+        return replies
 
     def with_rids(self, rids: tuple[str, ...]) -> WorkerRequest:
         """Return the same request under other ids."""
@@ -156,6 +159,10 @@ class WorkerRequest(msgspec.Struct, eq=False):
             fields["sampling_params"] = _one_sample(fields.get("sampling_params"))
         rids = tuple(later_rid(self.rids[prompt]) if self.rids else new_rid() for prompt in chosen)
         return WorkerRequest(fields, len(chosen), self.listed, 1, self.stream, rids, named=False)
+
+    def only(self, prompts: Sequence[int]) -> WorkerRequest:
+        """Return a batch without its other prompts. These keep their ids."""
+        return self.again(prompts).with_rids(tuple(self.rids[prompt] for prompt in prompts))
 
     def _of(self, key: str, value: Raw, chosen: list[int]) -> Raw:
         """Return a field for some of the prompts: a list with one entry per prompt is cut to their entries."""

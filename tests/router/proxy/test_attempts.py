@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config import BreakerConfig, RetryConfig
-from router.errors import NoWorkerError, RouterError, UpstreamError, UpstreamTimeoutError
+from router.errors import EndedInQueueError, NoWorkerError, RouterError, UpstreamError, UpstreamTimeoutError
 from router.policies.base import RouteQuery
 from router.policies.round_robin import RoundRobin
 from router.proxy.attempts import MAX_LOST, Attempts, Failure
@@ -209,7 +209,19 @@ def test_a_worker_that_was_too_slow_before_the_last_one_was_full_is_no_time_out(
     with pytest.raises(UpstreamTimeoutError):
         attempts.check(unwanted=True)
     assert attempts.wait_after_busy(two, 503, None) is not None
-    with pytest.raises(UpstreamError) as told:
+    error = attempts.exhausted()
+    assert isinstance(error, UpstreamError)
+    assert not isinstance(error, UpstreamTimeoutError)
+    assert "no reply within 1 s" in str(error)
+
+
+def test_an_abort_that_ends_a_wait_is_no_failure_of_a_worker() -> None:
+    pool = make(2)
+    (one, _), attempts = pool.list(), begin(pool)
+    assert attempts.wait_after_busy(one, 503, None) is not None
+    attempts.check()
+    with pytest.raises(EndedInQueueError):
         attempts.check(unwanted=True)
-    assert not isinstance(told.value, UpstreamTimeoutError)
-    assert "no reply within 1 s" in str(told.value)
+    attempts.failed(one, "lost", "broke off")
+    with pytest.raises(UpstreamError, match="broke off"):
+        attempts.check(unwanted=True)
