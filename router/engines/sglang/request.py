@@ -19,7 +19,7 @@ from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")
-_UNRECORDABLE = {
+UNRECORDABLE = {
     **dict.fromkeys(("image_data", "video_data", "audio_data"), "multimodal"),
     "session_params": "session_params",
 }
@@ -138,7 +138,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         """Why a reply to this request cannot be recorded; None if it can."""
         if not self.prompts:
             return "input_embeds"
-        for key, reason in _UNRECORDABLE.items():
+        for key, reason in UNRECORDABLE.items():
             if key in self.fields and not _NOTHING.fullmatch(self.fields[key]):
                 return reason
         return None
