@@ -13,18 +13,22 @@ and counted.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import re
 import tempfile
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
 from middleware_hub.store.errors import DamagedRecordError
-from middleware_hub.store.records import seal, unseal
+from middleware_hub.store.records import FORMAT, seal, unseal
+
+logger = logging.getLogger(__name__)
 
 _HEAD: Final = b"H"
 _BATCH: Final = b"B"
@@ -33,6 +37,9 @@ _LENGTH: Final = 4
 _COUNT: Final = 4
 _AHEAD: Final = (4 << 20, 1 << 20, 256 << 10, 64 << 10, 16 << 10)
 """Bytes of the disk that are reserved, if there are so many: for the replies that are in flight when it is full."""
+_PIECE: Final = 1 << 20
+_FORMATS: Final = re.compile(re.escape(bytes((FORMAT,))))
+"""What follows the length of each batch."""
 _OVERDRAFT: Final = 64 << 20
 """Bytes over the budget for replies that were in flight when it was used up."""
 
@@ -151,6 +158,8 @@ class SpoolFile:
         """Append a packed batch and its number of replies."""
         if self.waiting_bytes + len(data) > self._max_bytes + _OVERDRAFT:
             raise OSError(f"it has more than the {self._max_bytes} bytes of --store-spool-max-bytes")
+        if self.path is not None and not _is_at(self._descriptor, self.path):
+            self._restore(self.path)
         self._take_ahead(len(data))
         offset = self._end
         self._end = self._write(_BATCH, replies.to_bytes(_COUNT, "big") + data)
@@ -221,6 +230,23 @@ class SpoolFile:
             raise
         return at
 
+    def _restore(self, path: Path) -> None:
+        """Write the file again: it was removed, and no later router would find what waits in it."""
+        logger.error("the spool file %s was removed, and is written again", path)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            at = 0
+            while data := os.pread(self._descriptor, min(1 << 20, self._end - at), at):
+                at += os.pwrite(descriptor, data, at)
+        except OSError:
+            path.unlink()
+            os.close(descriptor)
+            raise
+        os.close(self._descriptor)
+        self._descriptor, self._allocated = descriptor, self._end
+
     def _take_ahead(self, size: int) -> None:
         if self._end + size + _AHEAD[-1] <= self._allocated or not hasattr(os, "posix_fallocate"):
             return
@@ -247,11 +273,13 @@ class SpoolFile:
         size = os.fstat(self._descriptor).st_size
         at = 0
         while at < size:
-            end, kind, data = self._frame(at, size)
-            if kind == "end":
-                break
-            if kind == "damaged":
+            end, data = self._frame(at, size)
+            if data is None:
+                behind = self._whole_behind(at, size)
+                if behind is None:
+                    break
                 self.damaged += 1
+                end = behind
             elif data[:1] == _HEAD and not at:
                 self.head = msgspec.json.decode(data[1:], type=SpoolHead)
                 self._begin = end
@@ -266,18 +294,24 @@ class SpoolFile:
         self.torn_bytes = self._torn(at, size)
         return True
 
-    def _frame(self, at: int, size: int) -> tuple[int, Literal["end", "damaged", "whole"], bytes]:
+    def _frame(self, at: int, size: int) -> tuple[int, bytes | None]:
+        """Return where a batch ends and what is in it; None if it is not whole."""
         length = int.from_bytes(os.pread(self._descriptor, _LENGTH, at), "big")
         end = at + _LENGTH + length
-        if not length or end > size:
-            return at, "end", b""
-        try:
-            return end, "whole", bytes(unseal(os.pread(self._descriptor, length, at + _LENGTH)))
-        except DamagedRecordError:
-            # Torn, unless something follows it.
-            behind = int.from_bytes(os.pread(self._descriptor, _LENGTH, end), "big")
-            whole = bool(behind) and end + _LENGTH + behind <= size
-            return (end, "damaged", b"") if whole else (at, "end", b"")
+        if length and end <= size:
+            with suppress(DamagedRecordError):
+                return end, bytes(unseal(os.pread(self._descriptor, length, at + _LENGTH)))
+        return at, None
+
+    def _whole_behind(self, at: int, size: int) -> int | None:
+        """Return where the next whole batch begins. If there is none, the end is torn; otherwise something is damaged."""
+        for piece in range(at, size, _PIECE):
+            data = os.pread(self._descriptor, _PIECE + _LENGTH, piece)
+            for found in _FORMATS.finditer(data, _LENGTH):
+                begin = piece + found.start() - _LENGTH
+                if begin > at and self._frame(begin, size)[1] is not None:
+                    return begin
+        return None
 
     def _forget_before(self, offset: int) -> None:
         while self.waiting and self.waiting[0].offset < offset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,6 +127,40 @@ def test_damage_within_costs_one_and_is_kept(tmp_path: Path) -> None:
     found.done(2)
     found.close()
     assert [one.name for one in tmp_path.iterdir()] == ["a.damaged"]
+
+
+@pytest.mark.parametrize("bit", range(32))
+def test_a_damaged_length_costs_one(tmp_path: Path, bit: int) -> None:
+    """Whether it is too long for the file, too short, or 0: what stands behind it is found."""
+    path = tmp_path / "a.spool"
+    spool = made(path, b"one" * 9, b"\1two" * 9, b"three" * 9)
+    at = spool.waiting[1].offset
+    dies(spool)
+    data = bytearray(path.read_bytes())
+    data[at + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+    found = SpoolFile.adopt(path, HEAD)
+    assert found is not None
+    assert [bytes(found.read(one)) for one in found.waiting] == [b"one" * 9, b"three" * 9]
+    assert (found.damaged, found.torn_bytes) == (1, 0)
+    dies(found)
+    assert path.read_bytes().rstrip(b"\0") == bytes(data).rstrip(b"\0")
+
+
+def test_a_file_that_was_removed_is_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With its folder, under a router that is at work."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / "a.spool"
+    spool = made(path, b"one", b"two")
+    spool.done()
+    shutil.rmtree(folder)
+    spool.put(b"three")
+    assert "was removed" in caplog.text
+    assert SpoolFile.adopt(path, HEAD) is None, "it is in use"
+    spool.put(b"four")
+    dies(spool)
+    assert adopted(path) == [b"two", b"three", b"four"]
 
 
 def test_a_full_disk_leaves_the_file_whole(tmp_path: Path) -> None:
