@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from middleware_hub.store.errors import DamagedRecordError, LogMovedError, StoreError
+from middleware_hub.store.errors import DamagedRecordError, LogMovedError, StoreError, next_event
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event
 from router.peers.channel import DAMAGED, ChannelError, Entry
@@ -36,34 +36,11 @@ class StoreChannel:
             try:
                 found = await self._store.read(LOG, after=after, limit=_PAGE)
             except DamagedRecordError:
-                return await self._read_carefully(after)
+                one = await next_event(self._store, LOG, after)
+                if isinstance(one, int):
+                    return [Entry(one, DAMAGED, b"")]
+                found = [one]
             return [Entry(event.number, event.kind, event.data) for event in found]
-
-    async def _read_carefully(self, after: int) -> Sequence[Entry]:
-        """Return only the next entry. If it cannot be read, return only its number."""
-        if not await self._damaged(after):
-            (event,) = await self._store.read(LOG, after=after, limit=1)
-            return [Entry(event.number, event.kind, event.data)]
-        # Its number may be any after `after`: the entries in between were forgotten.
-        behind = await self._store.wait(LOG, after, 0.0)
-        if await self._damaged(behind):
-            raise ChannelError("the store is damaged: run `tito-router store verify`")
-        before = after
-        while behind - before > 1:
-            middle = (before + behind) // 2
-            if await self._damaged(middle):
-                before = middle
-            else:
-                behind = middle
-        return [Entry(behind, DAMAGED, b"")]
-
-    async def _damaged(self, after: int) -> bool:
-        """Return whether the next entry cannot be read."""
-        try:
-            await self._store.read(LOG, after=after, limit=1)
-        except DamagedRecordError:
-            return True
-        return False
 
     async def wait(self, after: int, seconds: float) -> int:
         with _mapped():

@@ -11,12 +11,16 @@ and each process writes down again which versions it knows.
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
-from middleware_hub.store.errors import StoreError
+from middleware_hub.store.errors import DamagedRecordError, StoreError, next_event
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event, new_id
+
+logger = logging.getLogger(__name__)
 
 LOG = "weight_versions"
 _PAGE = 1_000
@@ -75,7 +79,7 @@ class VersionLog:
 
     async def read(self) -> None:
         """Repeat what other processes, or this one in an earlier life, have noted since the last call. Raises StoreError."""
-        while events := await self._store.read(LOG, after=self._last, limit=_PAGE):
+        while events := await self._page():
             # Another call may have read some of them meanwhile.
             found = [event.decoded(_decoder) for event in events if event.number > self._last]
             self._last = max(self._last, events[-1].number)
@@ -93,6 +97,18 @@ class VersionLog:
             if foreign:
                 for news in self._unread:
                     self._repeat(news)
+
+    async def _page(self) -> list[Event]:
+        """Return the next events, without those that are damaged."""
+        while True:
+            try:
+                return await self._store.read(LOG, after=self._last, limit=_PAGE)
+            except DamagedRecordError as error:
+                found = await next_event(self._store, LOG, self._last)
+                if isinstance(found, Event):
+                    return [found]
+                logger.error("weight versions may be in the wrong order: %s", error)
+                self._last = max(self._last, found)
 
     def _repeat(self, news: _News) -> None:
         for kind, value in news:

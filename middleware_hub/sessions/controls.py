@@ -150,12 +150,13 @@ class Controls:
                     return found
 
     async def list(self, tenant: str, send: Send) -> None:
-        found = await self._registry.summaries(tenant)
+        found, damaged = await self._registry.summaries(tenant)
         pieces = [b'{"sessions":[']
         for at in range(0, len(found), _STEP):
             pieces += (b"," if at else b"", msgspec.json.encode(found[at : at + _STEP])[1:-1])
             await asyncio.sleep(0)
-        await send_json(send, 200, [*pieces, b"]}"])
+        pieces.append(b'],"damaged":%b}' % msgspec.json.encode(damaged) if damaged else b"]}")
+        await send_json(send, 200, pieces)
 
     # One session -------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from middleware_hub.sessions.log.events import Archive, Ended, SessionLog
 from middleware_hub.sessions.lost_turns import LostTurns
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session, SessionPhase
+from middleware_hub.store.errors import DamagedRecordError
 from router.errors import RouterError
 
 logger = logging.getLogger(__name__)
@@ -121,8 +122,11 @@ class SessionRegistry:
             self._make_room(found)
         return found
 
-    async def summaries(self, tenant: str) -> list[dict[str, Any]]:
-        """Return the states of all sessions of a tenant, oldest first. Sessions that only the store has are read for it."""
+    async def summaries(self, tenant: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the states of all sessions of a tenant, oldest first, and the ids of those that cannot be read.
+
+        Sessions that only the store has are read for it.
+        """
         archive = self.archive
         if archive is None:
             shown = []
@@ -131,11 +135,16 @@ class SessionRegistry:
                     await asyncio.sleep(0)
                 if self.find(tenant, held.id) is held:  # else it has ended meanwhile
                     shown.append(held.summary())
-            return shown
+            return shown, []
 
         async def summary(name: str) -> dict[str, Any] | None:
             reach = self.reach if (tenant, name) in self._sessions else archive.find
-            session = await reach(tenant, name)
+            try:
+                session = await reach(tenant, name)
+            except DamagedRecordError as error:
+                logger.error("session %s: %s", name, error)
+                damaged.append(name)
+                return None
             if session is None:
                 return None
             found = session.summary()
@@ -145,11 +154,11 @@ class SessionRegistry:
             return found
 
         names = [name async for name in archive.names(tenant)]
-        shown = []
+        shown, damaged = [], list[str]()
         for at in range(0, len(names), _READ_AT_ONCE):
             some = await asyncio.gather(*map(summary, names[at : at + _READ_AT_ONCE]))
             shown += [found for found in some if found is not None]
-        return sorted(shown, key=lambda found: float(found["created_at"]))
+        return sorted(shown, key=lambda found: float(found["created_at"])), damaged
 
     async def create(self, session: Session) -> Session:
         """Add a new session, also to the store. Raises SessionExistsError, CapacityError and StoreUnreachableError."""

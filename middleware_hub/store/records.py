@@ -23,7 +23,7 @@ from xxhash import xxh3_64_digest
 
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, Versions
 from middleware_hub.spans.hidden_tail import HiddenToken
-from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
+from middleware_hub.store.errors import VERIFY, DamagedRecordError, StoreMismatchError
 from middleware_hub.store.paths import END_ALONE, Namespace, Place, TextPath, name_place, places, ways
 
 T = TypeVar("T")
@@ -281,6 +281,8 @@ def decode_event(log: str, number: int, data: bytes) -> Event:
     """Return a kept event. Raises DamagedRecordError, and StoreMismatchError for a newer format."""
     try:
         kind, closes, rest = msgspec.msgpack.decode(unseal(data), type=tuple[str, int, bytes])
+    except DamagedRecordError as error:
+        raise DamagedRecordError(f"event {number} of the log {log!r} is damaged{VERIFY}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedRecordError(f"event {number} of the log {log!r} is whole, but is no event: {error}") from error
     return Event(log, kind, rest, number, closes)
@@ -308,7 +310,7 @@ def unseal(data: bytes) -> memoryview:
     """Return what was sealed. Raises DamagedRecordError, and StoreMismatchError for a newer format."""
     payload = memoryview(data)[_HEAD:]
     if len(data) < _HEAD or xxh3_64_digest(payload, data[0]) != data[1:_HEAD]:
-        raise DamagedRecordError("a record's checksum is wrong: run `tito-router store verify`")
+        raise DamagedRecordError(f"a record's checksum is wrong{VERIFY}")
     if data[0] != FORMAT:
         raise StoreMismatchError(f"a record has format {data[0]}, and this router knows {FORMAT}: update the router")
     return payload

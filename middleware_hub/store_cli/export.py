@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import BinaryIO, Final
 
 from middleware_hub.sessions.log.events import DELETED, PREFIX, Ended, read
+from middleware_hub.store.errors import DamagedRecordError
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.records import Mark
 from middleware_hub.store_cli.progress import bar
@@ -73,7 +74,11 @@ async def deleted_sessions(store: Store) -> frozenset[str]:
         after = page[-1].log
         for info in page:
             if info.closed >= DELETED:
-                last = [read(event) for event in await store.read(info.log, after=info.last - 1)]
+                try:
+                    last = [read(event) for event in await store.read(info.log, after=info.last - 1)]
+                except DamagedRecordError:  # it may have been deleted
+                    found.add(info.log)
+                    continue
                 found |= {info.log for event in last if isinstance(event, Ended) and event.why == "deleted"}
     return frozenset(found)
 

@@ -6,7 +6,9 @@ that grew from one first prompt.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +18,7 @@ from middleware_hub.sessions.export.trajectories import BranchTrajectory
 from middleware_hub.sessions.export.tree import tree_of
 from middleware_hub.sessions.log import events as session_events
 from middleware_hub.spans.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined, written
+from middleware_hub.store.errors import readable
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.records import Event
 from middleware_hub.store_cli.rows import Row, read_rows
@@ -73,12 +76,13 @@ async def _events(store: Store, prefix: str) -> AsyncIterator[Event]:
     after = ""
     while logs := await store.logs(prefix, after=after, limit=_PAGE):
         for info in logs:
-            number = 0
-            while page := await store.read(info.log, after=number, limit=_PAGE):
-                for event in page:
-                    yield event
-                number = page[-1].number
+            async for event in readable(store, info.log, partial(_left_out, info.log)):
+                yield event
         after = logs[-1].log
+
+
+def _left_out(log: str, number: int) -> None:
+    sys.stderr.write(f"event {number} of the log {log!r} is damaged: if it was a reward, that is left out\n")
 
 
 async def read_trees(

@@ -40,6 +40,7 @@ from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import (
+    VERIFY,
     ClosedLogError,
     DamagedRecordError,
     LogMovedError,
@@ -157,9 +158,11 @@ class Archive:
 
     async def _load(self, tenant: str, info: LogInfo) -> Session | None:
         first = await self._store.read(info.log, limit=1)
-        made = read(first[0]) if first else None
-        if not isinstance(made, Created):
+        if not first:
             return None
+        made = read(first[0])
+        if not isinstance(made, Created):
+            raise DamagedRecordError(f"the log {info.log!r} lacks its first event{VERIFY}")
         session = Session(
             id_of(info.log),
             tenant,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final
 
-from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreMismatchError
+from middleware_hub.store.errors import VERIFY, DamagedRecordError, StoreError, StoreMismatchError
 from middleware_hub.store.paths import NAME
 from middleware_hub.store.protocol import Finding
 from middleware_hub.store.records import ID_SIZE, SpanRecord, decode, decode_blob, decode_event, faults
@@ -110,7 +110,8 @@ class Verifier:
                 try:
                     decode_blob(body)
                 except StoreError as error:
-                    findings.append(Finding("blob", f"a blob {field[ID_SIZE:]!r}: {error.message}", field[:ID_SIZE]))
+                    why = error.message.removesuffix(VERIFY)
+                    findings.append(Finding("blob", f"a blob {field[ID_SIZE:]!r}: {why}", field[:ID_SIZE]))
                 if not there and (await self._servers.read([("EXISTS", key)]))[0]:
                     findings.append(
                         Finding("index", f"a blob {field[ID_SIZE:]!r} belongs to a record that is not there")
@@ -132,7 +133,7 @@ class Verifier:
                 try:
                     decode_event(log, number, body[TRY_SIZE:])
                 except StoreError as error:
-                    findings.append(Finding("event", f"event {number} of the log {log!r}: {error.message}"))
+                    findings.append(Finding("event", error.message.removesuffix(VERIFY)))
             after = first + len(bodies) - 1
 
 
@@ -148,7 +149,7 @@ def _record(
     try:
         record = decode(body)
     except (DamagedRecordError, StoreMismatchError) as error:
-        yield Finding("record", f"record {key.hex()}: {error.message}", key)
+        yield Finding("record", f"record {key.hex()}: {error.message.removesuffix(VERIFY)}", key)
         return
     name = f"record {record.id.hex()}"
     if record.id != key or record.root != one.root:

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any, Final
 
-from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreMismatchError
+from middleware_hub.store.errors import VERIFY, DamagedRecordError, StoreError, StoreMismatchError
 from middleware_hub.store.paths import NAME
 from middleware_hub.store.protocol import Finding
 from middleware_hub.store.records import SpanRecord, decode, decode_blob, decode_event, faults
@@ -16,6 +16,7 @@ from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.rows import THERE, Located, locate
 
 _PAGE: Final = 200
+_LOG: Final = "SELECT name FROM logs l WHERE l.log = events.log"
 _PLACE: Final = "SELECT 1 FROM places WHERE key = ? AND length = ? AND hash = ? AND kind = ? AND record = ?"
 
 
@@ -54,7 +55,7 @@ class Verifier:
             yield found  # between two pages no transaction is open
         yield self._strays()
         yield from self._sealed("blobs", "rowid, name, body", self._blob)
-        yield from self._sealed("events", "rowid, number, body", self._event)
+        yield from self._sealed("events", f"rowid, ({_LOG}), number, body", self._event)
         yield self._gaps()
 
     def _there(self, n: int) -> bool:
@@ -72,7 +73,7 @@ class Verifier:
         try:
             record = decode(body)
         except (DamagedRecordError, StoreMismatchError) as error:
-            yield Finding("record", f"record {key.hex()}: {error.message}", key)
+            yield Finding("record", f"record {key.hex()}: {error.message.removesuffix(VERIFY)}", key)
             return
         name = f"record {record.id.hex()}"
         if record.id != key:
@@ -136,14 +137,14 @@ class Verifier:
         try:
             decode_blob(body)
         except StoreError as error:
-            yield Finding("blob", f"a blob {name!r}: {error}")
+            yield Finding("blob", f"a blob {name!r}: {error.message.removesuffix(VERIFY)}")
 
     @staticmethod
-    def _event(number: int, body: bytes) -> Iterator[Finding]:
+    def _event(log: str, number: int, body: bytes) -> Iterator[Finding]:
         try:
-            decode_event("", number, body)
+            decode_event(log, number, body)
         except StoreError as error:
-            yield Finding("event", f"an event {number}: {error}")
+            yield Finding("event", error.message.removesuffix(VERIFY))
 
     def _gaps(self) -> list[Finding]:
         """Return the logs that lack events other than forgotten ones: those of deleted logs, or before `first`."""

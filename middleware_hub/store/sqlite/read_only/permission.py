@@ -15,12 +15,12 @@ from middleware_hub.store.sqlite.file import FORMAT, check, connect, index_of, l
 
 
 def cannot_write(path: str, error: StoreUnreachableError | None) -> bool:
-    """Return whether a file may not be written, or could not be opened (`error`) because its folder may not."""
+    """Return whether a file may not be written, or could not be opened (`error`): its folder may not, or its disk is full."""
     if error is None:
         file = place_of(path)
         return file.is_file() and not os.access(file, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
     code = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+    return code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL)
 
 
 def how_to_read(path: Path, fingerprint: str | None) -> str:
