@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.config.abort import AbortConfig
 from router.engines.sglang.outcome import aborted_replies, renamed
+from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import ClientDisconnectedError, RouterError
 from router.generate.gate import Gate
 from router.http.reply import CollectedReply
@@ -62,14 +63,22 @@ class _EnoughError(Exception):
 class _Aborted:
     """A request whose first attempt was aborted, in whole or in part. Each attempt finds its body in `in_flight`."""
 
-    def __init__(self, app: ASGIApp, retries: Retries, scope: Scope, receive: Receive, in_flight: InFlight) -> None:
-        assert in_flight.request is not None, "what is sent again is known"
+    def __init__(
+        self,
+        app: ASGIApp,
+        retries: Retries,
+        scope: Scope,
+        receive: Receive,
+        in_flight: InFlight,
+        first: WorkerRequest,
+    ) -> None:
+        """`first`: the whole request. Prompts that were aborted in the queue may be missing from its first attempt."""
         self._app = app
         self._retries = retries
         self._scope = scope
         self._receive = receive
         self._in_flight = in_flight
-        self._first = in_flight.request
+        self._first = first
 
     async def _run(self) -> None:
         """Make further attempts until nothing is left to send, or no attempt is left."""

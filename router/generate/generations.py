@@ -111,7 +111,7 @@ class Generations:
                 reply = CollectedReply()
                 await self._app(inner, receive, reply.send)
                 if reply.start["status"] == 200 and may_be_aborted(reply.body):
-                    again = AbortedReplies(self._app, self._retries, inner, receive, in_flight)
+                    again = AbortedReplies(self._app, self._retries, inner, receive, in_flight, request)
                     reply = await again.made_good(reply)
                 await send_whole(send, reply.start, reply.body)
                 outcome = "answered" if reply.start["status"] < 400 else "failed"
@@ -121,7 +121,8 @@ class Generations:
                     if request is None or policy == "return" or request.listed:
                         await self._app(inner, receive, watched.send)
                     else:
-                        await AbortedStream(self._app, self._retries, inner, receive, in_flight).serve(watched.send)
+                        stream = AbortedStream(self._app, self._retries, inner, receive, in_flight, request)
+                        await stream.serve(watched.send)
                 finally:
                     outcome = watched.word
         except EndedInQueueError:

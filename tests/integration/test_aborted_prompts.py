@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.config import QueueConfig, RetryConfig
+from router.config import AbortConfig, QueueConfig, RetryConfig
 from tests.support.asking import Asking, settle, until
 from tests.support.stack import Stack, stack
 
@@ -19,7 +19,8 @@ def narrow() -> Iterator[Stack]:
     """Two workers with room for one request each; a full one is asked again after a second."""
     retry = RetryConfig(attempts=5, first_wait=1.0, multiplier=1.0, jitter=0.0)
     workers = {"queue": QueueConfig(max_inflight_per_worker=1), "retry": retry}
-    with stack("qwen", styles=("cumulative",) * 2, workers=workers) as made:
+    abort = AbortConfig(attempts=3, wait=0)
+    with stack("qwen", styles=("cumulative",) * 2, workers=workers, abort=abort) as made:
         yield made
 
 
@@ -78,6 +79,19 @@ def test_in_the_queue(served: Stack, stream: bool) -> None:
     assert finishes(asking, stream=stream) == EXPECTED
     assert [text for text in sampled(served, since) if text != "Busy"] == ["A:", "C:"]
     assert all(one.answer().status == 200 for one in busy)
+
+
+def test_what_its_worker_aborts_of_the_rest_is_sent_again(served: Stack) -> None:
+    for worker in served.workers:
+        worker.fault("http_503")
+    asking = ask(served, stream=False)
+    until(lambda: "waiting" in served.get("/debug/requests").content.decode())
+    end(served, "b")
+    for worker in served.workers:
+        worker.script(ids=[5, 6], finish="abort")
+    assert finishes(asking, stream=False) == EXPECTED
+    for worker in served.workers:
+        worker.forget_scripts()
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -105,7 +105,7 @@ class Archive:
         self._metrics = metrics
         self._holder = holder
         self._told = -_TELL_SECONDS
-        self._opened = time.time()
+        self._opened = self._store.now()
         self._swept = PREFIX
         self._deleted: dict[str, float] = {}
         self._half_made: set[str] = set()
@@ -193,7 +193,7 @@ class Archive:
             self._shelf.held(-session.tokens)
             await session.abort()
             return None
-        session.used = time.monotonic() - (time.time() - max(log.time, self._opened))
+        session.used = time.monotonic() - (self._store.now() - max(log.time, self._opened))
         return session
 
     async def create(self, session: Session) -> None:
@@ -205,6 +205,7 @@ class Archive:
         while (key := log_key(session.tenant, session.id, life)) in self._deleted:
             life += 1
         log = StoredLog(self._shelf, session, key)
+        session.created_at = self._store.now()
         made = Created(
             time=session.created_at,
             root=log.root,
@@ -293,10 +294,10 @@ class Archive:
                     continue
                 with suppress(DamagedRecordError):  # `store verify` finds it, and the others are swept all the same
                     last = await self._store.read(info.log, after=info.last - 1, limit=1)
-                    used = read(last[0]).time if last else time.time()
+                    used = read(last[0]).time if last else self._store.now()
                     if info.closed < DELETED:
                         over += await self._sweep(info, used)
-                    elif time.time() - used > REMEMBERED:
+                    elif self._store.now() - used > REMEMBERED:
                         old.append(info.log)
                 await asyncio.sleep(0)
             if old:
@@ -316,12 +317,12 @@ class Archive:
         )
 
     def _expired(self, used: float, ttl: float) -> bool:
-        return time.time() - max(used, self._opened) > ttl
+        return self._store.now() - max(used, self._opened) > ttl
 
     async def _end(self, log: str, last: int, why: str) -> bool:
         """End a session if its log still has only its first `last` events."""
         try:
-            await self._saving.write(Batch(events=stored(log, [Ended(time=time.time(), why=why)], last)))
+            await self._saving.write(Batch(events=stored(log, [Ended(time=self._store.now(), why=why)], last)))
         except (LogMovedError, ClosedLogError):
             return False
         return True

@@ -56,10 +56,8 @@ logger = logging.getLogger(__name__)
 _PAGE: Final = 500
 _AT_ONCE: Final = 16  # turns that are replayed before the event loop serves other requests
 _TRIES: Final = 100
-_SILENT: Final = 1 / 8
-"""The part of a session's time to live after which other routers are told again that it is used."""
-_LARGE: Final = 64 * 1024
-"""Bytes of further fields that are packed in a thread."""
+_SILENT: Final = 1 / 8  # of a session's time to live, then other routers are told again that it is used
+_LARGE: Final = 64 * 1024  # bytes of further fields, then they are packed in a thread
 
 
 class StoredLog:
@@ -68,7 +66,7 @@ class StoredLog:
     Attributes:
         key: of the log in the store.
         last: the number of the last event that was applied here.
-        time: of that event, in seconds since 1970.
+        time: of that event, in seconds since 1970 by the store's clock: those of routers may differ.
         unread: whether the store was unreachable when it was asked for news.
         crossed: whether events applied here stand elsewhere in the log, or not at all: then it has to be replayed.
     """
@@ -114,6 +112,7 @@ class StoredLog:
     # Writing -----------------------------------------------------------------------------------------------------------
 
     async def append(self, event: AnyEvent) -> bool:
+        event = replace(event, time=self._shelf.store.now())
         saved = await self._submit(Entry(event, lambda: self._session.apply(event)))
         if isinstance(event, Exported | Ended):
             # The store forgets exported sessions first.
@@ -122,9 +121,9 @@ class StoredLog:
         return saved
 
     def touched(self) -> None:
-        if self._unsaved or self._session.over or time.time() - self.time < _SILENT * self._session.ttl:
+        if self._unsaved or self._session.over or self._shelf.store.now() - self.time < _SILENT * self._session.ttl:
             return
-        self.time = time.time()
+        self.time = self._shelf.store.now()
         self._waiting.append(Entry(Touched(time=self.time), lambda: None))
         self._begin_writing()
 
@@ -143,6 +142,7 @@ class StoredLog:
         self, turn: SampledTurn, lora: str, commit: Callable[[], object], fields: dict[str, Packed]
     ) -> bool:
         trie, handle, span = self._session.trie, turn.handle, turn.span
+        turn.details["time"] = self._shelf.store.now()
         if trie.closed or not handle.open:
             raise TrieClosedError
         trie.key(turn.message)  # if a function of the user's own fails, the turn must not be in the log
@@ -189,14 +189,12 @@ class StoredLog:
                 return True
             records = [record for entry in entries for record in entry.records]
             events = [entry.event for entry in entries]
+            news = [event for entry in entries for event in entry.news]
             batch = Batch(
                 records,
                 self._book.paths(records),
                 [blob for entry in entries for blob in entry.blobs],
-                [
-                    *stored(self.key, events, self.last + len(self._unsaved)),
-                    *(event for entry in entries for event in entry.news),
-                ],
+                [*stored(self.key, events, self.last + len(self._unsaved)), *news],
             )
             try:
                 saved = await self._shelf.saving.save(batch, mend=self._mended, over=partial(self._over, events))
@@ -295,6 +293,8 @@ class StoredLog:
             except StoreUnreachableError as error:
                 self.unread = True
                 self._shelf.failed(0, error)
+            except MissingRecordError:
+                self.crossed = True  # what another router sampled was forgotten
 
     async def replay(self) -> None:
         """Apply everything that is in the log. Raises StoreUnreachableError, DamagedRecordError, UnknownSessionError."""
@@ -322,7 +322,7 @@ class StoredLog:
                 elif number > 1:
                     session.apply(event)
                 self.last, self.time = number, event.time
-            session.used = max(used, time.monotonic() - max(0.0, time.time() - self.time))
+            session.used = max(used, time.monotonic() - max(0.0, self._shelf.store.now() - self.time))
         if session.trie.closed and not before:
             self._shelf.closed(session.tenant, session.id)
 

@@ -6,10 +6,13 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.engines.sglang.worker_request import WorkerRequest
+from router.errors import UpstreamError
+from router.http.upstream import UpstreamBrokenError
 from router.proxy.left_out import LeftOut
 
 
@@ -70,6 +73,22 @@ def test_a_stream(drawn: tuple[int, set[int]], nan: bool) -> None:
     )
     assert one.event(b"[DONE]") == b"[DONE]"
     assert one.event(b'{"error": {"message": "x"}}') == b'{"error": {"message": "x"}}'
+
+
+@pytest.mark.parametrize("index", ["2", "-1", "null", '"0"', "1e0", "true", "0.0"])
+@pytest.mark.parametrize("logprob", ["0.5", "NaN"])
+def test_an_event_of_no_prompt_breaks_the_stream_off(index: str, logprob: str) -> None:
+    one = LeftOut(batch(5, stream=True), [1, 3])
+    with pytest.raises(UpstreamBrokenError):
+        one.event(f'{{"text": "", "logprob": {logprob}, "index": {index}}}'.encode())
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_as_many_replies_as_prompts_were_sent(count: int) -> None:
+    """Three of a batch of three would look like the whole batch."""
+    one = LeftOut(batch(3), [0, 2])
+    with pytest.raises(UpstreamError, match=f"2 prompts with {count} replies"):
+        asyncio.run(one.whole({"status": 200}, json.dumps([{}] * count).encode()))
 
 
 def test_an_error_is_passed_on_as_it_is() -> None:
