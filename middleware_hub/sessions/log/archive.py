@@ -105,7 +105,7 @@ class Archive:
         self._metrics = metrics
         self._holder = holder
         self._told = -_TELL_SECONDS
-        self._opened = self._store.now()
+        self._begun = time.monotonic()
         self._swept = PREFIX
         self._deleted: dict[str, float] = {}
         self._half_made: set[str] = set()
@@ -122,6 +122,11 @@ class Archive:
                 "permissions, and do not stop this process before that",
                 error,
             )
+
+    @property
+    def _opened(self) -> float:
+        """When this router began to serve, by the store's clock, which is known only after a while."""
+        return self._store.now() - (time.monotonic() - self._begun)
 
     async def find(self, tenant: str, session_id: str) -> Session | None:
         """Return a session as its log says; None if there is none.

@@ -61,7 +61,7 @@ class Search:
                 ends = range(GENERATION_SIZE + 48, len(reply), _SIZE + 4)
                 named = [
                     (one, int.from_bytes(reply[at : at + 4], "big"))
-                    for one, at in zip(_references(reply, 4), ends, strict=True)
+                    for one, at in zip(_references(reply, 4), ends, strict=False)  # a damaged value may be cut
                 ]
                 # A record that waited in a spool is entered late; an id begins with the time of recording.
                 self._named[name] = sorted(named, key=lambda one: one[0].id[:8], reverse=True)[: self._query.each]

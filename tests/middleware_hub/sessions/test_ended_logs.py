@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from middleware_hub.sessions.log.events import DELETED
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
 from tests.middleware_hub.sessions.in_process import PATH, Room
-from tests.middleware_hub.sessions.test_shared_sessions import BODY, Routers, exported, more, routers
+from tests.middleware_hub.sessions.test_shared_sessions import BODY, Routers, clocks, exported, more, routers
 from tests.support.usual import usual
 
 WEEK = 7 * 86_400.0
@@ -28,13 +27,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Later:
-    now, monotonic = time.time, time.monotonic
-
-    def set_clocks(seconds: float) -> None:
-        monkeypatch.setattr(time, "time", lambda: now() + seconds)
-        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + seconds)
-
-    return set_clocks
+    return clocks(monkeypatch)
 
 
 async def sweep(room: Room) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from middleware_hub.sessions.log import archive
 from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.store.guarded import GuardedStore
 from router.config import StoreConfig
 from tests.middleware_hub.sessions.in_process import PATH, Client, Room, until
 from tests.support.redis_server import empty_redis
@@ -500,17 +501,50 @@ def test_what_the_store_does_not_take_is_not_dropped_but_refused(tmp_path: Path)
     asyncio.run(work())
 
 
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return what sets all clocks this many seconds ahead: those of routers, and that of the store."""
+    now, monotonic, stores = time.time, time.monotonic, GuardedStore.now
+
+    def set_ahead(seconds: float) -> None:
+        monkeypatch.setattr(time, "time", lambda: now() + seconds)
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + seconds)
+        monkeypatch.setattr(GuardedStore, "now", lambda store: stores(store) + seconds)
+
+    return set_ahead
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_the_clock_of_a_router_ends_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+    """What counts is the store's clock: those of machines need not agree."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            now = time.time
+            for number, (maker, reader) in enumerate([(one, other), (other, one)] * 2):
+                name = f"s{number}"
+                assert (await maker.call("POST", "/sessions", {"session_id": name, "ttl_s": 100.0}))[0] == 201
+                assert (await maker.ask(BODY, PATH.replace("/s/", f"/{name}/")).answer())[0] == 200
+                monkeypatch.setattr(time, "time", lambda: now() + ahead)
+                _, listed = await reader.call("GET", "/sessions")
+                assert name in [session["session_id"] for session in listed["sessions"]]
+                assert (await reader.ask(BODY, PATH.replace("/s/", f"/{name}/")).answer())[0] == 200
+                monkeypatch.setattr(time, "time", now)
+                for room in (one, other):
+                    assert room.app.registry.archive is not None
+                    await room.app.registry.sweep_store(room.app.registry.archive)
+                assert (await maker.call("GET", f"/sessions/{name}"))[0] == 200
+
+    asyncio.run(work())
+
+
 def test_time_to_live_is_that_of_all_routers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with routers(tmp_path) as both:
             one, other = await both.another(), await both.another()
             await one.open(ttl_s=100.0)
             assert (await one.ask(BODY).answer())[0] == 200
-            now, monotonic = time.time, time.monotonic
-
-            def later(seconds: float) -> None:
-                monkeypatch.setattr(time, "time", lambda: now() + seconds)
-                monkeypatch.setattr(time, "monotonic", lambda: monotonic() + seconds)
+            later = clocks(monkeypatch)
 
             async def sweep() -> None:
                 for room in (one, other):
@@ -544,13 +578,13 @@ def test_no_time_passes_while_no_router_serves(tmp_path: Path, monkeypatch: pyte
             room = await both.another()
             await room.open(ttl_s=100.0)
             await both.end(room)
-            now = time.time
-            monkeypatch.setattr(time, "time", lambda: now() + 1000)
+            later = clocks(monkeypatch)
+            later(1000)
             room = await both.another()
             assert room.app.registry.archive is not None
             await room.app.registry.sweep_store(room.app.registry.archive)
             assert (await room.call("GET", "/sessions"))[1]["sessions"][0]["session_id"] == "s"
-            monkeypatch.setattr(time, "time", lambda: now() + 1200)
+            later(1200)
             await room.app.registry.sweep_store(room.app.registry.archive)
             assert (await room.call("GET", "/sessions/s"))[0] == 404
             assert room.metric("tito_sessions_total", event="expired") == 1
