@@ -237,14 +237,15 @@ class StoredLog:
         return False
 
     def _mended(self, batch: Batch, error: MissingRecordError) -> Batch | None:
-        """Return a batch with the records of a conversation that continues here although the store has forgotten it."""
-        missing = set(error.missing).difference(record.id for record in batch.records)
-        try:
-            again = self._book.again(missing, self._stamp)
-        except KeyError:
+        """Return a batch with all records of a session that goes on here although the store has forgotten it."""
+        new, order = {record.id for record in batch.records}, {one: at for at, one in enumerate(self._book.kept)}
+        missing = order if self.root in error.missing else error.missing  # the log still names all of them
+        if not (again := set(missing) - new) or not order.keys() >= again:
             return None
-        paths = {**batch.paths, **self._book.paths(again)}
-        return replace(batch, records=[*again, *batch.records], paths=paths) if again else None
+        made = self._book.again(again, self._stamp)
+        paths, blobs = {**batch.paths, **self._book.paths(made)}, [*self._book.blobs(made), *batch.blobs]
+        records = sorted([*made, *batch.records], key=lambda record: order[record.id])
+        return replace(batch, records=records, paths=paths, blobs=blobs)
 
     def _over(self, events: list[AnyEvent], saved: bool) -> None:
         """Note that events are in the store or were given up. After a loss, the session is read again once it is idle."""
@@ -280,8 +281,7 @@ class StoredLog:
         except Exception as error:
             logger.exception("an event of session %s could not happen", self._session.id)
             entry.tell(error)
-        else:
-            entry.tell(saved)
+        entry.tell(saved)
 
     # Reading -----------------------------------------------------------------------------------------------------------
 

@@ -642,6 +642,53 @@ def test_a_session_that_the_store_has_forgotten(tmp_path: Path, caplog: pytest.L
     assert "was forgotten: the store had no room" in caplog.text
 
 
+@pytest.mark.parametrize("how", ["a sibling", "other tools", "an earlier turn"])
+def test_a_forgotten_session_is_written_again_as_a_whole(tmp_path: Path, how: str) -> None:
+    """Its log still names every turn, also those that the next one does not continue."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            room.engine.says("one two", extra={"routed_experts": base64.b64encode(bytes(range(48))).decode()})
+            assert (await room.ask(BODY).answer())[0] == 200
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            assert room.hub.store is not None
+            await room.hub.store.forget(0)
+            tools = [
+                {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+            ]
+            asked = {"a sibling": BODY, "other tools": {**more(BODY), "tools": tools}, "an earlier turn": more(BODY)}
+            assert (await room.ask(asked[how]).answer())[0] == 200
+            assert room.metric("tito_session_unsaved_total") == 0
+            other = await both.another()
+            assert await exported(other) == await exported(room)
+            assert (await other.call("GET", "/sessions/s"))[1]["num_generations"] == 3
+
+    asyncio.run(work())
+
+
+def test_a_session_of_which_a_router_has_not_read_what_was_forgotten(tmp_path: Path) -> None:
+    """It is gone there, instead of an error for every call; all other sessions are well."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            assert (await other.ask(more(BODY)).answer())[0] == 200
+            assert one.hub.store is not None
+            await one.hub.store.forget(0)
+            assert (await one.call("GET", "/sessions"))[0] == 200
+            assert (await one.call("GET", "/sessions/s"))[0] == 404
+            assert (await one.ask(BODY).answer())[0] == 404
+            assert (await one.call("POST", "/sessions", {"session_id": "s"}))[0] == 201
+            assert (await one.ask(BODY).answer())[0] == 200
+            assert len(await exported(await both.another())) == 1
+
+    asyncio.run(work())
+
+
 def test_a_budget_that_is_used_up_is_so_everywhere(tmp_path: Path) -> None:
     async def work() -> None:
         async with routers(tmp_path) as both:
