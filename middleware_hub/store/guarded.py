@@ -3,7 +3,7 @@
     answering --- a look-up fails, or takes too long ---> away: everything fails at once, and probes go on asking
               <----------- a probe is answered ------------
 
-A write that fails does not change this state, because a store with a full disk can still be read. A write has no time limit
+A write that fails does not change this state, because a store with a full disk can still be read. An append has no time limit
 here either: it cannot be taken back, so its caller decides how long to wait (`persistence.saving`).
 """
 
@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine, Mapping, Sequence
+from contextlib import closing
+from typing import Any, Final, TypeVar
 
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch, Finding, Forgotten, Found, LogInfo, Loss, Query, Store, StoreStats
@@ -94,16 +95,24 @@ class GuardedStore:
         return await self._store.append(batch)
 
     async def trim(self, log: str, before: int) -> None:
-        self._require()
-        await self._store.trim(log, before)
+        await self._timely(self._store.trim(log, before))
 
     async def forget_logs(self, logs: Sequence[str]) -> int:
         self._require()
         return await self._store.forget_logs(logs)
 
     async def announce(self, name: str, data: bytes, seconds: float) -> None:
-        self._require()
-        await self._store.announce(name, data, seconds)
+        await self._timely(self._store.announce(name, data, seconds))
+
+    async def _timely(self, work: Coroutine[Any, Any, None]) -> None:
+        """Make a change that may come late, but not hold up its caller."""
+        with closing(work):
+            self._require()
+            try:
+                async with patience(ANSWER_SECONDS):
+                    await work
+            except TimeoutError:
+                raise StoreUnreachableError(f"the store has not answered for {ANSWER_SECONDS:.0f} s") from None
 
     def _require(self) -> None:
         if self.away:

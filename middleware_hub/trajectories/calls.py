@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from middleware_hub.persistence.backing import Backing
 from middleware_hub.spans.versions import VersionClock
-from middleware_hub.store.errors import NOT_SAVED
+from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
 from middleware_hub.trajectories.answers import described, in_pieces
 from middleware_hub.trajectories.claims import Claims, Wanted, result
 from middleware_hub.trajectories.groups import Groups
@@ -239,10 +239,17 @@ def _claim_id(fields: dict[str, Raw]) -> str:
 def _group(journal: Journal, name: str) -> Group:
     found = journal.ledger.groups.get(name)
     if found is None:
+        _check_not_behind(journal)
         raise NotFoundError(
             f"there is no group {name[:140]!r} of this key and namespace, or all of it was acknowledged or dropped"
         )
     return found
+
+
+def _check_not_behind(journal: Journal) -> None:
+    """Raise StoreUnreachableError if what is not known may be in the spool."""
+    if journal.behind:
+        raise StoreUnreachableError("what was recorded before is still waiting for the store: ask again")
 
 
 def _rewarded(journal: Journal, fields: dict[str, Raw]) -> tuple[Member, float | None, bytes] | None:
@@ -270,6 +277,7 @@ def _rewarded(journal: Journal, fields: dict[str, Raw]) -> tuple[Member, float |
         if settled is not None and settled[1] == reward and group in (None, settled[0]):
             return None
     if found is None:
+        _check_not_behind(journal)
         what = f"reply {name[:140]!r}" if name is not None else f"rollout {(rollout or '')[:140]!r} of this group"
         raise NotFoundError(
             f"no {what} waits in a group of this key and namespace: its request needs the header x-group-id, and what was "

@@ -60,6 +60,11 @@ class Journal(Protocol):
         """Append an event, now or when the store takes writes again; return whether that was now."""
         ...
 
+    @property
+    def behind(self) -> bool:
+        """Return whether events of this process may wait for the store."""
+        ...
+
     async def wait(self, seconds: float) -> None:
         """Return when something was appended, or when the time is up."""
 
@@ -81,6 +86,11 @@ class Appends(Protocol):
     @property
     def store(self) -> Store:
         """Return the store."""
+
+    @property
+    def away(self) -> bool:
+        """Return whether the store is known not to answer."""
+        ...
 
     async def save(self, batch: Batch) -> bool:
         """Append a batch, or keep it until the store takes it; return whether it was acknowledged in time."""
@@ -148,6 +158,10 @@ class StoreJournal:
     async def keep(self, event: AnyEvent) -> bool:
         return await self._saving.save(Batch(events=[stored(self.log, event)]))
 
+    @property
+    def behind(self) -> bool:
+        return self._saving.away
+
     async def wait(self, seconds: float) -> None:
         await self._store.wait(self.log, self.ledger.last, seconds)
 
@@ -167,6 +181,8 @@ class StoreJournal:
 
 class MemoryJournal:
     """A `Journal` that ends with its process."""
+
+    behind = False
 
     def __init__(self) -> None:
         self.ledger = Ledger()

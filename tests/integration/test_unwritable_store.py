@@ -1,4 +1,4 @@
-"""Sessions that are made and deleted while their store is locked by another program, which only reading gets past."""
+"""Sessions and groups while their store is locked by another program, which only reading gets past."""
 
 from __future__ import annotations
 
@@ -97,3 +97,30 @@ def test_a_session_that_was_refused_is_not_made_later(made: Program, tmp_path: P
     found = show(made).json()
     assert (found["metadata"], found["num_generations"]) == ({"number": 2}, 1)
     assert names(made) == ["s"]
+
+
+def generate(made: Program, name: str) -> Answer:
+    body = {"text": f"Of {name}: ", "rid": name, "sampling_params": {"max_new_tokens": 3}}
+    return call(f"{made.url}/generate", body, headers={"x-group-id": name, "x-group-size": "1"})
+
+
+def reward(made: Program, name: str) -> Answer:
+    return call(f"{made.url}/trajectories/reward", {"request_id": name, "reward": 1.0})
+
+
+def test_groups_wait_for_a_store_that_takes_nothing(made: Program, tmp_path: Path) -> None:
+    """A claim hangs no trainer, and the reward of a reply that waits for the store is no unknown one."""
+    assert generate(made, "early").status == 200
+    assert reward(made, "early").status == 200
+    with locked(tmp_path / "store" / NAME):
+        late = generate(made, "late")
+        assert (late.status, late.headers.get("x-radix-saved")) == (200, "no")
+        for answer in (reward(made, "late"), call(f"{made.url}/trajectories/drop", {"group_id": "late"})):
+            assert (answer.status, answer.json()["error"]["type"]) == (503, "store_unreachable"), answer.content
+        refused = call(f"{made.url}/trajectories/claim", {"lease_seconds": 5}, timeout=20)
+        assert (refused.status, refused.json()["error"]["type"]) == (503, "store_unreachable")
+    until(lambda: "takes writes again" in made.log, "the store takes writes again")
+    assert reward(made, "late").status == 200
+    assert reward(made, "never").status == 404
+    claims = [call(f"{made.url}/trajectories/claim", {"lease_seconds": 5}).json() for _ in range(2)]
+    assert {group["group_id"] for claim in claims for group in claim["groups"]} == {"early", "late"}
