@@ -48,7 +48,8 @@ async def export(store: Store, args: argparse.Namespace) -> int:
                 if not args.keep_marks:
                     store.note(_exported(some))
     left_out = len(roots) - rows
-    sys.stderr.write(f"{rows} rows{f', {left_out} could not be read or were forgotten' if left_out else ''}\n")
+    what = "branches" if kind == TREE else "rows"
+    sys.stderr.write(f"{rows} {what}{f', {left_out} could not be read or were forgotten' if left_out else ''}\n")
     return 1 if left_out and (await store.stats()).damaged else 0
 
 

@@ -22,7 +22,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=_count, default=2, metavar="N", help="(%(default)s)")
     parser.add_argument("--serve", action="store_true", help="play nothing: leave it running, and say what to try")
     parser.add_argument(
-        "--store", metavar="FOLDER", help="the router's (one for this run; with --serve, one in ~/.cache)"
+        "--store",
+        metavar="FOLDER",
+        type=lambda given: given.removeprefix("sqlite:"),
+        help="the router's (one for this run; with --serve, one in ~/.cache)",
     )
     parser.add_argument("--port", type=int, help="the router's (a free one; 30000 with --serve)")
     return parser

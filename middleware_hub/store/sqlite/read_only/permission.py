@@ -20,7 +20,7 @@ def cannot_write(path: str, error: StoreUnreachableError | None) -> bool:
         file = place_of(path)
         return file.is_file() and not os.access(file, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
     code = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL)
+    return code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def how_to_read(path: Path, fingerprint: str | None) -> str:
