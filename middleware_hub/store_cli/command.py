@@ -64,8 +64,8 @@ def run_and_exit(
     run: Callable[[argparse.Namespace], Coroutine[Any, Any, int]],
 ) -> NoReturn:
     """Run a command that works on a store, and exit with its status; a failure is one line on standard error."""
-    if sys.stdout is None:  # the caller has closed it
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if sys.stdout is None:
+        flags.exit(2, f"{flags.prog}: error: standard output is closed\n")
     try:
         args.store = store_address(args.store)
         sys.exit(asyncio.run(_until_terminated(run(args))))

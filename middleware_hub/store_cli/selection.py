@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -62,8 +63,10 @@ class Selection:
 
 
 def named(namespace: Namespace) -> tuple[str, str, str]:
-    """Return (tenant, lora path, namespace)."""
+    """Return (tenant, lora path, namespace). A namespace came in a header: if its bytes are UTF-8, they are read as that."""
     tenant, lora_path, rest = (*namespace, "", "", "")[:3]
+    with suppress(UnicodeError):
+        rest = rest.encode("latin-1").decode()
     return tenant, lora_path, rest
 
 

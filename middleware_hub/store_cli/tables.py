@@ -104,6 +104,7 @@ def opened(path: str) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    path = os.path.realpath(path)  # a link stays one
     special = os.path.exists(path) and not os.path.isfile(path)
     # Two exports to one name have a part each: the last one that is complete gets the name.
     part = Path(path if special else f"{path}.{secrets.token_hex(4)}.part")

@@ -248,6 +248,15 @@ def test_it_is_a_command_of_the_router_and_quiet_without_a_terminal(tmp_path: Pa
     assert (done.returncode, done.stdout, done.stderr) == (0, "10 records checked, nothing is wrong\n", "")
 
 
+@pytest.mark.parametrize("command", ["stats", "verify", "export --out -"])
+def test_a_closed_output_is_said(tmp_path: Path, world: World, command: str) -> None:
+    line = f"{sys.executable} -m router store {command} --store {sqlite(tmp_path)} >&-"
+    done = subprocess.run(line, shell=True, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: standard output is closed\n")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 def test_progress_is_shown_on_a_terminal_and_nowhere_else(tmp_path: Path, world: World) -> None:
     """A terminal as standard error sees bars; what is printed stays clean."""

@@ -343,3 +343,18 @@ def test_an_empty_store_is_an_empty_file(tmp_path: Path) -> None:
     rows = exported(stored(tmp_path, World()), tmp_path)
     assert rows == []
     assert pq.read_schema(tmp_path / "rows.parquet").names[:3] == ["tenant", "lora_path", "namespace"]
+
+
+def test_a_namespace_in_utf_8_and_a_link_as_the_target(tmp_path: Path) -> None:
+    """A header's value reaches the store as Latin-1, which can hold the bytes of any name."""
+    world = World()
+    world.turn(None, "a", "one", namespace=("", "", "日本".encode().decode("latin-1")))
+    world.turn(None, "b", "two", namespace=("", "", "caf\u00e9"))
+    target, link = tmp_path / "kept.parquet", tmp_path / "rows.parquet"
+    link.symlink_to(target)
+    store = stored(tmp_path, world)
+    for name in ("日本", "caf\u00e9"):
+        (row,) = exported(store, tmp_path, "--namespace", name)
+        assert row["namespace"] == name
+        assert link.is_symlink()
+        assert target.stat().st_size
