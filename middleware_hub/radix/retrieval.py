@@ -203,6 +203,8 @@ async def _cover(
 ) -> dict[str, Any]:
     """Answer with the chain of the text, and the fewest others that hold the rest of the replies whole."""
     others = replies_to_add(tree, namespace, first, expected)
+    if memory is not None:  # for the other samples that their texts have
+        await asyncio.gather(*(memory.cover(namespace, tree.text_of(one)) for one in others))
     masks = SharedMask(first, others)
     # Collected now, so that the answers contain what is evicted while they are built.
     chains = [(tree.recall_generation(one), tree.text_of(one)) for one in others]

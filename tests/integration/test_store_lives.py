@@ -196,6 +196,14 @@ def test_routers_over_a_store_answer_as_one_that_never_died(
             headers = {"x-radix-namespace": said.namespace} if said.namespace else {}
             body = {"text": said.text + said.reply, "request_id": said.rid, "expect_request_ids": [said.rid]}
             client.both("/retrieve_from_text", body, headers)
+        for router in others:
+            router.restart()
+        for namespace in {said.namespace for said in client.said}:
+            of_it = [said for said in client.said if said.namespace == namespace]
+            headers = {"x-radix-namespace": namespace} if namespace else {}
+            names, last = [said.rid for said in of_it[::2]], of_it[-1]
+            body = {"text": last.text + last.reply, "cover": True, "expect_request_ids": names}
+            client.both("/retrieve_from_text", body, headers)
         stats = others[0].stack.get("/radix_tree/stats").json()
         assert stats["store"]["lost"] == stats["store"]["unsaved"] == 0
         assert "never_retrieved" not in stats["evictions"]
