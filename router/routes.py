@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.engines.json import JSON_ERRORS
-from router.errors import BadRequestError, NotFoundError, RouterError
+from router.errors import BadRequestError, BodyTooLargeError, NotFoundError, RouterError
 from router.http.bodies import read_body
 from router.http.handlers import ByMethod, Handler
 from router.http.headers import has_body
@@ -237,6 +237,8 @@ async def _worker_url(scope: Scope, receive: Receive) -> str:
 async def _url_in_body(scope: Scope, receive: Receive) -> object:
     try:
         body = msgspec.json.decode(await read_body(scope, receive, MAX_CONTROL_BODY_BYTES))
+    except BodyTooLargeError:
+        raise BodyTooLargeError(f"the body is larger than {MAX_CONTROL_BODY_BYTES} bytes: give one URL") from None
     except JSON_ERRORS as error:
         raise BadRequestError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):

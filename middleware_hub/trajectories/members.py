@@ -32,8 +32,10 @@ def memberships(headers: Mapping[bytes, bytes], prompts: int) -> list[Membership
     if not given:
         return [None] * prompts
     if not given.get(b"x-group-id", "").strip():
-        other = min(given.keys() - {b"x-group-id"}, default=b"an empty name").decode()
-        raise BadRequestError(f"{other} needs x-group-id: the group that the rollout belongs to")
+        others = given.keys() - {b"x-group-id"}
+        if not others:
+            raise BadRequestError("x-group-id is empty: give the group that the rollout belongs to, or leave it out")
+        raise BadRequestError(f"{min(others).decode()} needs x-group-id: the group that the rollout belongs to")
     groups = [_name(one, "x-group-id") for one in _each(given, b"x-group-id", prompts)]
     rollouts = [_name(one, "x-rollout-id") for one in _each(given, b"x-rollout-id", prompts)]
     ends = [_flag(one) for one in _each(given, b"x-rollout-end", prompts)]

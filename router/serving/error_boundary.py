@@ -118,6 +118,8 @@ class _ServedRequest:
             self._metrics.first_bytes.observe((self._route,), record.answering())
             headers = [header for header in message.get("headers", ()) if header[0] != b"x-request-id"]
             headers.append((b"x-request-id", record.id.encode("ascii")))
+            if "/v1/messages" in record.path:  # Anthropic's clients look for its own name
+                headers.append((b"request-id", record.id.encode("ascii")))
             message = {**message, "headers": headers}
         await self._send(message)
 

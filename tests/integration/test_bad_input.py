@@ -230,6 +230,20 @@ def test_a_body_over_the_limit_is_refused(served: Stack, path: str) -> None:
     assert str(LIMIT) in problem(answer)
 
 
+def test_a_large_body_for_a_worker_names_no_flag(served: Stack) -> None:
+    """The limit of these calls is a fixed one."""
+    answer = served.post("/add_worker", {"url": "http://127.0.0.1:1" + " " * 1024 * 1024})
+    assert answer.status == 413, answer.content
+    assert "--max-body-bytes" not in problem(answer)
+
+
+@pytest.mark.parametrize("given", ["", " "])
+def test_an_empty_group_is_named(served: Stack, given: str) -> None:
+    answer = served.post("/generate", {"text": "a"}, headers={"x-group-id": given})
+    assert answer.status == 400, answer.content
+    assert "x-group-id is empty" in problem(answer)
+
+
 def test_a_chunked_body_over_the_limit_is_refused(served: Stack) -> None:
     """It has no content-length to go by."""
     parts = urlsplit(served.url)

@@ -151,6 +151,7 @@ class TestAnthropic:
                 model="m", max_tokens=200, system="You look.", messages=messages, tools=CLAUDE_TOOLS
             )
             assert reply.stop_reason == "tool_use"
+            assert reply._request_id
             assert [block.type for block in reply.content] == ["thinking", "text", "tool_use"]
             messages.append({"role": "assistant", "content": reply.content})
             results = [
@@ -207,8 +208,9 @@ class TestAnthropic:
 
     def test_errors_are_its_own(self, session: AgentSession) -> None:
         client = anthropic.Anthropic(base_url=url(session), api_key="none", max_retries=0)
-        with pytest.raises(anthropic.BadRequestError):
+        with pytest.raises(anthropic.BadRequestError) as refused:
             client.messages.create(model="m", max_tokens=5, messages=[])
+        assert refused.value.request_id == refused.value.response.headers["x-request-id"]
         session.finalize()
         with pytest.raises(anthropic.ConflictError):
             client.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": "a"}])
