@@ -93,7 +93,7 @@ class ConversationLoad:
         ):
             talks = [
                 group.create_task(self._talk(session, number, self._random.uniform(0, 3 * generation)))
-                for number in range(3 * self._inflight // self._kind.group)  # one generates while two think
+                for number in range(max(1, 3 * self._inflight // self._kind.group))  # one generates while two think
             ]
             await self._over.wait()
             took, used = time.perf_counter() - begun, cpu() - before

@@ -147,7 +147,7 @@ class Simulation:
         self._later = self._kept = self._prompt = self._hits = 0
         self._reasons: Counter[str] = Counter()
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        for _ in range(3 * inflight // kind.group):  # one generates while two think
+        for _ in range(max(1, 3 * inflight // kind.group)):  # one generates while two think
             self._begin(0.0)
 
     def run(self, requests: int) -> Outcome:
