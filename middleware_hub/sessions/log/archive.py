@@ -35,6 +35,7 @@ from middleware_hub.sessions.log.events import (
     tenant_of,
     tenant_prefix,
 )
+from middleware_hub.sessions.log.history import close_log
 from middleware_hub.sessions.log.stored_log import StoredLog
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session
@@ -109,6 +110,7 @@ class Archive:
         self._swept = PREFIX
         self._deleted: dict[str, float] = {}
         self._half_made: set[str] = set()
+        self._forgotten: set[str] = set()  # logs of which that was said
         self._undoing: asyncio.Task[None] | None = None
         self._shelf = Shelf(saving, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere)
 
@@ -184,8 +186,10 @@ class Archive:
         try:
             await log.replay()
         except MissingRecordError:
-            logger.warning("session %s was forgotten: the store had no room for it", session.id)
-            await self._end(info.log, info.last, "forgotten")
+            # Not its end: a router that has it in memory may write all of it again.
+            if info.log not in self._forgotten:
+                self._forgotten.add(info.log)
+                logger.warning("session %s was forgotten: the store had no room for it", session.id)
             session.apply(Ended(time=time.time(), why="forgotten"))
         except BaseException:
             self._shelf.held(-session.tokens)
@@ -204,8 +208,14 @@ class Archive:
     async def create(self, session: Session) -> None:
         """Write down a new session. Raises SessionExistsError, StoreUnreachableError."""
         newest = await self._newest(session.tenant, session.id)
-        if newest is not None and not self._over(newest) and await self._load(session.tenant, newest) is not None:
-            raise SessionExistsError(f"there is a session {session.id!r} already")
+        if newest is not None and not self._over(newest):
+            there = SessionExistsError(f"there is a session {session.id!r} already")
+            if await self._load(session.tenant, newest) is not None:
+                raise there
+            if not await self._end(newest.log, newest.last, "forgotten"):
+                newest = await self._newest(session.tenant, session.id)  # it had expired, or was written again
+                if newest is not None and not self._over(newest):
+                    raise there
         life = 1 if newest is None else life_of(newest.log) + 1
         while (key := log_key(session.tenant, session.id, life)) in self._deleted:
             life += 1
@@ -256,7 +266,7 @@ class Archive:
         """Write again what the store has lost of the sessions that are here or were deleted. Raises StoreUnreachableError."""
         for log, deleted in list(self._deleted.items()):
             if time.time() - deleted < REMEMBERED:  # else another session may have the name, and the log, by now
-                await _close(store, log)
+                await close_log(store, log)
         for session in list(self._holder):
             if isinstance(session.log, StoredLog):
                 try:
@@ -331,15 +341,3 @@ class Archive:
         except (LogMovedError, ClosedLogError):
             return False
         return True
-
-
-async def _close(store: Refill, log: str) -> None:
-    """Close the log of a session that was deleted. Another router that has not heard of that may be writing it again."""
-    (last,) = await store.ends([log])
-    while True:
-        try:
-            return await store.append(Batch(events=stored(log, [Ended(time=time.time(), why="deleted")], last)))
-        except LogMovedError as moved:
-            last = moved.last
-        except ClosedLogError:
-            return None

@@ -6,11 +6,13 @@ session may do that at once, and none of them has to read it again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from middleware_hub.sessions.log.events import Ended, stored
 from middleware_hub.store.errors import ClosedLogError, LogMovedError
 from middleware_hub.store.paths import TextPath
 from middleware_hub.store.protocol import Batch, Refill
@@ -88,3 +90,15 @@ class History:
             return True
         there = await store.event(self._log, len(events))
         return there is not None and (there.kind, there.data) == (events[-1].kind, events[-1].data)
+
+
+async def close_log(store: Refill, log: str) -> None:
+    """Close the log of a session that was deleted. Another router that has not heard of that may be writing it again."""
+    (last,) = await store.ends([log])
+    while True:
+        try:
+            return await store.append(Batch(events=stored(log, [Ended(time=time.time(), why="deleted")], last)))
+        except LogMovedError as moved:
+            last = moved.last
+        except ClosedLogError:
+            return None

@@ -679,10 +679,16 @@ def test_a_session_of_which_a_router_has_not_read_what_was_forgotten(tmp_path: P
             assert (await other.ask(more(BODY)).answer())[0] == 200
             assert one.hub.store is not None
             await one.hub.store.forget(0)
-            assert (await one.call("GET", "/sessions"))[0] == 200
-            assert (await one.call("GET", "/sessions/s"))[0] == 404
-            assert (await one.ask(BODY).answer())[0] == 404
-            assert (await one.call("POST", "/sessions", {"session_id": "s"}))[0] == 201
+            for room in (one, await both.another()):
+                assert (await room.call("GET", "/sessions"))[1] == {"sessions": []}
+                assert (await room.call("GET", "/sessions/s"))[0] == 404
+                assert (await room.ask(BODY).answer())[0] == 404
+            # Where it is remembered as a whole it goes on, and its next turn brings it back everywhere.
+            assert (await other.ask(more(more(BODY))).answer())[0] == 200
+            assert await exported(one) == await exported(other)
+            await one.hub.store.forget(0)
+            third = await both.another()
+            assert (await third.call("POST", "/sessions", {"session_id": "s"}))[0] == 201
             assert (await one.ask(BODY).answer())[0] == 200
             assert len(await exported(await both.another())) == 1
 
