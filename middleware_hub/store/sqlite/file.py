@@ -252,7 +252,8 @@ def data_version(connection: sqlite3.Connection) -> int:
 class SameFile:
     """The file at a path and its log, as they were when this was made. Make it after a connection has read from the file.
 
-    SQLite goes on writing into files that were removed or moved away, and no process can read that afterwards.
+    SQLite goes on writing into files that were removed or moved away, and beside one that was emptied, and no process can read
+    that afterwards.
     """
 
     def __init__(self, path: Path) -> None:
@@ -262,12 +263,16 @@ class SameFile:
         self._found_log = _which(self._log)
 
     def __bool__(self) -> bool:
-        return _which(self._path) == self._found and _which(self._log) == self._found_log
+        return self._in_place and _which(self._log) == self._found_log
 
     @property
     def lacks_log(self) -> bool:
         """Return whether only the log is gone: its content can still be put into the file."""
-        return _which(self._path) == self._found and _which(self._log) != self._found_log
+        return self._in_place and _which(self._log) != self._found_log
+
+    @property
+    def _in_place(self) -> bool:
+        return _which(self._path, empty=False) == self._found
 
     def check(self) -> None:
         """Raise StoreUnreachableError if they are gone."""
@@ -275,8 +280,8 @@ class SameFile:
             return
         what = self._log if self.lacks_log else f"the store {self._path}"
         raise StoreUnreachableError(
-            f"{what} was removed or replaced while it was in use: put the file back, or stop all routers that use it, and "
-            "start them again"
+            f"{what} was removed, emptied or replaced while it was in use: put the file back, or stop all routers that use it, "
+            "and start them again"
         )
 
 
@@ -305,12 +310,13 @@ def _check_log(path: Path) -> None:
         )
 
 
-def _which(path: str) -> tuple[int, int] | None:
+def _which(path: str, *, empty: bool = True) -> tuple[int, int] | None:
+    """Return what tells a file from any other; None if there is none, or (not `empty`) nothing in it."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return (found.st_dev, found.st_ino) if empty or found.st_size else None
 
 
 @contextmanager

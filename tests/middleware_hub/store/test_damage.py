@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -251,6 +252,12 @@ def replaced(folder: Path) -> Callable[[], None]:
     return back
 
 
+def emptied(folder: Path) -> Callable[[], None]:
+    data = (folder / NAME).read_bytes()
+    os.truncate(folder / NAME, 0)
+    return lambda: (folder / NAME).write_bytes(data) and None
+
+
 def folder_moved(folder: Path) -> Callable[[], None]:
     folder.rename(folder.with_name("moved"))
     return lambda: folder.with_name("moved").rename(folder) and None
@@ -263,7 +270,7 @@ def log_moved(folder: Path) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("durability", ["process", "disk"])
-@pytest.mark.parametrize("how", [moved_away, replaced, folder_moved, log_moved])
+@pytest.mark.parametrize("how", [moved_away, replaced, emptied, folder_moved, log_moved])
 def test_nothing_is_written_into_a_file_that_is_gone(
     tmp_path: Path, how: Callable[[Path], Callable[[], None]], durability: str
 ) -> None:
@@ -294,7 +301,7 @@ def test_nothing_is_written_into_a_file_that_is_gone(
             store.stats(),
             store.forget_roots([turn.reply.root]),
         ):
-            with pytest.raises(StoreUnreachableError, match="removed or replaced"):
+            with pytest.raises(StoreUnreachableError, match="removed, emptied or replaced"):
                 await fails
         assert (folder / NAME).exists() == there
         back()
@@ -321,7 +328,7 @@ def test_an_append_during_which_the_file_is_removed_is_not_acknowledged(
             (tmp_path / NAME).unlink()
 
         monkeypatch.setattr(Writer, "_begin", removed)
-        with pytest.raises(StoreUnreachableError, match="removed or replaced"):
+        with pytest.raises(StoreUnreachableError, match="removed, emptied or replaced"):
             await store.append(world.turn(None, "another", "reply").batch)
         monkeypatch.undo()
 
@@ -345,7 +352,7 @@ def test_a_log_that_is_removed_while_it_is_used_is_put_into_the_file(
             while "was removed while it is in use" not in caplog.text:  # noqa: ASYNC110  # a thread says so
                 await asyncio.sleep(0.05)
         shutil.copy(tmp_path / NAME, killed)
-        with pytest.raises(StoreUnreachableError, match="removed or replaced"):
+        with pytest.raises(StoreUnreachableError, match="removed, emptied or replaced"):
             await store.append(world.turn(None, "late", "reply").batch)
 
     async def check(store: Store) -> None:
