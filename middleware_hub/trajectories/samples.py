@@ -309,23 +309,29 @@ def dropping(members: Sequence[Member], why: str, time: float) -> Dropped:
 
 
 def drafts_of(group: Group) -> Iterator[Sample]:
-    """Yield the samples that the open members of a group make, in the order of their ends."""
+    """Yield the samples that the open members of a group make, in the order of their ends, complete ones first.
+
+    What two samples share belongs to the first one. A reply whose client lost it is the end of a sample that never becomes
+    complete, and that no trainer gets.
+    """
     free = {key: one for key, one in group.members.items() if one.sample is None and not one.done}
     continued = {one.parent for one in free.values()}
     rollouts: dict[str, list[Member]] = {}
     for one in free.values():
         if one.rollout is not None:
             rollouts.setdefault(one.rollout, []).append(one)
-    taken: set[bytes] = set()
+    ends: dict[bool, list[list[Member]]] = {True: [], False: []}
     for one in free.values():
-        if one.session is not None:
-            yield Sample((one,), complete=one.ended)
-        elif one.rollout is not None:
-            ends = rollouts.pop(one.rollout, [])
-            if ends:
-                yield _draft(free, taken, ends, any(end.ended for end in ends))
-        elif one.key not in continued:
-            yield _draft(free, taken, [one], one.ended)
+        if one.rollout is not None:
+            found = rollouts.pop(one.rollout, [])
+        else:
+            found = [one] if one.session is not None or one.key not in continued else []
+        if found:
+            ends[any(end.ended for end in found)].append(found)
+    taken: set[bytes] = set()
+    for complete, several in ends.items():
+        for found in several:
+            yield _draft(free, taken, found, complete)
 
 
 def _draft(free: dict[bytes, Member], taken: set[bytes], ends: list[Member], complete: bool) -> Sample:

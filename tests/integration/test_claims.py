@@ -120,6 +120,25 @@ def test_a_group_is_handed_out_once(buffer: Buffer) -> None:
     assert buffer.release(claim, 409)["error"]["type"] == "claim_over"
 
 
+@pytest.mark.parametrize("lost", ["an answer", "a sibling"])
+def test_a_reply_that_its_client_does_not_have_takes_no_tokens_of_another_sample(buffer: Buffer, lost: str) -> None:
+    """It was sampled, and its answer was lost; or one of two was not gone on with. It gets no reward, and no trainer."""
+    for number in range(2):
+        prompt = f"Question {number}: why?"
+        first = buffer.say(prompt, "g", x_group_size="2")
+        text = f"{prompt}{first['text']}\nAnd?"
+        several = buffer.say(text, "g", n=2) if lost == "a sibling" else [buffer.say(text, "g") for _ in range(2)]
+        last = buffer.say(f"{text}{several[1]['text']}\nSo?", "g", x_radix_parent=name_of(several[1]))
+        buffer.reward(last)
+    claim = buffer.claim()
+    assert [len(sample["trajectories"]) for sample in claim["samples"]] == [1, 1]
+    for sample in claim["samples"]:
+        (found,) = sample["trajectories"]
+        assert sample["exact"]
+        assert sum(found["loss_mask"]) == 3 * 8
+        assert len(found["turns"]) == 3
+
+
 def counted(buffer: Buffer) -> dict[str, float]:
     """What the router says of groups, by the last word of each series."""
     lines = buffer.served.get("/metrics").content.decode().splitlines()
