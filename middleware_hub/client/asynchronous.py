@@ -15,7 +15,7 @@ from aiohttp.tracing import Trace
 from middleware_hub.client import operations
 from middleware_hub.client.claims import Claim, ClaimOptions
 from middleware_hub.client.operations import GenerateOptions, Operation, Prompt, RetrieveOptions
-from middleware_hub.client.sending import BROKEN, ClientOptions, Sending, broken_answer, broken_stream
+from middleware_hub.client.sending import BROKEN, ClientOptions, Sending, broken_stream
 from middleware_hub.client.streams import Lines, StreamReader
 from middleware_hub.client.trajectory import Cover, Trajectory
 from middleware_hub.client.wire import Answer, Call, Piece, Reply, read_json
@@ -93,12 +93,12 @@ class AsyncClient(Sending):
 
     async def run(self, operation: Operation[T]) -> T:
         """Send a request, again if that is harmless, and return what its answer says."""
-        async with self._sent(operation.call) as found:
-            return operation.read(Answer(found.status, _lower(found), await _body(found, operation.call)))
+        async with self._sent(operation.call, whole=True) as found:
+            return operation.read(Answer(found.status, _lower(found), await found.read()))
 
     @asynccontextmanager
-    async def _sent(self, call: Call) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send until there is an answer that counts. Its body is still to be read."""
+    async def _sent(self, call: Call, *, whole: bool = False) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send until there is an answer that counts; `whole`: with all of its body, which is otherwise still to be read."""
         attempt = 0
         while True:
             attempt += 1
@@ -106,6 +106,8 @@ class AsyncClient(Sending):
             wait: float | None
             try:
                 found = await (await self._session()).request(**self._request(call), allow_redirects=False)
+                if whole:
+                    await found.read()
             except BROKEN as error:
                 wait = self.go_on(call, attempt, asked, None, error)
             else:
@@ -224,10 +226,3 @@ class AsyncClient(Sending):
 
 def _lower(found: aiohttp.ClientResponse) -> dict[str, str]:
     return {name.lower(): value for name, value in found.headers.items()}
-
-
-async def _body(found: aiohttp.ClientResponse, call: Call) -> bytes:
-    try:
-        return await found.read()
-    except BROKEN as error:
-        raise broken_answer(call, error) from error

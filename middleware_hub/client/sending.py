@@ -99,15 +99,13 @@ class Sending:
                 f"no router answers at {where} after {attempt} attempts ({str(error) or error!r}): is it running, and does "
                 "--host let this machine in?"
             )
-        return broken_answer(call, error)
-
-
-def broken_answer(call: Call, error: Exception) -> UnreachableError:
-    """Return the error for an answer that came only in part, or not at all."""
-    return UnreachableError(
-        f"the connection broke before {call.method} {call.path} was answered ({error!r}). A reply may have been sampled, so it "
-        "was not asked for again: go on from the text that you have, without it"
-    )
+        broke = f"the connection broke before {call.method} {call.path} was answered ({error!r})"
+        if call.again or not call.samples or self.retries.resample:
+            return UnreachableError(f"{broke}; attempts: {attempt}")
+        return UnreachableError(
+            f"{broke}. A reply may have been sampled, so it was not asked for again: go on from the text that you have, "
+            "without it"
+        )
 
 
 def broken_stream() -> IncompleteStreamError:

@@ -311,8 +311,7 @@ def dropping(members: Sequence[Member], why: str, time: float) -> Dropped:
 def drafts_of(group: Group) -> Iterator[Sample]:
     """Yield the samples that the open members of a group make, in the order of their ends, complete ones first.
 
-    What two samples share belongs to the first one. A reply whose client lost it is the end of a sample that never becomes
-    complete, and that no trainer gets.
+    What two share is the first one's: one that ends with a reply that was lost on its way never becomes complete.
     """
     free = {key: one for key, one in group.members.items() if one.sample is None and not one.done}
     continued = {one.parent for one in free.values()}
@@ -320,18 +319,16 @@ def drafts_of(group: Group) -> Iterator[Sample]:
     for one in free.values():
         if one.rollout is not None:
             rollouts.setdefault(one.rollout, []).append(one)
-    ends: dict[bool, list[list[Member]]] = {True: [], False: []}
+    ends: list[tuple[bool, list[Member]]] = []
     for one in free.values():
+        found = [] if one.key in continued else [one]
         if one.rollout is not None:
             found = rollouts.pop(one.rollout, [])
-        else:
-            found = [one] if one.session is not None or one.key not in continued else []
         if found:
-            ends[any(end.ended for end in found)].append(found)
+            ends.append((any(end.ended for end in found), found))
     taken: set[bytes] = set()
-    for complete, several in ends.items():
-        for found in several:
-            yield _draft(free, taken, found, complete)
+    for complete, found in sorted(ends, key=lambda one: not one[0]):
+        yield _draft(free, taken, found, complete)
 
 
 def _draft(free: dict[bytes, Member], taken: set[bytes], ends: list[Member], complete: bool) -> Sample:

@@ -87,6 +87,19 @@ def test_a_call_that_was_read_keeps_its_ids(agent: AgentSession) -> None:
     assert all(one["exact"] for one in agent.finalize())
 
 
+def test_an_orphan_is_kept_where_the_words_are_those_of_another_sample(agent: AgentSession) -> None:
+    """Two clients want the best of two. One has its whole sample, and goes on; the other asks for the orphan again."""
+    worker = agent.stack.workers[0]
+    own = agent.must(user("a"), says="Hello", stream=False)
+    read(agent, READS)
+    agent.must(user("a"), own.message, user("b"), says="Yes.")
+    agent.must(user("a"), {"role": "assistant", "content": "Hello\n"}, user("b"), says="Yes.")
+    assert agent.show()["num_inflight_generations"] == 1
+    worker.release()
+    until(lambda: agent.show()["num_inflight_generations"] == 0, "the orphan never ended")
+    assert {one["finish_reason"] for one in agent.finalize()} == {"stop", "length"}
+
+
 @pytest.mark.parametrize(
     "messages",
     [

@@ -92,16 +92,14 @@ class AnswerBuilder:
 
     def begins_with(self, echo: Message) -> bool:
         """Whether an echo is the beginning of what has been sampled so far, and not empty."""
-        content, calls, reasoning = content_of(echo), calls_of(echo), echo.get("reasoning_content") or ""
-        if echo["role"] != "assistant" or content is None or not (content.strip() or calls or reasoning.strip()):
-            return False
-        shown = "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Text)])
         thought = "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Reasoning)])
-        return (
-            calls == calls_of({"tool_calls": [call.as_openai() for call in self.calls[: len(calls)]]})
-            and shown.strip().startswith(content.strip())
-            and thought.strip().startswith(reasoning.strip())
-        )
+        shown: Message = {
+            "content": "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Text)]),
+            "tool_calls": [call.as_openai() for call in self.calls],
+        }
+        reasoning = (echo.get("reasoning_content") or "").strip()
+        empty = not (reasoning or echo.get("tool_calls") or (content_of(echo) or "").strip())
+        return not empty and thought.strip().startswith(reasoning) and begins(shown, echo)
 
     def answer(
         self, reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw], *, prompt_tokens: int, cut_off: bool = False
@@ -133,3 +131,14 @@ class AnswerBuilder:
             # Copies, because a slice would keep the whole reply in memory as long as the session lives.
             extra={name: value.copy() for name, value in further.items()} if further else {},
         )
+
+
+def begins(message: Message, echo: Message) -> bool:
+    """Whether an echo has the beginning of a message's text and calls."""
+    whole, content, calls = content_of(message), content_of(echo), calls_of(echo)
+    return (
+        echo["role"] == "assistant"
+        and content is not None
+        and (whole or "").strip().startswith(content.strip())
+        and calls == calls_of(message)[: len(calls)]
+    )

@@ -241,4 +241,5 @@ async def end_what_was_read(
     """
     for exchange in [one for one in orphans if one.orphaned]:
         if any(generation.was_read(messages, key_of) for generation in exchange.generations):
+            exchange.given_up = True
             await exchange.abort()

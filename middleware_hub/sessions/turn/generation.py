@@ -26,7 +26,7 @@ from middleware_hub.sessions.log.events import BranchEnded, SampledTurn
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.trie.trie import TrieClosedError
-from middleware_hub.sessions.turn.answer import AnswerBuilder
+from middleware_hub.sessions.turn.answer import AnswerBuilder, begins
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.worker_reply import WorkerReply
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
@@ -165,6 +165,11 @@ class TurnGeneration:
             len(messages) > node.depth
             and self.building.begins_with(messages[node.depth])
             and all(one.key == key_of(message) for one, message in zip(node.path(), messages, strict=False))
+            and not any(
+                begins(msgspec.json.decode(child.message), messages[node.depth])
+                for child in (node.children or {}).values()
+                if child.samples  # a client may go on from one that it has whole
+            )
         )
 
     def head(self, start: Message) -> None:
