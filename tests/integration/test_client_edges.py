@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from middleware_hub.client import AsyncClient, AsyncSession, Client, Retries, Session, operations
+from middleware_hub.client import AsyncClient, AsyncSession, Client, Retries, Session, UnreachableError, operations
 from middleware_hub.client.wire import Answer, Call
 from middleware_hub.integrations.groups import as_number
 from router.http.responses import send_json
@@ -259,3 +259,35 @@ def test_what_comes_on_an_idle_connection_answers_no_later_request(status: bytes
             assert await client.run(asking) == (200, b"right")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["within the body", "before the head"])
+@pytest.mark.parametrize("cuts", [2, 3])
+def test_an_answer_that_breaks_off_is_asked_for_again_where_that_is_harmless(within: bool, cuts: int) -> None:
+    """Large answers are mostly body. A generation is not asked for again: its reply may have been sampled."""
+    asked: list[str] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head, _ = await read_request(reader)
+        asked.append(head.split()[1])
+        whole = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 11\r\n\r\n" + b'{"known":1}'
+        writer.write(whole if len(asked) > cuts else whole[:-5] if within else b"")
+        await writer.drain()
+
+    async def work() -> None:
+        async with serving_socket(handle) as url:
+            retries = Retries(attempts=3, first=0.0)
+            async with AsyncClient(url, retries=retries) as client:
+                if cuts < 3:
+                    assert await client.explain("Hello") == {"known": 1}
+                else:
+                    with pytest.raises(UnreachableError, match=r"explain was answered .*; attempts: 3"):
+                        await client.explain("Hello")
+            assert asked == ["/radix_tree/explain"] * 3
+            asked.clear()
+            async with AsyncClient(url, retries=retries) as client:
+                with pytest.raises(UnreachableError, match="it was not asked for again"):
+                    await client.generate("Hello")
+            assert asked == ["/generate"]
+
+    asyncio.run(work())
