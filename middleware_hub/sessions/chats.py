@@ -78,6 +78,7 @@ class Chats:
         sent_again = idempotency or (retries.isdigit() and int(retries) > 0)
         if session.orphans:
             await end_what_was_read(session.orphans, request.messages, session.trie.key_of)
+            session.require(Act.GENERATE)
         asked = True
         if session.notes is not None:
             asked = await session.notes.recall(request, key.parent)

@@ -109,7 +109,7 @@ class Archive:
         self._begun = time.monotonic()
         self._swept = PREFIX
         self._deleted: dict[str, float] = {}
-        self._half_made: set[str] = set()
+        self._half_made: dict[str, Created] = {}
         self._forgotten: set[str] = set()  # logs of which that was said
         self._undoing: asyncio.Task[None] | None = None
         self._shelf = Shelf(saving, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere)
@@ -237,7 +237,7 @@ class Archive:
         except StoreUnreachableError:
             # It may still be written. The client was refused, so it must not find the session there.
             self._note_deleted(log.key)
-            self._half_made.add(log.key)
+            self._half_made[log.key] = made
             if self._undoing is None or self._undoing.done():
                 self._undoing = asyncio.create_task(self._undo())
             raise
@@ -248,9 +248,14 @@ class Archive:
         while self._half_made:
             await asyncio.sleep(_UNDO_SECONDS)
             with suppress(StoreUnreachableError):
-                for log in list(self._half_made):
-                    await self._end(log, 1, "deleted")
-                    self._half_made.discard(log)
+                await self._store.announce("undo", b"", 0.0)  # what was written before is there now, or nowhere
+                for log, made in list(self._half_made.items()):
+                    with suppress(DamagedRecordError):
+                        first = await self._store.read(log, limit=1)
+                        if first and read(first[0]) == made:  # else another router has made it
+                            await self._end(log, 1, "deleted")  # unless another router has used it
+                    del self._half_made[log]
+                    self._deleted.pop(log, None)
 
     def deleted(self, session: Session) -> None:
         """Note that a session was deleted here. If the store forgets that, no router may bring the session back."""

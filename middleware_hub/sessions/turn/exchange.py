@@ -239,7 +239,11 @@ async def end_what_was_read(
     Agents cut a reply off at a tag of their own, and people press *stop*: they go on with what they have read. Its tokens are
     known only when its generation has ended.
     """
-    for exchange in [one for one in orphans if one.orphaned]:
-        if any(generation.was_read(messages, key_of) for generation in exchange.generations):
-            exchange.given_up = True
-            await exchange.abort()
+    read = [
+        exchange
+        for exchange in orphans
+        if exchange.orphaned and any(one.was_read(messages, key_of) for one in exchange.generations)
+    ]
+    for exchange in read:
+        exchange.given_up = True  # so no client adopts it while others are ended
+    await asyncio.gather(*(exchange.abort() for exchange in read))
