@@ -163,6 +163,7 @@ class SessionRegistry:
     async def create(self, session: Session) -> Session:
         """Add a new session, also to the store. Raises SessionExistsError, CapacityError and StoreUnreachableError."""
         if self.archive is not None:
+            await self.archive.undo(session.tenant, session.id)
             if await self.reach(session.tenant, session.id) is not None:
                 raise SessionExistsError(f"there is a session {session.id!r} already")
             self.require_room(session)

@@ -61,7 +61,6 @@ _PAGES: Final = 20
 REMEMBERED: Final = 86_400.0
 """Seconds for which the log of an ended session stays: routers, and files of waiting turns, learn from it that it ended."""
 _TELL_SECONDS: Final = 60.0
-_UNDO_SECONDS: Final = 1.0
 MOST_DELETED: Final = 10_000
 """Logs of deleted sessions that a router knows."""
 
@@ -111,7 +110,6 @@ class Archive:
         self._deleted: dict[str, float] = {}
         self._half_made: dict[str, Created] = {}
         self._forgotten: set[str] = set()  # logs of which that was said
-        self._undoing: asyncio.Task[None] | None = None
         self._shelf = Shelf(saving, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere)
 
     def _failed(self, count: int, error: Exception) -> None:
@@ -163,6 +161,14 @@ class Archive:
         """Whether a log has ended, or its end waits for a store that takes no writes."""
         return info.closed >= DELETED or info.log in self._deleted
 
+    async def undo(self, tenant: str, session_id: str) -> None:
+        """End a session whose client was refused here, and that was never used: a client makes it again."""
+        newest = await self._newest(tenant, session_id) if self._half_made else None
+        if newest is not None and newest.last == 1 and newest.log in self._half_made:
+            first = await self._store.read(newest.log, limit=1)
+            if first and read(first[0]) == self._half_made[newest.log]:
+                await self._end(newest.log, 1, "deleted")
+
     async def _load(self, tenant: str, info: LogInfo) -> Session | None:
         first = await self._store.read(info.log, limit=1)
         if not first:
@@ -208,8 +214,8 @@ class Archive:
     async def create(self, session: Session) -> None:
         """Write down a new session. Raises SessionExistsError, StoreUnreachableError."""
         newest = await self._newest(session.tenant, session.id)
+        there = SessionExistsError(f"there is a session {session.id!r} already")
         if newest is not None and not self._over(newest):
-            there = SessionExistsError(f"there is a session {session.id!r} already")
             if await self._load(session.tenant, newest) is not None:
                 raise there
             if not await self._end(newest.log, newest.last, "forgotten"):
@@ -217,7 +223,7 @@ class Archive:
                 if newest is not None and not self._over(newest):
                     raise there
         life = 1 if newest is None else life_of(newest.log) + 1
-        while (key := log_key(session.tenant, session.id, life)) in self._deleted:
+        while (key := log_key(session.tenant, session.id, life)) in self._deleted or key in self._half_made:
             life += 1
         log = StoredLog(self._shelf, session, key)
         session.created_at = self._store.now()
@@ -233,39 +239,20 @@ class Archive:
         try:
             await log.begin(made)
         except (LogMovedError, ClosedLogError):
-            raise SessionExistsError(f"there is a session {session.id!r} already") from None
+            raise there from None
         except StoreUnreachableError:
-            # It may still be written. The client was refused, so it must not find the session there.
-            self._note_deleted(log.key)
-            self._half_made[log.key] = made
-            if self._undoing is None or self._undoing.done():
-                self._undoing = asyncio.create_task(self._undo())
+            self._half_made[log.key] = made  # it may still be written; a client that asks again gets another one
+            if len(self._half_made) > MOST_DELETED:
+                del self._half_made[next(iter(self._half_made))]
             raise
         session.log = log
-
-    async def _undo(self) -> None:
-        """End the sessions that may have been written although their clients were refused, once the store takes writes."""
-        while self._half_made:
-            await asyncio.sleep(_UNDO_SECONDS)
-            with suppress(StoreUnreachableError):
-                await self._store.announce("undo", b"", 0.0)  # what was written before is there now, or nowhere
-                for log, made in list(self._half_made.items()):
-                    with suppress(DamagedRecordError):
-                        first = await self._store.read(log, limit=1)
-                        if first and read(first[0]) == made:  # else another router has made it
-                            await self._end(log, 1, "deleted")  # unless another router has used it
-                    del self._half_made[log]
-                    self._deleted.pop(log, None)
 
     def deleted(self, session: Session) -> None:
         """Note that a session was deleted here. If the store forgets that, no router may bring the session back."""
         if isinstance(session.log, StoredLog):
-            self._note_deleted(session.log.key)
-
-    def _note_deleted(self, log: str) -> None:
-        self._deleted[log] = time.time()
-        if len(self._deleted) > MOST_DELETED:
-            del self._deleted[next(iter(self._deleted))]
+            self._deleted[session.log.key] = time.time()
+            if len(self._deleted) > MOST_DELETED:
+                del self._deleted[next(iter(self._deleted))]
 
     async def refill(self, store: Refill) -> None:
         """Write again what the store has lost of the sessions that are here or were deleted. Raises StoreUnreachableError."""
