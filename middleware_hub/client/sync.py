@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import selectors
 import threading
 import weakref
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ class Client:
         self.asynchronous = AsyncClient(urls, **options)
         self._closed = False
         self._beginning = threading.Lock()
-        self._loop = asyncio.new_event_loop()
+        self._loop = _loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tito-client", daemon=True)
         self._thread.start()
         # A client that nobody closes leaves no thread behind. At the end of Python, see below.
@@ -197,6 +198,13 @@ class Client:
     def to_workers(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Call all workers, for example `/update_weights_from_disk`. Raises RefusedError if one of them failed."""
         return self._wait(self.asynchronous.to_workers(path, body))
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return a loop that a fork does not share: what a child closed would be gone from an epoll of its parent."""
+    if hasattr(selectors, "PollSelector"):
+        return asyncio.SelectorEventLoop(selectors.PollSelector())
+    return asyncio.new_event_loop()
 
 
 async def _next(pieces: Any) -> Piece | None:

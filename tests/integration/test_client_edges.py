@@ -167,6 +167,35 @@ def test_a_fork_of_a_client_says_so_instead_of_waiting_for_ever(served: Stack) -
     assert "before a fork" in said
 
 
+DROPS = """
+import gc, os, signal, sys
+from middleware_hub.client import Client
+
+signal.alarm(60)
+client = Client(sys.argv[1])
+client.generate("Hi", {"max_new_tokens": 4})
+child = os.fork()
+if not child:
+    if sys.argv[2] == "exit":
+        sys.exit()
+    client = Client(sys.argv[1]) if sys.argv[2] == "another" else None
+    gc.collect()
+    os._exit(0)
+os.waitpid(child, 0)
+print(len(client.generate("Hi", {"max_new_tokens": 4}).output_ids), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["none", "another", "exit"])
+def test_a_fork_that_lets_go_of_a_client_takes_no_connection_from_its_parent(served: Stack, how: str) -> None:
+    """An epoll would be that of both: what a child closes there, the parent waits for in vain."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", DROPS, served.url, how],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout == "4\n"
+
+
 # -- what is given -----------------------------------------------------------------------------------------------------
 
 
