@@ -76,7 +76,7 @@ test-trainers: ## run the tests of trainers on verl, TRL, slime and miles themse
 	@found=$$(tests/trainers/setup.sh) && \
 	TITO_TRAINERS=$${found#* } $${found%% *} -m pytest -n0 -W default tests/trainers -rs $(ARGS)
 
-fuzz: $(VENV)/.test ## send a million spoilt requests to every route, half an hour (FUZZ=20000 for fewer)
+fuzz: $(VENV)/.test ## send a million malformed requests to every route, half an hour (FUZZ=20000 for fewer)
 	@TITO_FUZZ=$(FUZZ) $(PY) -m pytest tests/fuzz -q -s -p no:cacheprovider --show-capture=no $(ARGS)
 
 lint: $(VENV)/.test ## ruff and mypy

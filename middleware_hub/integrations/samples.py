@@ -119,14 +119,17 @@ async def text_rollout(job: Job, rules: Rules) -> Any:
             return sample  # aborted in the queue: there is nothing new to fetch
     else:
         await job.group.end_text(job.client, at.transcript.names, sample.reward)
-    if rules.tidy is None or job.one or aborted:
-        found = await conversation.retrieve(**job.retrieval)
-        _fill(job, sample, found, earlier)
-        if rules.tidy is not None and not aborted:
-            _tell_left_out(sample, len(at.transcript.names) - len(found.turns))
+    if rules.tidy is None:
+        _fill(job, sample, await conversation.retrieve(**job.retrieval), earlier)
         return sample
     whole = await conversation.cover(**job.retrieval)
-    return _siblings(job, whole.trajectories, earlier)
+    if not job.one and not aborted:
+        return _siblings(job, whole.trajectories, earlier)
+    found = whole.trajectories[0]  # the one of the last reply; the others do not make it inexact
+    _fill(job, sample, found, earlier)
+    if not aborted:
+        _tell_left_out(sample, len(at.transcript.names) - len(found.turns))
+    return sample
 
 
 def _tell_left_out(sample: Any, replies: int) -> None:

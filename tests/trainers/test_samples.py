@@ -170,6 +170,8 @@ def test_with_partial_rollouts_one_sample_comes_back_and_what_is_left_out_is_tol
     made = trainer.generate(generate, trainer.args(served.url, partial_rollout=True), sample, PARAMS)
     assert made is sample
     assert sample.metadata["replies_left_out"] == 1
+    assert not sample.remove_sample, sample.metadata["reasons"]
+    assert sum(sample.loss_mask) == len(served.workers[0].log[-1].output_ids)
 
 
 def test_lost_history_removes_the_sample_and_breaks_no_batch(trainer: Trainer, served: Stack) -> None:
