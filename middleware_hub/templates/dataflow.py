@@ -76,7 +76,8 @@ class Dataflow:
             # The items of a list of parts are not texts; the pieces of a text are.
             cut = isinstance(loop.iter, nodes.Call | nodes.Filter | nodes.List | nodes.Tuple | nodes.Const)
             if cut or (isinstance(loop.iter, nodes.Name) and loop.iter.name in lists):
-                yield _names(loop.target), loop.iter
+                # The keys of a mapping are names of fields, of arguments or of a tool's schema.
+                yield _names(loop.target)[_is_mapping(loop.iter) :], loop.iter
         macros = {macro.name: macro for macro in self.each(nodes.Macro)}
         for macro in macros.values():
             for output in macro.find_all(nodes.Output):
@@ -164,6 +165,13 @@ def _names(target: nodes.Node) -> list[str]:
     if isinstance(target, nodes.NSRef):
         return [target.attr]
     return [name.name for name in ([target] if isinstance(target, nodes.Name) else target.find_all(nodes.Name))]
+
+
+def _is_mapping(node: nodes.Node) -> bool:
+    """Return whether a loop over this takes pairs of keys and values."""
+    if isinstance(node, nodes.Filter):
+        return node.name in ("dictsort", "items")
+    return isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr) and node.node.attr == "items"
 
 
 def _result_of(macro: str) -> str:

@@ -126,3 +126,16 @@ def test_published_templates_are_not_opaque() -> None:
 
 def test_templates_that_read_texts_are_seen_to() -> None:
     assert [name for name in READING if reads_of(source(name)) == Reads()] == ["hidden", "hidden_later", "tool_names"]
+
+
+@pytest.mark.parametrize("pairs", ["given | dictsort", "given | items", "given.items()"])
+def test_names_of_fields_are_not_looked_for_in_texts(pairs: str) -> None:
+    """Gemma 4 leaves `type` and `description` out of a tool's properties; a reply may have these words."""
+    shows = "{%- if key not in ['type', 'description'] %}{{ key }}{{ shown(value) }}{%- endif %}"
+    macro = f"{{%- macro shown(given) %}}{{%- for key, value in {pairs} %}}{shows}{{%- endfor %}}{{%- endmacro %}}"
+    assert reads_of(macro + "{%- for m in messages %}{{ shown(m.content) }}{%- endfor %}").words == ()
+    values = macro.replace("key not in", "value not in")
+    assert reads_of(values + "{%- for m in messages %}{{ shown(m.content) }}{%- endfor %}").words == (
+        "description",
+        "type",
+    )
