@@ -79,6 +79,17 @@ def test_what_was_read_keeps_its_ids(agent: AgentSession, echo: str, kept: int) 
     assert all(one["exact"] for one in agent.finalize())
 
 
+def test_what_was_read_of_a_turn_that_is_continued_keeps_its_ids(agent: AgentSession) -> None:
+    first = agent.must(user("a"), says="Well,", finish="length", stream=False)
+    begun = {"role": "assistant", "content": first.message["content"]}
+    _, ids = read(agent, READS, messages=[user("a"), begun], continue_final_message=True)
+    echo = {"role": "assistant", "content": f"{begun['content']}{READS}"}
+    turn = agent.must(user("a"), echo, user("b"), says="Yes.")
+    chain = [*first.chain, *ids]
+    assert turn.sent[: len(chain)] == chain
+    assert all(one["exact"] for one in agent.finalize())
+
+
 def test_a_call_that_was_read_keeps_its_ids(agent: AgentSession) -> None:
     reply, ids = read(agent, f"Look.{call_text('x')}")
     turn = agent.must(user("a"), reply, tool(reply["tool_calls"][0], "found"), says="Yes.")

@@ -90,15 +90,16 @@ class AnswerBuilder:
         self.calls.append(made)
         return made
 
-    def begins_with(self, echo: Message) -> bool:
-        """Whether an echo is the beginning of what has been sampled so far, and not empty."""
+    def begins_with(self, echo: Message, before: str = "") -> bool:
+        """Whether an echo is `before` and the beginning of what has been sampled so far, which is not empty."""
         thought = "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Reasoning)])
         shown: Message = {
-            "content": "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Text)]),
+            "content": before + "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Text)]),
             "tool_calls": [call.as_openai() for call in self.calls],
         }
         reasoning = (echo.get("reasoning_content") or "").strip()
-        empty = not (reasoning or echo.get("tool_calls") or (content_of(echo) or "").strip())
+        read = (content_of(echo) or "").strip().removeprefix(before.strip())
+        empty = not (reasoning or echo.get("tool_calls") or read.strip())
         return not empty and thought.strip().startswith(reasoning) and begins(shown, echo)
 
     def answer(

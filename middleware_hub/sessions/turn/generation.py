@@ -24,6 +24,7 @@ from middleware_hub.parsers.base import SampledParser
 from middleware_hub.radix.judge import Expectation, Judge, Verdict
 from middleware_hub.sessions.log.events import BranchEnded, SampledTurn
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
+from middleware_hub.sessions.prompt.edited_turns import content_of
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.sessions.turn.answer import AnswerBuilder, begins
@@ -160,10 +161,16 @@ class TurnGeneration:
 
     def was_read(self, messages: Sequence[ChatMessage], key_of: Callable[[ChatMessage], MessageKey]) -> bool:
         """Whether a conversation goes on from the beginning of its reply, which a client must have read."""
-        node = self._plan.turn.node
+        node, before = self._plan.turn.node, ""
+        if (
+            self._plan.request.continue_final
+        ):  # the reply goes on in the last message, which the echo has in front of it
+            before = content_of(self._plan.request.messages[-1]) or ""
+            assert node.parent is not None
+            node = node.parent
         return (
             len(messages) > node.depth
-            and self.building.begins_with(messages[node.depth])
+            and self.building.begins_with(messages[node.depth], before)
             and all(one.key == key_of(message) for one, message in zip(node.path(), messages, strict=False))
             and not any(
                 begins(msgspec.json.decode(child.message), messages[node.depth])
