@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property, lru_cache
 from typing import Any
 
@@ -150,6 +151,25 @@ class Renderer:
                 taken.add(role)
         return frozenset(taken)
 
+    @cached_property
+    def _roles_of_parts_only(self) -> frozenset[str]:
+        """The roles whose text must be a list of parts, because the template writes nothing of a text (SmolVLM, LLaVA)."""
+        found = set()
+        for role, front, back in (("system", [], SHORT), ("user", [], []), ("assistant", SHORT, SHORT)):
+            messages = [*front, {"role": role, "content": self._end}, *back]
+            written = [False, False]
+            for number, given in enumerate((messages, [_in_parts(message) for message in messages])):
+                with suppress(*_FAILURES):
+                    text = self._run(given, None, {}, generate=True, as_given=True)
+                    written[number] = (
+                        self._end in text and f"'text': '{self._end}'" not in text
+                    )  # a list printed as it is
+                if written[0]:
+                    break
+            if written[1]:
+                found.add(role)
+        return frozenset(found)
+
     # Rendering ----------------------------------------------------------------------------------------------------------------
 
     def _until_end(self, messages: list[Message], tools: Tools, options: Options, *, continue_final: bool) -> str:
@@ -179,8 +199,15 @@ class Renderer:
         except _FAILURES as error:
             raise BadRequestError(f"the chat template refuses this conversation: {error}") from error
 
-    def _run(self, messages: list[Message], tools: Tools, options: Options, *, generate: bool) -> str:
-        """Render once. The compiled template is cached: transformers keeps the last 128."""
+    def _run(
+        self, messages: list[Message], tools: Tools, options: Options, *, generate: bool, as_given: bool = False
+    ) -> str:
+        """Render once. The compiled template is cached: transformers keeps the last 128.
+
+        `as_given`: do not write any text as a part.
+        """
+        if not as_given and self._roles_of_parts_only:
+            messages = [_in_parts(one) if one["role"] in self._roles_of_parts_only else one for one in messages]
         rendered, _ = _render_jinja_template()(
             [messages],
             tools=tools or None,
@@ -225,6 +252,12 @@ def _longer(message: Message, end: str) -> Message:
         return {**message, "content": content + end}
     *front, final = content
     return {**message, "content": [*front, {**final, "text": final.get("text", "") + end}]}
+
+
+def _in_parts(message: Message) -> Message:
+    """Return a message whose text is a list with one part."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def _spelled(call: Message) -> Message:

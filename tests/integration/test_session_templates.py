@@ -96,6 +96,27 @@ def test_plain_turns(model: Model) -> None:
         assert spelled == model.template.whole(messages, None, {})
 
 
+@pytest.mark.parametrize("content", ["text", "parts"])
+@pytest.mark.parametrize("name", ["smolvlm", "idefics3", "llava_next"])
+def test_a_template_that_takes_only_parts(name: str, content: str) -> None:
+    """It writes nothing of a content that is a text, so the router writes each text as a part."""
+
+    def asked(text: str) -> dict[str, Any]:
+        return user(text) if content == "text" else user([{"type": "text", "text": text}])  # type: ignore[arg-type]
+
+    with stack("qwen", styles=("cumulative",), folder=chat_model(name)) as made:
+        agent, tokenizer = AgentSession.make(made), Tokenizer.from_file(str(chat_model(name) / "tokenizer.json"))
+        messages = [asked("What is two plus two?")]
+        for number in range(3):
+            turn = agent.must(*messages, says=f"Reply {number}.")
+            spelled = tokenizer.decode(turn.sent, skip_special_tokens=False)
+            assert spelled.count("What is two plus two?") == 1
+            assert all(spelled.count(f"And {before}?") == 1 for before in range(number))
+            messages += [turn.message, asked(f"And {number}?")]
+        (only,) = agent.finalize()
+        assert (only["exact"], only["num_turns"]) == (True, 3)
+
+
 @pytest.mark.parametrize("model", LOOPING, indirect=True)
 def test_a_tool_loop(model: Model) -> None:
     agent = AgentSession.make(model.stack, tools=TOOLS)

@@ -216,7 +216,7 @@ def test_tails_add_up_to_the_conversation(name: str) -> None:
 
 @pytest.mark.slow  # some of them, in all that can be asked, are above
 def test_every_published_template_has_tails() -> None:
-    """Wherever the turn is found in the full rendering, the tail ends it. Six take no text, only parts with a text."""
+    """Wherever the turn is found in the full rendering, the tail ends it."""
     calling = said("", call("weather", x=MARK))
     answered = [said("", call("weather", x="y")), result("rain"), said("Wet.")]
     without = set()
@@ -239,7 +239,7 @@ def test_every_published_template_has_tails() -> None:
                     assert bool(own) is (last is calling), path.name
                     assert "d" in tail, path.name
                     without.discard(path.stem)
-    assert without == {f"{name}{more}" for name in ("idefics3", "smolvlm", "llava_next") for more in ("", "_training")}
+    assert not without
 
 
 @pytest.mark.parametrize("name", NAMES)
