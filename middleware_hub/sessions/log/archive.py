@@ -194,6 +194,8 @@ class Archive:
         except MissingRecordError:
             # Not its end: a router that has it in memory may write all of it again.
             if info.log not in self._forgotten:
+                if len(self._forgotten) > MOST_DELETED:
+                    self._forgotten.clear()
                 self._forgotten.add(info.log)
                 logger.warning("session %s was forgotten: the store had no room for it", session.id)
             session.apply(Ended(time=time.time(), why="forgotten"))
