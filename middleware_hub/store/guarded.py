@@ -28,7 +28,7 @@ T = TypeVar("T")
 ANSWER_SECONDS: Final = 2.0
 """How long a look-up or an append may take before the store counts as away."""
 FETCH_SECONDS: Final = 10.0
-"""How long the records that a look-up has named may take: they may be many."""
+"""How long the records that a look-up has named may take, or the end of old events: they may be many."""
 PROBE_SECONDS: Final = 0.5
 _LOG_EVERY: Final = 5.0
 
@@ -95,24 +95,24 @@ class GuardedStore:
         return await self._store.append(batch)
 
     async def trim(self, log: str, before: int) -> None:
-        await self._timely(self._store.trim(log, before))
+        await self._timely(self._store.trim(log, before), FETCH_SECONDS)
 
     async def forget_logs(self, logs: Sequence[str]) -> int:
         self._require()
         return await self._store.forget_logs(logs)
 
     async def announce(self, name: str, data: bytes, seconds: float) -> None:
-        await self._timely(self._store.announce(name, data, seconds))
+        await self._timely(self._store.announce(name, data, seconds), ANSWER_SECONDS)
 
-    async def _timely(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _timely(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
         """Make a change that may come late, but not hold up its caller."""
         with closing(work):
             self._require()
             try:
-                async with patience(ANSWER_SECONDS):
+                async with patience(seconds):
                     await work
             except TimeoutError:
-                raise StoreUnreachableError(f"the store has not answered for {ANSWER_SECONDS:.0f} s") from None
+                raise StoreUnreachableError(f"the store has not answered for {seconds:.0f} s") from None
 
     def _require(self) -> None:
         if self.away:
