@@ -28,7 +28,7 @@ T = TypeVar("T")
 ANSWER_SECONDS: Final = 2.0
 """How long a look-up or an append may take before the store counts as away."""
 FETCH_SECONDS: Final = 10.0
-"""How long the records that a look-up has named may take, or the end of old events: they may be many."""
+"""How long it may take to get the records that a look-up has named, or to trim a log: they may be many."""
 PROBE_SECONDS: Final = 0.5
 _LOG_EVERY: Final = 5.0
 
