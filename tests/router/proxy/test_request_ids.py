@@ -58,7 +58,8 @@ def test_only_whole_strings_are_names(names: list[str]) -> None:
         shown = json.loads(ids.restored(reply))
         assert shown["meta_info"]["id"] == name
     stem = ids.rids[0][:-1]
-    odd = json.dumps([ids.rids[0] + "0", stem + "f", stem, ids.rids[0].upper()]).encode()
+    others = {ids.rids[0] + "0", stem + "f", stem, ids.rids[0].upper()} - {ids.rids[0]}  # an id may have no letter
+    odd = json.dumps(sorted(others)).encode()
     assert ids.restored(odd) == odd
 
 
