@@ -162,9 +162,8 @@ class TurnGeneration:
     def was_read(self, messages: Sequence[ChatMessage], key_of: Callable[[ChatMessage], MessageKey]) -> bool:
         """Whether a conversation goes on from the beginning of its reply, which a client must have read."""
         node, before = self._plan.turn.node, ""
-        if (
-            self._plan.request.continue_final
-        ):  # the reply goes on in the last message, which the echo has in front of it
+        # The reply goes on in the last message, so the echo has that message's text in front of it.
+        if self._plan.request.continue_final:
             before = content_of(self._plan.request.messages[-1]) or ""
             assert node.parent is not None
             node = node.parent
