@@ -111,7 +111,7 @@ class AsyncClient(Sending):
             except BROKEN as error:
                 wait = self.go_on(call, attempt, asked, None, error)
             else:
-                wait = self.go_on(call, attempt, asked, found.status, None) if found.status >= 400 else None
+                wait = self.go_on(call, attempt, asked, found, None) if found.status >= 400 else None
                 if wait is None:
                     break
                 found.close()

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self, Unpack
 
 from middleware_hub.client.errors import UnknownReplyError
 from middleware_hub.client.operations import NO_PARENT, GenerateOptions, RetrieveOptions
+from middleware_hub.client.options import check_options
 from middleware_hub.client.trajectory import Cover, Trajectory
 from middleware_hub.client.wire import Reply
 
@@ -128,6 +129,7 @@ class Talk:
         sampling_params: Mapping[str, Any] | None,
         options: GenerateOptions,
     ) -> None:
+        check_options(options, GenerateOptions)
         self.transcript = Transcript(prompt) if isinstance(prompt, str) else prompt
         self.sampling_params = dict(sampling_params or {})
         self.options = options

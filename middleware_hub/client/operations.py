@@ -12,6 +12,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 from middleware_hub.client.claims import Claim, ClaimOptions
 from middleware_hub.client.errors import InconsistentAnswerError, refused
+from middleware_hub.client.options import check_options
 from middleware_hub.client.trajectory import Cover, Trajectory
 from middleware_hub.client.wire import Answer, Call, Reply, is_saved, read_json, read_replies
 
@@ -85,6 +86,18 @@ class ExportOptions(TypedDict, total=False):
     export_all_checkpoints: bool
 
 
+class SessionOptions(TypedDict, total=False):
+    """The fields of a new session, and its group; see the HTTP API."""
+
+    session_id: str | None
+    sampling_params: Mapping[str, Any] | None
+    metadata: Mapping[str, Any] | None
+    ttl_s: float | None
+    response_budget: int | None
+    group_id: str | None
+    group_size: int | None
+
+
 Prompt = str | Sequence[int]
 """A text, or ids: a list, or an array of integers."""
 
@@ -110,6 +123,7 @@ def stream(prompt: Prompt, sampling: Mapping[str, Any] | None, options: Generate
 def _generate_call(
     prompts: Sequence[Prompt], sampling: Mapping[str, Any] | None, n: int, options: GenerateOptions, *, single: bool
 ) -> Call:
+    check_options(options, GenerateOptions)
     if not len(prompts) or not all(len(prompt) for prompt in prompts):
         raise ValueError("a prompt is empty")
     kinds = {isinstance(prompt, str) for prompt in prompts}
@@ -174,6 +188,7 @@ def cover(text: str, names: Sequence[str], request_id: str | None, options: Retr
 def _retrieve_call(
     text: str, names: Sequence[str] | None, request_id: str | None, options: RetrieveOptions, **more: Any
 ) -> Call:
+    check_options(options, RetrieveOptions)
     body = {"text": text, **more, **{name: value for name, value in options.items() if value is not None}}
     if names is not None:
         body["expect_request_ids"] = list(names)
@@ -215,6 +230,7 @@ def to_workers(path: str, body: Mapping[str, Any]) -> Operation[dict[str, Any]]:
 
 def claim(options: ClaimOptions) -> Operation[Claim]:
     """Return a claim. It may be sent again: the samples of a lost answer come back when its lease is over."""
+    check_options(options, ClaimOptions)
     call = Call("POST", "/trajectories/claim", dict(options), again=True)
     return _operation(call, Claim.of)
 
@@ -262,8 +278,9 @@ def _saved(call: Call) -> Operation[bool]:
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
-def create_session(fields: Mapping[str, Any]) -> Operation[dict[str, Any]]:
-    given = {name: value for name, value in fields.items() if value is not None}
+def create_session(options: SessionOptions) -> Operation[dict[str, Any]]:
+    check_options(options, SessionOptions)
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     headers = {
         f"x-group-{name}": str(given.pop(f"group_{name}")) for name in ("id", "size") if f"group_{name}" in given
     }
@@ -296,6 +313,7 @@ def reward_session(session_id: str, info: Mapping[str, Any], branch: str | None)
 
 
 def finalize(session_id: str, options: ExportOptions) -> Operation[Cover]:
+    check_options(options, ExportOptions)
     body = {name: value for name, value in options.items() if value is not None}
     call = Call("POST", f"/sessions/{session_id}/finalize", body, again=True)
 

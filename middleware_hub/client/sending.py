@@ -7,12 +7,14 @@ for each request: with 150 conversations at once a request took 55 ms of process
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
 import aiohttp
 
 from middleware_hub.client.errors import IncompleteStreamError, UnreachableError
+from middleware_hub.client.options import check_options
 from middleware_hub.client.wire import REFUSED, Call, Retries, may_go_again
 
 BROKEN = (aiohttp.ClientError, OSError, TimeoutError)
@@ -47,6 +49,7 @@ class Sending:
     """
 
     def __init__(self, urls: str | Sequence[str], **options: Unpack[ClientOptions]) -> None:
+        check_options(options, ClientOptions)
         self.urls = tuple(url.strip().rstrip("/") for url in ([urls] if isinstance(urls, str) else urls))
         if not self.urls or not all(url.startswith(("http://", "https://")) for url in self.urls):
             raise ValueError(f"a router's address begins with http:// or https://, not {urls!r}")
@@ -69,15 +72,19 @@ class Sending:
         headers = {**self._headers, **call.headers}
         return {"method": call.method, "url": self.url + call.path, "data": call.content(), "headers": headers}
 
-    def go_on(self, call: Call, attempt: int, asked: str, status: int | None, error: Exception | None) -> float | None:
+    def go_on(
+        self, call: Call, attempt: int, asked: str, answer: aiohttp.ClientResponse | None, error: Exception | None
+    ) -> float | None:
         """Decide what follows a failure: return the seconds to wait before the next attempt, or None if there is none.
 
         Args:
             asked: the address that failed. Of many requests that fail there at once, the first one goes on to the next
                 address, and the others follow: if each moved on by one, they would come back to the failed address.
+            answer: one with an error as its status, of which only the head is read.
 
         Raises UnreachableError for an exception without a further attempt.
         """
+        status = None if answer is None else answer.status
         if status is not None:
             harmless = may_go_again(call, status)
         else:
@@ -86,8 +93,8 @@ class Sending:
             self._at = (self._at + 1) % len(self.urls)
         if harmless and attempt < self.retries.attempts:
             # Try every router once before a wait.
-            rounds = attempt / len(self.urls)
-            return self.retries.wait(int(rounds)) if rounds >= 1 else 0.0
+            rounds = attempt // len(self.urls)
+            return 0.0 if not rounds else _spread(self.retries.wait(rounds, _retry_after(answer)))
         if error is None:
             return None
         raise self._unreachable(call, attempt, error) from error
@@ -106,6 +113,17 @@ class Sending:
             f"{broke}. A reply may have been sampled, so it was not asked for again: go on from the text that you have, "
             "without it"
         )
+
+
+def _retry_after(answer: aiohttp.ClientResponse | None) -> float:
+    """Return the seconds that an answer asks to wait. A date, which no router and no load balancer sends, counts as 0."""
+    said = "" if answer is None else answer.headers.get("retry-after", "")
+    return float(said) if said.isascii() and said.isdecimal() else 0.0
+
+
+def _spread(seconds: float) -> float:
+    """Return this much or up to a half more: what was refused together must not come back together."""
+    return seconds * random.uniform(1.0, 1.5)
 
 
 def broken_stream() -> IncompleteStreamError:

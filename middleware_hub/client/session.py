@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, Unpack
 
 from middleware_hub.client import operations
 from middleware_hub.client.asynchronous import AsyncClient
-from middleware_hub.client.operations import ExportOptions, Operation
+from middleware_hub.client.operations import ExportOptions, Operation, SessionOptions
 from middleware_hub.client.trajectory import Cover
-
-
-class SessionOptions(TypedDict, total=False):
-    """The fields of a new session, and its group; see the HTTP API."""
-
-    session_id: str | None
-    sampling_params: Mapping[str, Any] | None
-    metadata: Mapping[str, Any] | None
-    ttl_s: float | None
-    response_budget: int | None
-    group_id: str | None
-    group_size: int | None
 
 
 class SessionCalls:
@@ -70,7 +58,7 @@ class AsyncSession(SessionCalls):
     @classmethod
     async def create(cls, client: AsyncClient, **options: Unpack[SessionOptions]) -> Self:
         """Make a session at the router."""
-        made = await client.run(operations.create_session(dict(options)))
+        made = await client.run(operations.create_session(options))
         return cls(client, made)
 
     async def __aenter__(self) -> Self:

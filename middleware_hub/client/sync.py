@@ -18,9 +18,16 @@ from middleware_hub.client.asynchronous import AsyncClient
 from middleware_hub.client.claims import Claim, ClaimOptions
 from middleware_hub.client.conversation import Talk, Transcript
 from middleware_hub.client.errors import UnknownReplyError
-from middleware_hub.client.operations import ExportOptions, GenerateOptions, Operation, Prompt, RetrieveOptions
+from middleware_hub.client.operations import (
+    ExportOptions,
+    GenerateOptions,
+    Operation,
+    Prompt,
+    RetrieveOptions,
+    SessionOptions,
+)
 from middleware_hub.client.sending import ClientOptions
-from middleware_hub.client.session import SessionCalls, SessionOptions
+from middleware_hub.client.session import SessionCalls
 from middleware_hub.client.trajectory import Cover, Trajectory
 from middleware_hub.client.wire import Piece, Reply
 
@@ -263,7 +270,7 @@ class Session(SessionCalls):
     """A session of a `Client`. As a context it is deleted at the end."""
 
     def __init__(self, client: Client, **options: Unpack[SessionOptions]) -> None:
-        made = client.run(operations.create_session(dict(options)))
+        made = client.run(operations.create_session(options))
         super().__init__(made)
         self.client = client
 

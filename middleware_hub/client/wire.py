@@ -136,7 +136,8 @@ class Retries:
 
     Attributes:
         attempts: the number in all, over all routers.
-        first: seconds before the second attempt; each further wait is twice as long, up to `longest`.
+        first: seconds before the second attempt; each further wait is twice as long, up to `longest`. A router may ask for
+            more, also up to `longest` (`retry-after`). A wait is up to a half longer, so that requests spread.
         resample: whether to ask again for a generation whose connection broke. If its first sample exists, no client knows its
             name or trains on it; it only costs time.
     """
@@ -146,9 +147,9 @@ class Retries:
     longest: float = 10.0
     resample: bool = False
 
-    def wait(self, attempt: int) -> float:
-        """Return the seconds to wait after so many failed attempts."""
-        return float(min(self.longest, self.first * 2 ** min(attempt - 1, MOST_DOUBLINGS)))
+    def wait(self, attempt: int, asked: float = 0.0) -> float:
+        """Return the seconds to wait after so many failed attempts; `asked` is what the last answer asks for."""
+        return float(min(self.longest, max(asked, self.first * 2 ** min(attempt - 1, MOST_DOUBLINGS))))
 
 
 def may_go_again(call: Call, status: int) -> bool:

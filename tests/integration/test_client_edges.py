@@ -18,7 +18,17 @@ import numpy as np
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from middleware_hub.client import AsyncClient, AsyncSession, Client, Retries, Session, UnreachableError, operations
+from middleware_hub.client import (
+    AsyncClient,
+    AsyncSession,
+    Client,
+    Conversation,
+    OverloadedError,
+    Retries,
+    Session,
+    UnreachableError,
+    operations,
+)
 from middleware_hub.client.wire import Answer, Call
 from middleware_hub.integrations.groups import as_number
 from router.http.responses import send_json
@@ -257,6 +267,61 @@ def test_a_client_that_waits_for_hours_goes_on_waiting() -> None:
     retries = Retries(attempts=10**6)
     assert retries.wait(1) == retries.first
     assert retries.wait(retries.attempts) == retries.longest
+
+
+@pytest.mark.parametrize(("asked", "least"), [(b"", 0.2), (b"2", 2.0), (b"3600", 10.0), (b"Fri, 27 Nov 2026", 0.2)])
+def test_a_client_waits_as_long_as_the_router_asks_and_not_as_long_as_others(asked: bytes, least: float) -> None:
+    waits: list[float] = []
+
+    class Waiting(AsyncClient):
+        def go_on(self, *args: Any) -> float | None:
+            wait = super().go_on(*args)
+            waits.append(wait or 0.0)
+            return None if wait is None else 0.0
+
+    async def router(scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, 503, b'{"error": {"message": "full"}}', [(b"retry-after", asked)] if asked else [])
+
+    async def ask(url: str) -> None:
+        async with Waiting(url, retries=Retries(attempts=2)) as client:
+            with pytest.raises(OverloadedError):
+                await client.explain("Hi")
+
+    with serve(router) as url:
+        for _ in range(4):
+            asyncio.run(ask(url))
+    first = waits[::2]
+    assert all(least <= wait <= 1.5 * least for wait in first), waits
+    assert len(set(first)) == 4, "clients that were refused together come back together"
+
+
+def _one_option_more(client: Client, option: str) -> list[Callable[[], object]]:
+    """Return calls of all functions that take options by name, each with this option."""
+    more: Any = {option: 1}
+    talk = Conversation(client, "Hi")
+    return [
+        lambda: Client(client.url, **more),
+        lambda: client.generate("Hi", **more),
+        lambda: client.generate_batch(["Hi"], **more),
+        lambda: list(client.stream("Hi", **more)),
+        lambda: client.retrieve("Hi", **more),
+        lambda: client.cover("Hi", [], **more),
+        lambda: client.claim(**more),
+        lambda: Conversation(client, "Hi", **more),
+        lambda: talk.say(**more),
+        lambda: talk.retrieve(**more),
+        lambda: Session(client, **more),
+        lambda: Session(client).finalize(**more),
+    ]
+
+
+def test_a_misspelt_option_is_refused(served: Stack) -> None:
+    with Client(served.url) as client:
+        for work in _one_option_more(client, "lora_pth"):
+            with pytest.raises(TypeError, match="there is no option 'lora_pth'"):
+                work()
+        with pytest.raises(TypeError, match="did you mean 'group_size'"):
+            client.generate("Hi", group_sise=8)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("status", [b"408 Request Timeout", b"200 OK"])
