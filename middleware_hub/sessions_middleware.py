@@ -3,6 +3,7 @@
     POST GET    /sessions
     GET DELETE  /sessions/{id}
     POST        /sessions/{id}/v1/chat/completions          OpenAI
+    POST        /sessions/{id}/v1/responses
     POST        /sessions/{id}/v1/messages                  Anthropic
     POST        /sessions/{id}/v1/messages/count_tokens
     GET         /sessions/{id}/v1/models
@@ -34,6 +35,7 @@ from middleware_hub.chat.errors import UnknownSessionError
 from middleware_hub.completions_middleware import Completions
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
+from middleware_hub.dialects.responses import Responses
 from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.sessions.anonymous import OpenChats
 from middleware_hub.sessions.chats import Chats
@@ -64,10 +66,12 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "/sessions"
 OPENAI, ANTHROPIC = OpenAI(), Anthropic()
-TURNS: Mapping[str, Dialect] = {"chat/completions": OPENAI, "messages": ANTHROPIC}
-"""The paths of turns below a session's `/v1` or the root's, with their dialects."""
+OPEN_TURNS: Mapping[str, Dialect] = {"chat/completions": OPENAI, "messages": ANTHROPIC}
+"""The paths of turns below the root's `/v1`, with their dialects. `/v1/responses` is a worker's own, which keeps them."""
+TURNS: Mapping[str, Dialect] = {**OPEN_TURNS, "responses": Responses()}
+"""The same below a session's `/v1`."""
 COUNT = "messages/count_tokens"
-CHATS = frozenset(f"/v1/{place}" for place in (*TURNS, COUNT))
+CHATS = frozenset(f"/v1/{place}" for place in (*OPEN_TURNS, COUNT))
 COMPLETIONS = "/v1/completions"
 UNSERVED = frozenset({"unsupported_content", "unsupported_tool_choice"})
 """Codes of requests that cannot become tokens here, but may suit a worker's own chat. Without a session they are passed on."""
@@ -193,7 +197,7 @@ class SessionsMiddleware:
                 raise UnknownSessionError(f"there is no session {session_id!r}: POST /sessions makes one")
             handlers = self._chat_handlers(session, place) or self._controls.handlers(session, "/".join(rest))
             if not handlers:
-                turns = " and ".join(f"v1/{turn}" for turn in TURNS)
+                turns = ", ".join(f"v1/{turn}" for turn in TURNS)
                 raise NotFoundError(f"there is nothing at {scope['path']}: the turns of a session are {turns}")
             if place not in TURNS:
                 send = _answering(send, affinity.given(first_values(scope)) or session.id.encode("latin-1"))

@@ -119,7 +119,7 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
         sampling[parameter.name] = value
     add_stops(sampling, "stop", fields.take("stop", STOP))
     _add_patterns(sampling, fields.take("stop_regex", STOP))
-    _add_format(sampling, fields.take("response_format", OBJECT))
+    add_format(sampling, "response_format", fields.take("response_format", OBJECT))
     return sampling
 
 
@@ -180,17 +180,18 @@ def _add_patterns(sampling: dict[str, Any], found: str | list[str] | None) -> No
     sampling["stop_regex"] = listed
 
 
-def _add_format(sampling: dict[str, Any], wanted: dict[str, Any] | None) -> None:
+def add_format(sampling: dict[str, Any], place: str, wanted: Any) -> None:
+    """Add the form of a reply, which the field at `place` asks for. Raises BadRequestError."""
     if wanted is None:
         return
-    kind = wanted.get("type")
+    kind = wanted.get("type") if type(wanted) is dict else None
     if kind == "json_object":
         sampling["json_schema"] = '{"type": "object"}'
     elif kind == "json_schema":
-        described = wanted.get("json_schema")
-        schema = described.get("schema") if type(described) is dict else wanted.get("schema")
-        sampling["json_schema"] = schema_text("response_format.json_schema.schema", schema)
+        if type(wanted.get("json_schema")) is dict:  # as in chat completions
+            place, wanted = f"{place}.json_schema", wanted["json_schema"]
+        sampling["json_schema"] = schema_text(f"{place}.schema", wanted.get("schema"))
     elif kind == "structural_tag":
-        sampling["structural_tag"] = schema_text("response_format", wanted)
+        sampling["structural_tag"] = schema_text(place, wanted)
     elif kind != "text":
-        raise wrong("response_format.type", kind, '"text", "json_object", "json_schema" or "structural_tag"')
+        raise wrong(f"{place}.type", kind, '"text", "json_object", "json_schema" or "structural_tag"')

@@ -50,7 +50,7 @@ def route_class(path: str) -> str:
     if path.startswith("/trajectories"):
         return "trajectories"
     if path.startswith("/sessions"):
-        return "turn" if path.endswith(("/chat/completions", "/messages")) else "sessions"
+        return "turn" if path.endswith(("/chat/completions", "/messages", "/responses")) else "sessions"
     return "workers" if path.startswith("/workers/") else "other"
 
 

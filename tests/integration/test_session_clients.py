@@ -12,13 +12,19 @@ import openai
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
+from openai.types.responses import Response
 
 from tests.support import templates
 from tests.support.agents import TOOLS, AgentSession, call_text, ids_of
 from tests.support.stack import Stack, stack
 
+FUNCTIONS: list[Any] = [{"type": "function", **tool["function"], "strict": True} for tool in TOOLS]
 CLAUDE_TOOLS: list[Any] = [
-    {"name": tool["function"]["name"], "description": "Look.", "input_schema": tool["function"]["parameters"]}
+    {
+        "name": tool["function"]["name"],
+        "description": tool["function"]["description"],
+        "input_schema": tool["function"]["parameters"],
+    }
     for tool in TOOLS
 ]
 
@@ -138,6 +144,119 @@ class TestOpenAI:
     def test_many_at_once(self, session: AgentSession) -> None:
         asyncio.run(self._many(session))
         assert len(session.finalize()) == 16
+
+
+class TestResponses:
+    """OpenAI's Responses API, by OpenAI's own client."""
+
+    @pytest.mark.parametrize("streamed", [False, True])
+    def test_a_tool_loop(self, session: AgentSession, streamed: bool) -> None:
+        worker, since = session.stack.workers[0], len(session.stack.workers[0].log)
+        client = openai.OpenAI(base_url=f"{url(session)}/v1", api_key="none")
+        items: list[Any] = [{"role": "user", "content": "Where is it?"}]
+
+        def ask() -> Response:
+            asked: dict[str, Any] = {
+                "model": "m",
+                "instructions": "You look.",
+                "input": items,
+                "tools": FUNCTIONS,
+                "store": False,
+            }
+            if not streamed:
+                reply: Response = client.responses.create(**asked)
+                return reply
+            with client.responses.stream(**asked) as stream:
+                return stream.get_final_response()
+
+        for number in range(3):
+            worker.script(text=f"<think>\nhm {number}\n</think>\n\nI look.\n{call_text('there', number)}")
+            reply = ask()
+            assert [item.type for item in reply.output] == ["reasoning", "message", "function_call"]
+            assert reply.usage is not None
+            assert reply.usage.output_tokens == len(worker.log[-1].output_ids)
+            call = reply.output[-1]
+            assert json.loads(call.arguments) == {"where": "there", "times": number}  # type: ignore[union-attr]
+            items += reply.output
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": "nothing"})  # type: ignore[union-attr]
+        worker.script(text="<think>\n\n</think>\n\nNowhere.")
+        assert ask().output_text == "Nowhere."
+        (only,) = session.finalize()
+        assert (only["exact"], only["num_turns"]) == (True, 4)
+        assert ids_of(only) == truth(session, since)
+
+    def test_a_chat_goes_on_as_responses_and_as_messages(self, session: AgentSession) -> None:
+        worker, since = session.stack.workers[0], len(session.stack.workers[0].log)
+        ours = openai.OpenAI(base_url=f"{url(session)}/v1", api_key="none")
+        theirs = anthropic.Anthropic(base_url=url(session), api_key="none")
+        worker.script(text=f"I look.\n{call_text('there')}")
+        first = ours.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "a"}],
+            tools=TOOLS,  # type: ignore[arg-type]
+        )
+        (call,) = first.choices[0].message.tool_calls or ()
+        worker.script(text="Two.")
+        used = {"type": "function_call", "call_id": call.id, "name": "look", "arguments": call.function.arguments}  # type: ignore[union-attr]
+        second = ours.responses.create(
+            model="m",
+            tools=FUNCTIONS,
+            input=[
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": first.choices[0].message.content or ""},
+                used,  # type: ignore[list-item]
+                {"type": "function_call_output", "call_id": call.id, "output": "nothing"},
+            ],
+        )
+        worker.script(text="Three.")
+        uses = [
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": call.id, "name": "look", "input": {"where": "there", "times": 1}},
+        ]
+        theirs.messages.create(
+            model="m",
+            max_tokens=20,
+            tools=CLAUDE_TOOLS,
+            messages=[
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": uses},  # type: ignore[typeddict-item]
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "nothing"}]},
+                {"role": "assistant", "content": second.output_text},
+                {"role": "user", "content": "b"},
+            ],
+        )
+        (only,) = session.finalize()
+        assert ids_of(only) == truth(session, since)
+
+    def test_it_counts_as_a_turn(self, session: AgentSession) -> None:
+        client = openai.OpenAI(base_url=f"{url(session)}/v1", api_key="none")
+        name = 'tito_router_requests_total{route="turn",status="200"}'
+
+        def counted() -> float:
+            lines = session.stack.get("/metrics").content.decode().splitlines()
+            return sum(float(line.split()[1]) for line in lines if line.startswith(name))
+
+        before = counted()
+        client.responses.create(model="m", input="Count", max_output_tokens=3)
+        assert counted() == before + 1
+
+    def test_a_reply_that_ran_out_of_tokens_says_so(self, session: AgentSession) -> None:
+        client = openai.OpenAI(base_url=f"{url(session)}/v1", api_key="none")
+        reply = client.responses.create(model="m", input="Count", max_output_tokens=3)
+        assert reply.status == "incomplete"
+        assert reply.incomplete_details is not None
+        assert reply.incomplete_details.reason == "max_output_tokens"
+
+    def test_errors_are_its_own(self, session: AgentSession) -> None:
+        client = openai.OpenAI(base_url=f"{url(session)}/v1", api_key="none", max_retries=0)
+        with pytest.raises(openai.BadRequestError, match="whole conversation in `input`") as refused:
+            client.responses.create(model="m", input="a", previous_response_id="resp_1")
+        assert refused.value.param == "previous_response_id"
+        with pytest.raises(openai.NotFoundError, match="there is nothing at"):
+            client.responses.retrieve("resp_1")
+        session.finalize()
+        with pytest.raises(openai.ConflictError):
+            client.responses.create(model="m", input="a")
 
 
 class TestAnthropic:

@@ -163,8 +163,8 @@ def test_a_switch_in_a_query_is_true_or_false_and_nothing_else_means_either(whol
 
 
 def test_a_call_that_sessions_do_not_serve_is_told_what_they_do_serve(whole: Stack) -> None:
-    """A library that prefers the Responses API shows its user only this message."""
+    """A library that uses another API shows its user only this message."""
     agent = AgentSession.make(whole)
     client = openai.OpenAI(base_url=f"{whole.url}{agent.path}/v1", api_key="none", max_retries=0)
-    with pytest.raises(openai.NotFoundError, match="v1/chat/completions and v1/messages"):
-        client.responses.create(model="m", input="a")
+    with pytest.raises(openai.NotFoundError, match="v1/chat/completions, v1/messages, v1/responses"):
+        client.embeddings.create(model="m", input="a")

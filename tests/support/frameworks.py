@@ -20,12 +20,20 @@ def found(where: str, times: int) -> str:
     return f"{where}: nothing, {times} times"
 
 
-def openai_agents(base_url: str, _: str, *, stream: bool = False) -> Any:
-    from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
+def openai_agents(base_url: str, _: str, *, stream: bool = False, responses: bool = False) -> Any:
+    from agents import (
+        Agent,
+        OpenAIChatCompletionsModel,
+        OpenAIResponsesModel,
+        Runner,
+        function_tool,
+        set_tracing_disabled,
+    )
     from openai import AsyncOpenAI
 
     set_tracing_disabled(True)
-    model = OpenAIChatCompletionsModel("m", AsyncOpenAI(base_url=base_url, api_key="none"))
+    kind = OpenAIResponsesModel if responses else OpenAIChatCompletionsModel
+    model = kind("m", AsyncOpenAI(base_url=base_url, api_key="none"))
 
     @function_tool
     def look(where: str, times: int) -> str:
@@ -49,6 +57,14 @@ def openai_agents_streaming(base_url: str, other: str) -> Any:
     return openai_agents(base_url, other, stream=True)
 
 
+def openai_agents_responses(base_url: str, other: str) -> Any:
+    return openai_agents(base_url, other, responses=True)
+
+
+def openai_agents_responses_streaming(base_url: str, other: str) -> Any:
+    return openai_agents(base_url, other, stream=True, responses=True)
+
+
 def pydantic_ai(model: Any) -> Any:
     from pydantic_ai import Agent
 
@@ -67,6 +83,13 @@ def pydantic_ai_openai(base_url: str, _: str) -> Any:
     from pydantic_ai.providers.openai import OpenAIProvider
 
     return pydantic_ai(OpenAIChatModel("m", provider=OpenAIProvider(base_url=base_url, api_key="none")))
+
+
+def pydantic_ai_responses(base_url: str, _: str) -> Any:
+    from pydantic_ai.models.openai import OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    return pydantic_ai(OpenAIResponsesModel("m", provider=OpenAIProvider(base_url=base_url, api_key="none")))
 
 
 def pydantic_ai_anthropic(_: str, base_url: str) -> Any:
@@ -131,6 +154,12 @@ def langchain_openai(base_url: str, _: str) -> Any:
     return langchain(ChatOpenAI(model="m", base_url=base_url, api_key="none"))
 
 
+def langchain_responses(base_url: str, _: str) -> Any:
+    from langchain_openai import ChatOpenAI
+
+    return langchain(ChatOpenAI(model="m", base_url=base_url, api_key="none", use_responses_api=True))
+
+
 def langchain_anthropic(_: str, base_url: str) -> Any:
     from langchain_anthropic import ChatAnthropic
 
@@ -142,13 +171,17 @@ AGENTS: dict[str, Callable[[str, str], Any]] = {
     for one in (
         openai_agents,
         openai_agents_streaming,
+        openai_agents_responses,
+        openai_agents_responses_streaming,
         pydantic_ai_openai,
+        pydantic_ai_responses,
         pydantic_ai_anthropic,
         litellm_openai,
         litellm_openai_streaming,
         litellm_anthropic,
         litellm_anthropic_streaming,
         langchain_openai,
+        langchain_responses,
         langchain_anthropic,
     )
 }

@@ -1,4 +1,4 @@
-"""A reply that comes back as a client's library sends it is the message that was sampled, in both dialects and across them."""
+"""A reply that comes back as a client's library sends it is the message that was sampled, in each dialect and across them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from anthropic.types import Message as AnthropicMessage
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.fields import DEEPEST
 from middleware_hub.dialects.openai import OpenAI
+from middleware_hub.dialects.responses import Responses
 from middleware_hub.parsers import json_text
 from tests.middleware_hub.dialects.drawn import ASKED, HEAD, answers, canonical, without_reasoning
 
-OPENAI, ANTHROPIC = OpenAI(), Anthropic()
+OPENAI, ANTHROPIC, RESPONSES = OpenAI(), Anthropic(), Responses()
 USER = {"role": "user", "content": "Hi"}
 
 
@@ -100,6 +102,38 @@ def test_anthropic_with_thinking_that_was_hidden(answer: Answer) -> None:
         for block in echo["content"]
     ]
     assert sent_back(ANTHROPIC, echo) == without_reasoning(canonical(answer))
+
+
+def items(answer: Answer) -> list[dict[str, Any]]:
+    reply = Response.model_validate_json(RESPONSES.whole(ASKED, HEAD, [answer]))
+    return [item.model_dump() for item in reply.output]
+
+
+def items_sent_back(echo: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the items of one turn are understood as, between two messages of the user's."""
+    body = {"model": "tiny", "input": [USER, *echo, USER]}
+    _, message, _ = RESPONSES.parse(json.dumps(body).encode()).messages
+    return dict(message)
+
+
+@given(answers())
+def test_responses_whole(answer: Answer) -> None:
+    assert items_sent_back(items(answer)) == canonical(answer)
+
+
+@given(answers())
+def test_responses_without_what_is_none_and_without_ids(answer: Answer) -> None:
+    echo = [
+        {key: value for key, value in item.items() if value is not None and key not in ("id", "status")}
+        for item in items(answer)
+    ]
+    assert items_sent_back(echo) == canonical(answer)
+
+
+@given(answers().filter(lambda answer: bool(answer.content or answer.tool_calls)))
+def test_responses_without_reasoning(answer: Answer) -> None:
+    echo = [item for item in items(answer) if item["type"] != "reasoning"]
+    assert items_sent_back(echo) == without_reasoning(canonical(answer))
 
 
 @given(answers())

@@ -21,6 +21,7 @@ from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.messages import ChatRequest, Piece, Text
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
+from middleware_hub.dialects.responses import Responses
 from router.errors import BadRequestError, NoWorkerError, QueueFullError, RouterError
 from tests.conftest import examples
 from tests.middleware_hub.dialects.drawn import HEAD, answers, canonical, pieces, streamed
@@ -41,8 +42,8 @@ def served(dialect: Dialect, reply: Reply, asked: list[ChatRequest]) -> httpx2.C
     return httpx2.Client(transport=httpx2.MockTransport(handle))
 
 
-def openai_client(reply: Reply, asked: list[ChatRequest]) -> openai.OpenAI:
-    http = served(OpenAI(), reply, asked)
+def openai_client(reply: Reply, asked: list[ChatRequest], dialect: Dialect | None = None) -> openai.OpenAI:
+    http = served(dialect or OpenAI(), reply, asked)
     return openai.OpenAI(api_key="k", base_url="http://router/v1", http_client=http, max_retries=0)
 
 
@@ -131,6 +132,32 @@ def test_anthropic_whole_comes_back_as_it_was_sampled(told: Told) -> None:
     assert reply.model_extra["generation_id"] == told[0].generation_id
 
 
+@few
+@given(tellings())
+def test_a_streamed_response_comes_back_as_it_was_sampled(told: Told) -> None:
+    dialect, asked = Responses(), list[ChatRequest]()
+    with openai_client(telling(dialect, told), asked, dialect) as client:
+        with client.responses.stream(model="tiny", input="Hi") as stream:
+            final = stream.get_final_response()
+        client.responses.create(model="tiny", input=[USER, *final.output, USER])
+    assert asked[1].messages[1] == canonical(told[0])
+    assert (final.status, final.output_text) == ("completed", told[0].content)
+    assert final.usage is not None
+    assert final.usage.output_tokens == told[0].completion_tokens
+
+
+@few
+@given(tellings())
+def test_a_whole_response_comes_back_as_it_was_sampled(told: Told) -> None:
+    dialect, asked = Responses(), list[ChatRequest]()
+    with openai_client(telling(dialect, told), asked, dialect) as client:
+        reply = client.responses.create(model="tiny", input="Hi")
+        client.responses.create(model="tiny", input=[USER, *reply.output, USER])
+    assert asked[1].messages[1] == canonical(told[0])
+    assert reply.model_extra is not None
+    assert reply.model_extra["generation_id"] == told[0].generation_id
+
+
 def test_openai_sees_what_it_has_no_field_for() -> None:
     told: Told = (Answer(generation_id="g1", content="x", weight_version="7"), [])
     with openai_client(telling(OpenAI(), told), []) as client:
@@ -176,6 +203,15 @@ def test_openai_hears_of_a_stream_that_fails() -> None:
         list(client.chat.completions.create(model="tiny", messages=[USER], stream=True))
 
 
+def test_openai_hears_of_a_streamed_response_that_fails() -> None:
+    dialect = Responses()
+    with (
+        openai_client(failing(dialect), [], dialect) as client,
+        pytest.raises(openai.APIError, match="no worker is left"),
+    ):
+        list(client.responses.create(model="tiny", input="Hi", stream=True))
+
+
 def test_anthropic_hears_of_a_stream_that_fails() -> None:
     with (
         anthropic_client(failing(Anthropic()), []) as client,
@@ -194,6 +230,14 @@ def test_what_the_clients_send_for_tools_is_understood() -> None:
             messages=[USER],
             tools=[{"type": "function", "function": {"name": "add", "parameters": schema}}],
             tool_choice={"type": "function", "function": {"name": "add"}},
+            extra_body={"top_k": 5, "lora_path": "a"},
+        )
+    with openai_client(telling(Responses(), told), asked, Responses()) as client:
+        client.responses.create(
+            model="tiny",
+            input="Hi",
+            tools=[{"type": "function", "name": "add", "parameters": schema, "strict": True}],
+            tool_choice={"type": "function", "name": "add"},
             extra_body={"top_k": 5, "lora_path": "a"},
         )
     with anthropic_client(telling(Anthropic(), told), asked) as other:

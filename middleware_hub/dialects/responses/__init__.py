@@ -1,0 +1,27 @@
+"""The dialect of OpenAI's Responses API, without what needs a server that keeps responses.
+
+https://platform.openai.com/docs/api-reference/responses
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from middleware_hub.chat.answer import ReplyHead
+from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.dialects.openai.replies import error_body
+from middleware_hub.dialects.responses import replies, requests
+from router.errors import RouterError
+
+
+class Responses:
+    """`POST /v1/responses`. Implements `Dialect`."""
+
+    parse = staticmethod(requests.parse)
+    whole = staticmethod(replies.whole)
+
+    def stream(self, request: ChatRequest, head: ReplyHead) -> replies.ResponsesStream:
+        return replies.ResponsesStream(request, head)
+
+    def error(self, error: RouterError) -> bytes:
+        return msgspec.json.encode(error_body(error))

@@ -1,0 +1,224 @@
+"""What the items of OpenAI's Responses API mean, with SGLang's fields beside them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.dialects.responses import Responses
+from router.errors import BadRequestError
+from tests.middleware_hub.dialects.drawn import VALUES
+from tests.middleware_hub.dialects.refused import nested, refused
+
+PARSE = Responses().parse
+USER = {"role": "user", "content": "Hi"}
+ADD = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
+CALL = {"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a": 1}', "id": "fc_1"}
+CALLED = {"id": "c", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "2"}
+
+
+def said(text: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": [part]}
+
+
+def thought(text: str) -> dict[str, Any]:
+    return {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+
+def parse(**fields: Any) -> ChatRequest:
+    return PARSE(json.dumps({"model": "tiny", "input": "Hi", **fields}).encode())
+
+
+def error(**fields: Any) -> BadRequestError:
+    return refused(PARSE, {"model": "tiny", "input": "Hi", **fields})
+
+
+def meant(*items: Any) -> list[dict[str, Any]]:
+    return [dict(one) for one in parse(input=list(items)).messages]
+
+
+def test_the_least_there_can_be() -> None:
+    assert parse() == ChatRequest(messages=[USER], model="tiny", call_choice="none", stream_usage=True)
+
+
+def test_instructions_come_first() -> None:
+    system = {"role": "system", "content": "Be brief."}
+    assert list(parse(instructions="Be brief.").messages) == [system, USER]
+    assert list(parse(instructions="").messages) == [USER]
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (USER, USER),
+        ({"type": "message", **USER}, USER),
+        ({"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}, USER),
+        ({"role": "developer", "content": "Be brief."}, {"role": "system", "content": "Be brief."}),
+        ({"role": "system", "content": []}, {"role": "system", "content": ""}),
+        (
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        ),
+        (RESULT, {"role": "tool", "content": "2", "tool_call_id": "c"}),
+        (
+            {**RESULT, "output": [{"type": "input_text", "text": "2"}]},
+            {"role": "tool", "content": "2", "tool_call_id": "c"},
+        ),
+        ({"role": "assistant", "content": "Yes."}, {"role": "assistant", "content": "Yes."}),
+        (said("Yes."), {"role": "assistant", "content": "Yes."}),
+        (CALL, {"role": "assistant", "content": None, "tool_calls": [CALLED]}),
+        (thought("Hm."), {"role": "assistant", "content": "", "reasoning_content": "Hm."}),
+        ({"type": "reasoning", "summary": [], "encrypted_content": "x"}, {"role": "assistant", "content": ""}),
+    ],
+)
+def test_an_item(item: Any, message: dict[str, Any]) -> None:
+    assert meant(USER, item, USER) == [USER, message, USER]
+
+
+SAID = {"role": "assistant", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("items", "messages"),
+    [
+        pytest.param(
+            [thought("Hm."), said("a"), CALL, {**CALL, "call_id": "d"}],
+            [{**SAID, "reasoning_content": "Hm.", "tool_calls": [CALLED, {**CALLED, "id": "d"}]}],
+            id="all of one turn",
+        ),
+        pytest.param(
+            [said("a"), CALL, said("b")],
+            [{"role": "assistant", "content": "ab", "tool_calls": [CALLED]}],
+            id="a text around a call",
+        ),
+        pytest.param([thought("H"), thought("m.")], [{**SAID, "content": "", "reasoning_content": "Hm."}], id="cut"),
+        pytest.param([said("a"), said("a")], [SAID, SAID], id="two messages are two turns"),
+        pytest.param(
+            [said("a"), thought("Hm."), said("a")],
+            [SAID, {**SAID, "reasoning_content": "Hm."}],
+            id="a turn begins with its reasoning",
+        ),
+        pytest.param(
+            [CALL, RESULT, said("a")],
+            [
+                {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+                {"role": "tool", "content": "2", "tool_call_id": "c"},
+                SAID,
+            ],
+            id="a result is between two turns",
+        ),
+    ],
+)
+def test_items_of_a_turn_are_one_message(items: list[Any], messages: list[dict[str, Any]]) -> None:
+    assert meant(USER, *items) == [USER, *messages]
+
+
+def test_tools_are_those_of_a_chat() -> None:
+    request = parse(tools=[ADD], tool_choice="required", parallel_tool_calls=False)
+    function = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+    assert json.dumps(request.tools) == json.dumps([{"type": "function", "function": function}])
+    assert (request.call_choice, request.parallel_calls) == ("required", False)
+    assert parse(tools=[ADD], tool_choice={"type": "function", "name": "add"}).call_choice == "add"
+
+
+def test_sampling_and_the_template() -> None:
+    schema = {"type": "object"}
+    request = parse(
+        max_output_tokens=9,
+        temperature=0.5,
+        top_k=3,
+        text={"format": {"type": "json_schema", "name": "x", "schema": schema}, "verbosity": "low"},
+        reasoning={"effort": "low", "summary": "auto"},
+        lora_path="a",
+    )
+    assert request.sampling == {
+        "max_new_tokens": 9,
+        "temperature": 0.5,
+        "top_k": 3,
+        "json_schema": json.dumps(schema, separators=(",", ":")),
+    }
+    assert request.template["reasoning_effort"] == "low"
+    assert bytes(request.extra["lora_path"]) == b'"a"'
+
+
+@pytest.mark.parametrize("key", ["store", "metadata", "truncation", "service_tier", "prompt_cache_key", "user"])
+def test_bookkeeping_reaches_no_worker(key: str) -> None:
+    assert parse(**{key: "x"}) == parse()
+
+
+def test_what_is_null_is_absent() -> None:
+    names = "instructions tools tool_choice text reasoning max_output_tokens top_logprobs include previous_response_id"
+    assert parse(**dict.fromkeys(names.split())) == parse()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"input": None}, "input", "is missing"),
+        ({"input": []}, "input", "is empty"),
+        ({"input": 1}, "input", "a string, or a list of items"),
+        ({"input": ["a"]}, "input[0]", "an object"),
+        ({"input": [{"content": "a"}]}, "input[0].type", "a string"),
+        ({"input": [{"role": "robot", "content": "a"}]}, "input[0].role", '"assistant"'),
+        ({"input": [{"role": "user"}]}, "input[0].content", "is missing"),
+        ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments", "a string"),
+        ({"input": [{**CALL, "call_id": None}]}, "input[0].call_id", "a string"),
+        ({"input": [{**RESULT, "call_id": 1}]}, "input[0].call_id", "a string"),
+        ({"input": [{**thought(""), "content": "x"}]}, "input[0].content", "a list"),
+        ({"input": [{**thought(""), "content": [{"text": 1}]}]}, "input[0].content[0].text", "a string"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name", "name"),
+        ({"tools": [{**ADD, "parameters": 1}]}, "tools[0].parameters", "schema"),
+        ({"tools": [{**ADD, "parameters": nested(300)}]}, "tools[0]", "nested"),
+        ({"tools": [ADD], "tool_choice": {"type": "mcp"}}, "tool_choice.type", '"function"'),
+        ({"tools": [ADD], "tool_choice": "all"}, "tool_choice", '"required"'),
+        ({"tool_choice": "required"}, "tool_choice", "there are no `tools`"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type", "json_schema"),
+        ({"text": {"format": "text"}}, "text.format.type", "json_schema"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "a JSON schema"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "from 1"),
+        ({"top_logprobs": 2}, "include", "chat/completions"),
+        ({"include": ["message.output_text.logprobs"]}, "include", "chat/completions"),
+    ],
+)
+def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, words: str) -> None:
+    found = error(**fields)
+    assert found.details["param"] == param
+    assert words in str(found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": {"id": "conv_1"}}, "conversation"),
+        ({"background": True}, "background"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+    ],
+)
+def test_what_needs_another_server_is_told_so(fields: dict[str, Any], param: str) -> None:
+    found = error(**fields)
+    assert (found.details["param"], found.details["code"]) == (param, "unsupported_content")
+
+
+@given(st.dictionaries(st.sampled_from(["input", "tools", "text", "reasoning", "tool_choice", "instructions"]), VALUES))
+def test_anything_is_understood_or_refused(fields: dict[str, Any]) -> None:
+    with suppress(BadRequestError):
+        PARSE(json.dumps({"input": "Hi", **fields}).encode())
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["type", "role", "content", "output", "call_id"]), VALUES), max_size=3))
+def test_any_items_are_understood_or_refused(items: list[dict[str, Any]]) -> None:
+    with suppress(BadRequestError):
+        PARSE(json.dumps({"input": items}).encode())
