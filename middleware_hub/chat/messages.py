@@ -49,10 +49,11 @@ class Reasoning(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A whole tool call as it was sampled, without an id. `arguments` is the JSON text of an object."""
+    """A whole tool call as it was sampled. `arguments` is the JSON text of an object; `id` is empty if the format has none."""
 
     name: str
     arguments: str
+    id: str = ""
 
 
 class ToolCall(msgspec.Struct, frozen=True):

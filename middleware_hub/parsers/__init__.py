@@ -1,4 +1,4 @@
-"""The parsers of sampled text by the names that options take, SGLang's own among them.
+"""The parsers of sampled text by the names that options take, SGLang's and vLLM's own among them.
 
 A new call parser is a class with `names` and `template_tags`, and an entry in `_CALL_PARSERS`.
 """
@@ -12,21 +12,32 @@ from typing import NamedTuple, cast
 from middleware_hub.chat.messages import Tool
 from middleware_hub.parsers.base import CallParser, NamedCallParser, NamedReasoningParser, ReasoningParser
 from middleware_hub.parsers.deepseek import DeepSeek
+from middleware_hub.parsers.deepseek_v32 import DeepSeekV32
 from middleware_hub.parsers.gemma4 import Gemma4
 from middleware_hub.parsers.glm import Glm
 from middleware_hub.parsers.harmony import Harmony
 from middleware_hub.parsers.hermes import Hermes
+from middleware_hub.parsers.kimi_k2 import KimiK2
 from middleware_hub.parsers.llama3 import Llama3
+from middleware_hub.parsers.minimax_m2 import MiniMaxM2
+from middleware_hub.parsers.mistral import Mistral
 from middleware_hub.parsers.plain import Plain
-from middleware_hub.parsers.qwen_coder import QwenCoder
+from middleware_hub.parsers.qwen_coder import QwenCoder, SeedOss
 from middleware_hub.parsers.reply import ReplyParser
-from middleware_hub.parsers.think import Gemma4Think, Think
+from middleware_hub.parsers.think import Gemma4Think, KimiK2Think, MistralThink, SeedThink, Think
 from router.errors import BadRequestError
 
 # In the order of detection: a template gets the first parser all of whose tags it spells, and some templates also spell tags of
 # another format. Errors list the most common one first.
-_CALL_PARSERS: tuple[type[NamedCallParser], ...] = (Harmony, Gemma4, DeepSeek, Glm, QwenCoder, Hermes, Llama3, Plain)
-_REASONING_PARSERS: tuple[type[NamedReasoningParser], ...] = (Gemma4Think, Think)
+_CALL_PARSERS: tuple[type[NamedCallParser], ...] = (
+    *(Harmony, Gemma4, DeepSeekV32, DeepSeek, KimiK2, MiniMaxM2, Mistral, SeedOss),
+    *(Glm, QwenCoder, Hermes, Llama3, Plain),
+)
+_REASONING_PARSERS: tuple[type[NamedReasoningParser], ...] = (
+    *(Gemma4Think, KimiK2Think, MistralThink, SeedThink),
+    Think,
+)
+_HARMONY = ("harmony", "gpt-oss", "openai_gptoss")
 _CHANNELS = ("<|channel|>analysis", "<|message|>")
 """Tags of `harmony`, whose reasoning its call parser finds."""
 
@@ -38,7 +49,7 @@ NAMES: Mapping[str, type[CallParser]] = {
 REASONING_NAMES: Mapping[str, type[ReasoningParser] | None] = {
     **dict.fromkeys(Think.names, Think),
     **{name: parser for parser in _REASONING_PARSERS for name in parser.names},
-    **dict.fromkeys(("harmony", "gpt-oss", "none")),
+    **dict.fromkeys((*_HARMONY, "none")),
 }
 """Reasoning parsers. `harmony` is None: its call parser finds both."""
 
@@ -74,7 +85,7 @@ def create(
 
 def calls_beside(calls: str, reasoning: str) -> Calls:
     """Return how calls are parsed next to a reasoning parser. Raises BadRequestError, see `create`."""
-    if reasoning in ("harmony", "gpt-oss") and NAMES.get(calls) is not Harmony:
+    if reasoning in _HARMONY and NAMES.get(calls) is not Harmony:
         # Channels have to be separated, although calls in them are not wanted.
         return Calls(Harmony, finds=False)
     return Calls(call_parser(calls), finds=True)

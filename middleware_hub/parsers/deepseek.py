@@ -30,7 +30,10 @@ _WORD = re.compile(r"[^\s<>{}`\"]+")
 class DeepSeek(TaggedParser):
     """Yields each call at its own end. The tags around all calls are dropped with the call."""
 
-    names: ClassVar[tuple[str, ...]] = ("deepseek", "deepseekv3", "deepseekv31")
+    names: ClassVar[tuple[str, ...]] = (
+        *("deepseek", "deepseekv3", "deepseekv31"),
+        *("deepseek_v3", "deepseek_v31"),
+    )
     template_tags: ClassVar[tuple[str, ...]] = (_CALLS, *_SEPARATOR.tags)
     needs_special: ClassVar[bool] = True
     opening = Tags(_CALLS, *_BEGIN.tags)

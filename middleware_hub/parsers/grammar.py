@@ -123,12 +123,14 @@ class TaggedParser(GrammarParser):
     """Text, and calls that begin with a tag. Text that only begins like a call is text too."""
 
     opening: ClassVar[Tags]
-    trailer: ClassVar[Tags | None] = None
+    trailer: Tags | None = None
     """May occur once after a call, with white space before it: both are dropped with the call."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
         self.tools = tools
+        self.unclosed = False
+        """Whether a call was just read, and no trailer after it."""
 
     @abstractmethod
     def call(self, opening: str) -> Reading[Call]:
@@ -148,10 +150,37 @@ class TaggedParser(GrammarParser):
             self.pieces.call(call)
             if self.trailer is not None:
                 white = yield from self.reader.white()
-                if not (yield from self.reader.maybe(self.trailer)):
+                self.unclosed = not (yield from self.reader.maybe(self.trailer))
+                if self.unclosed:
                     self.pieces.text(white)
 
     def feed(self, text: str) -> list[Sampled]:
         if not self.tools:
             return [Text(text)] if text else []
         return super().feed(text)
+
+
+class SectionParser(TaggedParser):
+    """Text, and calls in sections: a section opens with a tag, ends with its trailer, and has calls and white space inside."""
+
+    beginning: ClassVar[Tags]
+    """Begins each call of a section. Outside of one it is text."""
+
+    def next_opening(self) -> Reading[str]:
+        if self.unclosed:
+            self.unclosed = False
+            self.reader.begin()
+            found = yield from self.reader.maybe(self.beginning)
+            if found:
+                return found
+        return (yield from super().next_opening())
+
+    def call(self, opening: str) -> Reading[Call]:
+        if opening not in self.beginning.tags:
+            yield from self.reader.white()
+            yield from self.reader.expect(self.beginning)
+        return (yield from self.begun())
+
+    @abstractmethod
+    def begun(self) -> Reading[Call]:
+        """Return the call whose beginning has been read. Raises Malformed if it is not a call."""

@@ -47,7 +47,7 @@ class Harmony(GrammarParser):
     complete at the end of the text, if its JSON is.
     """
 
-    names: ClassVar[tuple[str, ...]] = ("harmony", "gpt-oss")
+    names: ClassVar[tuple[str, ...]] = ("harmony", "gpt-oss", "openai")
     template_tags: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|message|>", "functions")
     needs_special: ClassVar[bool] = True
     opening: ClassVar[str] = _START

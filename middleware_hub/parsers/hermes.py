@@ -21,7 +21,7 @@ _END = Tags("</tool_call>")
 class Hermes(TaggedParser):
     """Reads calls as JSON. Tags inside JSON strings are ordinary characters."""
 
-    names: ClassVar[tuple[str, ...]] = ("hermes", "qwen", "qwen25")
+    names: ClassVar[tuple[str, ...]] = ("hermes", "qwen", "qwen25", "qwen3_json")
     template_tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>", "arguments")
     opening = Tags("<tool_call>")
 

@@ -50,24 +50,31 @@ class Schemas:
         """
         types, stripped = self.types(name, key), value.strip(WHITE)
         if types == frozenset(("string",)):
-            return _quoted(value)
+            return spell_string(value)
         if types is None:
-            return stripped if is_json(stripped) else _quoted(value)
+            return spell_untyped(value)
         stripped = _PYTHON.get(stripped, stripped)
         kind = _kind(stripped)
         if kind is not None and kind != "string" and _fits(kind, stripped, types):
             return stripped
         if "string" in types or kind is None:
-            return _quoted(value)
+            return spell_string(value)
         return stripped
+
+
+def spell_untyped(value: str) -> str:
+    """Return the JSON text of a value of which no type is known: valid JSON is JSON, all else a string."""
+    stripped = value.strip(WHITE)
+    return stripped if is_json(stripped) else spell_string(value)
 
 
 def spell_arguments(values: Mapping[str, str]) -> str:
     """Return the JSON text of an object whose values are JSON texts already."""
-    return "{" + ", ".join(f"{_quoted(key)}: {value}" for key, value in values.items()) + "}"
+    return "{" + ", ".join(f"{spell_string(key)}: {value}" for key, value in values.items()) + "}"
 
 
-def _quoted(text: str) -> str:
+def spell_string(text: str) -> str:
+    """Return the JSON text of a string."""
     return json.dumps(text, ensure_ascii=False)
 
 

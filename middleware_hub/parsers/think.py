@@ -30,12 +30,16 @@ class Think:
         "deepseek-r1",
         "deepseek-v3",
         "glm45",
+        "minimax",
         "nemotron_3",
+        *("deepseek_r1", "deepseek_v3", "glm47", "minimax_m2", "nemotron_v3"),
     )
     template_tags: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
     needs_special: ClassVar[bool] = False
     begin: ClassVar[Tags] = Tags("<think>")
     end: ClassVar[Tags] = Tags("</think>")
+    following: ClassVar[tuple[str, ...]] = ()
+    """Those of the end tags that already belong to what follows the reasoning."""
 
     def __init__(self, *, starts_inside: bool) -> None:
         self._starts_inside = starts_inside
@@ -94,7 +98,8 @@ class Think:
                 waiting.clear()
             waiting.append(before[len(body) :])
             if tag:
-                reader.at += len(tag)
+                if tag not in self.following:
+                    reader.at += len(tag)
                 # White space other than newlines is reasoning, although nothing followed it.
                 self._say(Reasoning, "".join(waiting).rstrip(_NEWLINES))
                 return
@@ -121,3 +126,36 @@ class Gemma4Think(Think):
     needs_special: ClassVar[bool] = True
     begin: ClassVar[Tags] = Tags("<|channel>thought")
     end: ClassVar[Tags] = Tags("<channel|>")
+
+
+class KimiK2Think(Think):
+    """`kimi-k2`: as `think`, but the model may go over to its calls without an end tag."""
+
+    names: ClassVar[tuple[str, ...]] = ("kimi-k2", "kimi_k2")
+    template_tags: ClassVar[tuple[str, ...]] = (*Think.template_tags, "<|tool_calls_section_begin|>")
+    following: ClassVar[tuple[str, ...]] = ("<|tool_calls_section_begin|>",)
+    end: ClassVar[Tags] = Tags(*Think.end.tags, *following)
+
+
+class MistralThink(Think):
+    """`mistral`: Magistral, and later models that think when they are asked to."""
+
+    names: ClassVar[tuple[str, ...]] = ("mistral",)
+    template_tags: ClassVar[tuple[str, ...]] = ("[THINK]", "[/THINK]")
+    needs_special: ClassVar[bool] = True
+    begin: ClassVar[Tags] = Tags("[THINK]")
+    end: ClassVar[Tags] = Tags("[/THINK]")
+
+
+class SeedThink(Think):
+    """`seed-oss`: its prompt may go on to the first reflection on the budget of thoughts."""
+
+    names: ClassVar[tuple[str, ...]] = ("seed-oss", "seed_oss")
+    template_tags: ClassVar[tuple[str, ...]] = ("<seed:think>", "</seed:think>")
+    needs_special: ClassVar[bool] = True
+    begin: ClassVar[Tags] = Tags("<seed:think>")
+    end: ClassVar[Tags] = Tags("</seed:think>")
+
+    @classmethod
+    def is_open(cls, prompt: str) -> bool:
+        return super().is_open(prompt.rstrip(WHITE).removesuffix("<seed:cot_budget_reflect>"))

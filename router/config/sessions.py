@@ -10,9 +10,12 @@ from router.config.token_budget import DEFAULT_BUDGET, token_budget
 
 History = Literal["keep", "template"]
 
-CALL_PARSERS = ("hermes", "qwen-coder", "llama3", "glm", "deepseek", "harmony", "gemma4", "none")
-"""The parsers of tool calls to name in `--help`; `auto`, and SGLang's own names for them, are understood as well."""
-REASONING_PARSERS = ("think", "gemma4", "harmony", "none")
+CALL_PARSERS = (
+    *("hermes", "qwen-coder", "llama3", "glm", "deepseek", "deepseek-v32", "kimi-k2", "minimax-m2", "mistral"),
+    *("seed-oss", "harmony", "gemma4", "none"),
+)
+"""The parsers of tool calls to name in `--help`; `auto`, and the engines' own names for them, are understood as well."""
+REASONING_PARSERS = ("think", "kimi-k2", "mistral", "seed-oss", "gemma4", "harmony", "none")
 
 
 @dataclass(frozen=True)

@@ -81,10 +81,47 @@ MODELS: dict[str, Markers] = {
     ),
 }
 
+_MISTRAL = Markers(
+    "</s>",
+    (
+        *("[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+        *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[THINK]", "[/THINK]"),
+    ),
+    bos="<s>",
+)
+FAMILIES: dict[str, Markers] = {
+    "kimi_k2": Markers(
+        "<|im_end|>",
+        (
+            *("<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "<|tool_calls_section_begin|>"),
+            *("<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        ),
+        ("<think>", "</think>"),
+    ),
+    "minimax_m2": Markers(
+        "[e~[",
+        ("]~!b[", "]~b]", "<minimax:tool_call>", "</minimax:tool_call>"),
+        ("<think>", "</think>"),
+    ),
+    "mistral": _MISTRAL,
+    "mistral_list": _MISTRAL,
+    "deepseek_v32": Markers(
+        "<｜end▁of▁sentence｜>",
+        ("｜DSML｜",),
+        ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"),
+        bos="<｜begin▁of▁sentence｜>",
+    ),
+    "seed_oss": Markers(
+        "<seed:eos>",
+        ("<seed:bos>", "<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"),
+    ),
+}
+"""Those of the templates in `family_templates`. Where it is not known whether a tag is special, it is."""
+
 
 def markers_of(name: str) -> Markers:
     """The added tokens of a model; those of the templates that read are ChatML's."""
-    return MODELS.get(name, MODELS["qwen2_5"])
+    return MODELS.get(name) or FAMILIES.get(name) or MODELS["qwen2_5"]
 
 
 def chat_model(name: str) -> Path:

@@ -10,6 +10,7 @@ import zipfile
 from functools import cache
 from pathlib import Path
 
+from tests.support.family_templates import FAMILIES
 from tests.support.vocabularies import cache_folder
 from tests.support.wheels import fetch
 
@@ -140,15 +141,18 @@ SPECIAL_TOKENS: dict[str, dict[str, str]] = {
     "llama3_1": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
     "deepseekv3": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
     "gemma4": {"bos_token": "<bos>", "eos_token": "<turn|>"},
+    "mistral": {"bos_token": "<s>", "eos_token": "</s>"},
+    "mistral_list": {"bos_token": "<s>", "eos_token": "</s>"},
+    "deepseek_v32": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
 }
 """The variables that a template sees of its model's tokenizer, where it looks at them."""
 
 
 @cache
 def source(name: str) -> str:
-    """The Jinja source of a template, by the wheel's name for it (`qwen3`), or of `chatml`, or of one that reads."""
-    if name in READING:
-        return READING[name]
+    """The Jinja source of a template, by the wheel's name for it (`qwen3`), or of `chatml`, or of one of ours."""
+    if name in READING or name in FAMILIES:
+        return READING.get(name) or FAMILIES[name]
     return CHATML if name == "chatml" else (folder() / f"{name}.jinja").read_text()
 
 

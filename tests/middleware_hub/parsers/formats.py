@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 from middleware_hub.chat.messages import Call, Reasoning, Text, Tool
 from middleware_hub.parsers.base import CallParser, Sampled
 from middleware_hub.parsers.deepseek import DeepSeek
+from middleware_hub.parsers.deepseek_v32 import DeepSeekV32
 from middleware_hub.parsers.gemma4 import Gemma4
 from middleware_hub.parsers.glm import Glm
 from middleware_hub.parsers.harmony import Harmony
 from middleware_hub.parsers.hermes import Hermes
+from middleware_hub.parsers.kimi_k2 import KimiK2
 from middleware_hub.parsers.llama3 import Llama3
-from middleware_hub.parsers.qwen_coder import QwenCoder
+from middleware_hub.parsers.minimax_m2 import MiniMaxM2
+from middleware_hub.parsers.mistral import Mistral
+from middleware_hub.parsers.qwen_coder import QwenCoder, SeedOss
 from tests.middleware_hub.parsers import naive, naive_formats
 
 TOOLS: Sequence[Tool] = [
@@ -78,6 +82,57 @@ def write_deepseek_v31(name: str, arguments: dict[str, Any]) -> str:
     return f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{inner}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 
 
+def write_dsml(name: str, arguments: dict[str, Any], section: str = "function_calls") -> str:
+    values = "".join(
+        f'<｜DSML｜parameter name="{key}" string="{"true" if isinstance(value, str) else "false"}">'
+        f"{value if isinstance(value, str) else dumps(value)}</｜DSML｜parameter>\n"
+        for key, value in arguments.items()
+    )
+    return f'<｜DSML｜{section}>\n<｜DSML｜invoke name="{name}">\n{values}</｜DSML｜invoke>\n</｜DSML｜{section}>'
+
+
+def write_dsml_v4(name: str, arguments: dict[str, Any]) -> str:
+    return write_dsml(name, arguments, "tool_calls")
+
+
+def write_dsml_json(name: str, arguments: dict[str, Any]) -> str:
+    inner = f'<｜DSML｜invoke name="{name}">\n{dumps(arguments)}\n</｜DSML｜invoke>'
+    return f"<｜DSML｜function_calls>\n{inner}\n</｜DSML｜function_calls>"
+
+
+def write_minimax(name: str, arguments: dict[str, Any]) -> str:
+    values = "".join(
+        f'<parameter name="{key}">{value if isinstance(value, str) else dumps(value)}</parameter>\n'
+        for key, value in arguments.items()
+    )
+    return f'<minimax:tool_call>\n<invoke name="{name}">\n{values}</invoke>\n</minimax:tool_call>'
+
+
+def write_seed(name: str, arguments: dict[str, Any]) -> str:
+    return write_qwen_coder(name, arguments).replace("tool_call>", "seed:tool_call>")
+
+
+def write_kimi(name: str, arguments: dict[str, Any]) -> str:
+    inner = f"functions.{name}:0<|tool_call_argument_begin|>{dumps(arguments)}"
+    return f"<|tool_calls_section_begin|><|tool_call_begin|>{inner}<|tool_call_end|><|tool_calls_section_end|>"
+
+
+def write_kimi_alone(name: str, arguments: dict[str, Any]) -> str:
+    return f"<|tool_call_begin|>{name}:12 <|tool_call_argument_begin|>{dumps(arguments)}<|tool_call_end|>"
+
+
+def write_mistral(name: str, arguments: dict[str, Any]) -> str:
+    return f"[TOOL_CALLS]{name}[ARGS]{dumps(arguments)}"
+
+
+def write_mistral_with_id(name: str, arguments: dict[str, Any]) -> str:
+    return f"[TOOL_CALLS]{name}[CALL_ID]9Ae3bDc2F[ARGS]{dumps(arguments)}"
+
+
+def write_mistral_list(name: str, arguments: dict[str, Any]) -> str:
+    return f'[TOOL_CALLS] [{{"name": {dumps(name)}, "arguments": {dumps(arguments)}}}]'
+
+
 def write_harmony(name: str, arguments: dict[str, Any]) -> str:
     body = f"<|constrain|>json<|message|>{dumps(arguments)}<|call|>"
     return f"<|start|>assistant<|channel|>commentary to=functions.{name} {body}"
@@ -110,12 +165,27 @@ class Format:
     tags: tuple[str, ...]
     plain_strings: bool = field(default=False)
     """Strings stand there as they are, and cannot hold the format's own tags."""
+    trailers: tuple[str, ...] = ()
+    """Stand around several calls, and may come after the last of them."""
+    untyped: tuple[Callable[[str, dict[str, Any]], str], ...] = ()
+    """Those writers whose values are strings if they are no JSON."""
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """The ids that writers give to their calls, by the names of the writers."""
+
+    def up_to_the_call(self, text: str) -> str:
+        """What a writer wrote, without what may come after a call."""
+        found = next(filter(text.endswith, self.trailers), "")
+        return text.removesuffix(found).rstrip()
 
 
 def oracle(
-    call: Callable[[naive.Naive], Call], openings: Sequence[str], trailer: str = "", bare: str = ""
+    call: Callable[[naive.Naive], Call],
+    openings: Sequence[str],
+    trailer: str | tuple[str, ...] = "",
+    bare: str = "",
+    further: str = "",
 ) -> Callable[[str], list[Sampled]]:
-    return lambda text: naive.parse(text, call, openings, trailer, bare)
+    return lambda text: naive.parse(text, call, openings, trailer, bare, further)
 
 
 FORMATS = {
@@ -139,6 +209,32 @@ FORMATS = {
             "</parameter>",
         ),
         plain_strings=True,
+        untyped=(write_qwen_coder,),
+    ),
+    "seed-oss": Format(
+        SeedOss,
+        oracle(naive_formats.seed_oss, ["<seed:tool_call>"]),
+        (write_seed,),
+        ("<seed:tool_call>", "</seed:tool_call>", "<function=f>", "</function>", "<parameter=s>", "</parameter>"),
+        plain_strings=True,
+        untyped=(write_seed,),
+    ),
+    "minimax-m2": Format(
+        MiniMaxM2,
+        oracle(
+            naive_formats.minimax_m2,
+            ["<minimax:tool_call>"],
+            trailer="</minimax:tool_call>",
+            further='<invoke name="',
+        ),
+        (write_minimax,),
+        (
+            *("<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="f">', '<invoke name="f">\n</invoke>'),
+            *("</invoke>", '<parameter name="a">', '<parameter name="s">', "</parameter>"),
+        ),
+        plain_strings=True,
+        trailers=("</minimax:tool_call>",),
+        untyped=(write_minimax,),
     ),
     "glm": Format(
         Glm,
@@ -146,6 +242,7 @@ FORMATS = {
         (write_glm, write_glm_47),
         ("<tool_call>f", "</tool_call>", "<arg_key>a", "</arg_key>", "<arg_key>s", "<arg_value>", "</arg_value>"),
         plain_strings=True,
+        untyped=(write_glm, write_glm_47),
     ),
     "deepseek": Format(
         DeepSeek,
@@ -164,6 +261,48 @@ FORMATS = {
             "<｜tool▁call▁end｜>",
             "<｜tool▁calls▁end｜>",
         ),
+        trailers=("<｜tool▁calls▁end｜>",),
+    ),
+    "deepseek-v32": Format(
+        DeepSeekV32,
+        oracle(
+            naive_formats.deepseek_v32,
+            ["<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"],
+            trailer=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+            further='<｜DSML｜invoke name="',
+        ),
+        (write_dsml_json, write_dsml_v4, write_dsml),
+        (
+            *("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
+            *('<｜DSML｜invoke name="f">', '<｜DSML｜invoke name="f"/>', "</｜DSML｜invoke>"),
+            *('<｜DSML｜parameter name="s">', '<｜DSML｜parameter name="a" string="true">', "</｜DSML｜parameter>"),
+        ),
+        plain_strings=True,
+        trailers=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+        untyped=(write_dsml, write_dsml_v4),
+    ),
+    "kimi-k2": Format(
+        KimiK2,
+        oracle(
+            naive_formats.kimi_k2,
+            ["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
+            trailer="<|tool_calls_section_end|>",
+        ),
+        (write_kimi, write_kimi_alone),
+        (
+            *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>functions.f:0"),
+            *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", "functions.", ":1"),
+        ),
+        trailers=("<|tool_calls_section_end|>",),
+        ids={"write_kimi": "functions.f:0", "write_kimi_alone": "f:12"},
+    ),
+    "mistral": Format(
+        Mistral,
+        oracle(naive_formats.mistral, ["[TOOL_CALLS]"]),
+        (write_mistral, write_mistral_with_id, write_mistral_list),
+        ("[TOOL_CALLS]", "[TOOL_CALLS]f", "[TOOL_CALLS] [", '{"name": "f"}', "[ARGS]", "[CALL_ID]", ",", "]"),
+        trailers=("]",),
+        ids={"write_mistral_with_id": "9Ae3bDc2F"},
     ),
     "gemma4": Format(
         Gemma4,

@@ -24,6 +24,8 @@ class Naive:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
+        self.trailer = ""
+        self.further = ""
 
     def has(self, *tags: str) -> str:
         """Goes over the tag that is here."""
@@ -140,10 +142,16 @@ class Naive:
 
 
 def parse(
-    text: str, call: Callable[[Naive], Call], openings: Sequence[str], trailer: str = "", bare: str = ""
+    text: str,
+    call: Callable[[Naive], Call],
+    openings: Sequence[str],
+    trailer: str | tuple[str, ...] = "",
+    bare: str = "",
+    further: str = "",
 ) -> list[Sampled]:
-    """All of it. `bare`: what opens a call only at the beginning, or behind another one."""
-    read, stretches, fresh = Naive(text), list[str | Call]([""]), True
+    """All of it. `bare`: what opens a call only at the beginning, or behind another one. `further`: what opens one only behind
+    another one, when no trailer came between; a call may say both `trailer` and `further` itself."""
+    read, stretches, fresh, inside = Naive(text), list[str | Call]([""]), True, False
 
     def say(more: str) -> None:
         assert isinstance(stretches[-1], str)
@@ -155,7 +163,9 @@ def parse(
             say(read.white())
             continue
         opens = any(text.startswith(tag, begin) for tag in openings) or (fresh and bare and read.char() == bare)
-        fresh = False
+        more = further or read.further
+        opens = opens or (inside and more != "" and text.startswith(more, begin))
+        fresh = inside = False
         if not opens:
             read.at += 1
             say(text[begin : read.at])
@@ -167,9 +177,12 @@ def parse(
             continue
         stretches += [found, ""]
         fresh = True
-        if trailer:
+        ends = (trailer,) if isinstance(trailer, str) else trailer
+        ends = tuple(filter(None, (*ends, read.trailer)))
+        if ends:
             white = read.white()
-            if not read.has(trailer):
+            inside = not read.has(*ends)
+            if inside:
                 say(white)
     return without_margins(stretches)
 
@@ -189,13 +202,16 @@ def without_margins(stretches: Sequence[str | Call]) -> list[Sampled]:
     return found
 
 
-def think(text: str, begin: str, end: str, *, inside: bool) -> tuple[str, str]:
-    """Reasoning and text."""
+def think(text: str, begin: str, end: str, *, inside: bool, following: str = "") -> tuple[str, str]:
+    """Reasoning and text. `following` ends reasoning as well, and is text."""
     bare = text.lstrip(WHITE)
     if bare.startswith(begin):
         text = bare[len(begin) :]
     elif not inside:
         return "", text
     thought, found, said = text.partition(end)
+    if following and following in thought + found:
+        thought, found, said = text.partition(following)
+        said = found + said
     thought = thought.lstrip("\r\n")
     return thought.rstrip("\r\n") if found else thought, said.lstrip("\r\n")

@@ -69,9 +69,9 @@ def hermes(read: Naive) -> Call:
     return call
 
 
-def qwen_coder(read: Naive) -> Call:
+def qwen_coder(read: Naive, end: str = "</tool_call>") -> Call:
     values = {}
-    read.need("<tool_call>")
+    read.need(end.replace("/", ""))
     read.white()
     read.need("<function=")
     name = read.name()
@@ -80,13 +80,17 @@ def qwen_coder(read: Naive) -> Call:
     while read.need("<parameter=", "</function>") == "<parameter=":
         key = read.word(lambda char: char not in "<>\r\n")
         read.need(">")
-        value = read.until("</parameter>", "</tool_call>")
+        value = read.until("</parameter>", end)
         value = value[1:] if value[:1] == "\n" else value
         values[key] = typed(name, key, value[:-1] if value[-1:] == "\n" else value)
         read.white()
     read.white()
-    read.need("</tool_call>")
+    read.need(end)
     return Call(name, spelled(values))
+
+
+def seed_oss(read: Naive) -> Call:
+    return qwen_coder(read, "</seed:tool_call>")
 
 
 def glm(read: Naive) -> Call:
@@ -141,6 +145,92 @@ def deepseek(read: Naive) -> Call:
         read.white()
     read.need("<｜tool▁call▁end｜>")
     return Call(name, arguments)
+
+
+def deepseek_v32(read: Naive) -> Call:
+    if read.has("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"):
+        read.white()
+    read.need('<｜DSML｜invoke name="')
+    name, values = read.name(), {}
+    if read.need('">', '"/>') == '"/>':
+        return Call(name, "{}")
+    read.white()
+    if read.char() == "{":
+        arguments = read.object()
+        read.white()
+        read.need("</｜DSML｜invoke>")
+        return Call(name, arguments)
+    while read.need('<｜DSML｜parameter name="', "</｜DSML｜invoke>") != "</｜DSML｜invoke>":
+        key = read.word(lambda char: char not in '<>"\r\n')
+        kind = read.need('" string="true">', '" string="false">', '">')
+        value = read.until("</｜DSML｜parameter>", "</｜DSML｜function_calls>", "</｜DSML｜tool_calls>")
+        if "true" in kind:
+            values[key] = json.dumps(value, ensure_ascii=False)
+        else:
+            values[key] = typed(name if kind == '">' else "", key, value)
+        read.white()
+    return Call(name, spelled(values))
+
+
+def minimax_m2(read: Naive) -> Call:
+    if read.has("<minimax:tool_call>"):
+        read.white()
+    read.need('<invoke name="')
+    name, values = read.name(), {}
+    read.need('">')
+    read.white()
+    while read.need('<parameter name="', "</invoke>") != "</invoke>":
+        key = read.word(lambda char: char not in '<>"\r\n')
+        read.need('">')
+        values[key] = typed(name, key, read.until("</parameter>", "</minimax:tool_call>"))
+        read.white()
+    return Call(name, spelled(values))
+
+
+def kimi_k2(read: Naive) -> Call:
+    if read.has("<|tool_calls_section_begin|>"):
+        read.white()
+    read.need("<|tool_call_begin|>")
+    read.white()
+    header = read.name()
+    name, colon, number = header.removeprefix("functions.").rpartition(":")
+    if not name or not colon or not re.fullmatch("[0-9]+", number):
+        raise Fault
+    read.white()
+    read.need("<|tool_call_argument_begin|>")
+    read.white()
+    arguments = read.object()
+    read.white()
+    read.need("<|tool_call_end|>")
+    return Call(name, arguments, header)
+
+
+def mistral(read: Naive) -> Call:
+    listed = bool(read.has(","))
+    if not listed:
+        read.need("[TOOL_CALLS]")
+    read.white()
+    if not listed:
+        listed = bool(read.has("["))
+        if listed:
+            read.white()
+    if listed or read.char() == "{":
+        read.need("{")
+        call = envelope(read, strict=False)
+    else:
+        name, number = read.name("[]"), ""
+        read.white()
+        if read.has("[CALL_ID]"):
+            read.white()
+            number = read.name("[]")
+            read.white()
+            read.need("[ARGS]")
+        else:
+            read.has("[ARGS]")
+        read.white()
+        call = Call(name, read.object(), number if re.fullmatch("[0-9A-Za-z]{9}", number) else "")
+    read.trailer, read.further = ("]", ",") if listed else ("", "")
+    return call
 
 
 def gemma4(read: Naive) -> Call:

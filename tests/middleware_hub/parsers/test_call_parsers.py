@@ -94,10 +94,10 @@ def test_a_call_comes_with_its_last_character_and_not_before(made: Format) -> No
     for write in made.writers:
         text = write("f", {"a": {"b": [1, "}"]}})
         parser, found = made.parser(TOOLS), list[Sampled]()
-        # What stands around several calls may come after the last of them.
-        end = text.find("<｜tool▁calls▁end｜>") if "<｜tool▁calls▁end｜>" in text else len(text)
+        end = len(made.up_to_the_call(text))
+        whole = Call("f", '{"a": {"b": [1, "}"]}}', made.ids.get(write.__name__, ""))
         for at, char in enumerate(text):
-            assert found == ([] if at < end else [Call("f", '{"a": {"b": [1, "}"]}}')])
+            assert found == ([] if at < end else [whole])
             found += parser.feed(char)
         assert loaded([*found, *parser.finish()]) == [("f", {"a": {"b": [1, "}"]}})]
 
@@ -106,7 +106,7 @@ def test_a_call_comes_with_its_last_character_and_not_before(made: Format) -> No
 def test_a_call_that_is_cut_is_text_character_for_character(made: Format) -> None:
     for write in made.writers:
         text = write("f", {"a": [1, {"b": None}], "s": "x"})
-        whole = text.removesuffix("<｜tool▁calls▁end｜>").removesuffix("<|call|>")  # may be missing
+        whole = made.up_to_the_call(text).removesuffix("<|call|>")  # may be missing
         for end in range(1, len(whole)):
             assert run(made.parser(TOOLS), [whole[:end]]) == [Text(whole[:end])], "no half of a call"
 
@@ -151,7 +151,7 @@ def test_deep_nesting_is_text_and_no_error(made: Format) -> None:
         for bomb in ("[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000):
             text = write("f", {"a": 12345}).replace("12345", bomb)
             found = run(made.parser(TOOLS), [text])
-            if made.parser.__name__ in ("Glm", "QwenCoder"):
+            if write in made.untyped:
                 assert loaded(found) == [("f", {"a": bomb})], "these have a string there, then"
             else:
                 assert [type(piece) for piece in found] == [Text]
@@ -163,7 +163,7 @@ def test_what_is_no_json_is_no_call(made: Format, value: str) -> None:
     for write in made.writers:
         text = write("f", {"a": 12345}).replace("12345", value)
         found = run(made.parser(TOOLS), [text])
-        if made.parser.__name__ in ("Glm", "QwenCoder"):
+        if write in made.untyped:
             assert loaded(found) == [("f", {"a": value})]
         else:
             assert [type(piece) for piece in found] == [Text]
@@ -299,6 +299,31 @@ def test_llama3_takes_for_a_call_only_what_looks_like_one(text: str, found: list
         ("deepseek", "<｜tool▁calls▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
         ("deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>```json{}```<｜tool▁call▁end｜>"),
         ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f{}<｜tool▁call▁end｜>"),
+        *(
+            ("kimi-k2", f"<|tool_call_begin|>{header}<|tool_call_argument_begin|>{{}}<|tool_call_end|>")
+            for header in ("functions.f", "call_1a", "3", "functions.:0", ":0", "f:", "f:0 g:1", "")
+        ),
+        ("kimi-k2", "<|tool_calls_section_begin|>f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+        ("kimi-k2", "<|tool_call_begin|>f:0<|tool_call_argument_begin|>[]<|tool_call_end|>"),
+        ("minimax-m2", '<invoke name="f"></invoke>'),
+        ("minimax-m2", "<minimax:tool_call><invoke name=f></invoke></minimax:tool_call>"),
+        ("minimax-m2", '<minimax:tool_call><invoke name="f"></minimax:tool_call>'),
+        (
+            "minimax-m2",
+            '<minimax:tool_call><invoke name="f"><parameter name="a">1</minimax:tool_call></parameter></invoke>',
+        ),
+        ("mistral", "[ARGS]{}"),
+        ("mistral", "[TOOL_CALLS]f[ARGS][]"),
+        ("mistral", "[TOOL_CALLS]f[CALL_ID]123456789{}"),
+        ("mistral", '[TOOL_CALLS][[{"name": "f"}]]'),
+        ("mistral", '[TOOL_CALLS] {"name": 5}'),
+        ("deepseek-v32", '<｜DSML｜invoke name="f"/>'),
+        ("deepseek-v32", '<｜DSML｜tool_calls><｜DSML｜invoke name="f">{}{}</｜DSML｜invoke>'),
+        (
+            "deepseek-v32",
+            '<｜DSML｜tool_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="yes">1</｜DSML｜parameter>',
+        ),
+        ("seed-oss", "<tool_call><function=f></function></tool_call>"),
         ("harmony", "<|channel|>thought<|message|>Hm."),
         ("harmony", "<|start|>user<|channel|>"),
         ("harmony", "<|start|>assistant<|message|>Hm."),
@@ -329,6 +354,67 @@ def test_deepseek_hands_out_each_call_of_several() -> None:
     assert parser.feed(fenced) == [Call("g", "{}")]
     assert parser.feed("<｜tool▁calls▁end｜>") == []
     assert parser.finish() == []
+
+
+MINIMAX = '<invoke name="f">\n</invoke>'
+DSML = '<｜DSML｜invoke name="f"/>'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("minimax-m2", f"<minimax:tool_call>\n{MINIMAX}\n{MINIMAX}\n</minimax:tool_call>\n", [F, F]),
+        ("minimax-m2", f"<minimax:tool_call>{MINIMAX} x {MINIMAX}", [F, Text(f" x {MINIMAX}")]),
+        (
+            "minimax-m2",
+            f"<minimax:tool_call>{MINIMAX}</minimax:tool_call>\n{MINIMAX}",
+            [F, Text(f"\n{MINIMAX}")],
+        ),
+        (
+            "minimax-m2",
+            f'<minimax:tool_call>{MINIMAX}<invoke name="f">{MINIMAX}',
+            [F, Text(f'<invoke name="f">{MINIMAX}')],
+        ),
+        ("deepseek-v32", f"\n\n<｜DSML｜function_calls>\n{DSML}{DSML}\n</｜DSML｜function_calls>", [F, F]),
+        ("deepseek-v32", f"<｜DSML｜tool_calls>{DSML}</｜DSML｜tool_calls>{DSML}", [F, Text(DSML)]),
+        ("mistral", '[TOOL_CALLS] [{"name": "f"} , {"name": "f"}]', [F, F]),
+        ("mistral", '[TOOL_CALLS][{"name": "f"},,{"name": "f"}]', [F, Text(',,{"name": "f"}]')]),
+        ("mistral", '[TOOL_CALLS][{"name": "f"}],{"name": "f"}', [F, Text(',{"name": "f"}')]),
+        ("mistral", "[TOOL_CALLS]f[ARGS]{}]", [F, Text("]")]),
+        ("mistral", '[TOOL_CALLS]{"name": "f"}]', [F, Text("]")]),
+        ("mistral", "[TOOL_CALLS]f{}[TOOL_CALLS]f{}", [F, F]),
+    ],
+)
+def test_further_calls_stand_only_in_what_was_opened(name: str, text: str, found: list[Sampled]) -> None:
+    parser = FORMATS[name].parser
+    assert run(parser(TOOLS), [text]) == found
+    assert run(parser(TOOLS), list(text)) == found
+
+
+@pytest.mark.parametrize(("given", "kept"), [("9Ae3bDc2F", "9Ae3bDc2F"), ("9Ae3bDc2", ""), ("call_1234", "")])
+def test_mistral_keeps_an_id_that_its_template_takes(given: str, kept: str) -> None:
+    assert run(FORMATS["mistral"].parser(TOOLS), [f"[TOOL_CALLS]f[CALL_ID]{given}[ARGS]{{}}"]) == [
+        Call("f", "{}", kept)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "expected"),
+    [
+        (' string="true"', "5", '"5"'),
+        (' string="true"', " x\n", '" x\\n"'),
+        (' string="false"', " 5\n", "5"),
+        (' string="false"', "Oslo", '"Oslo"'),
+        ("", "5", "5"),
+    ],
+)
+@pytest.mark.parametrize("key", ["a", "s"])
+def test_a_dsml_parameter_says_whether_it_is_a_string(attribute: str, value: str, expected: str, key: str) -> None:
+    """If it does not, the schema does: `s` is one, of `a` nothing is known."""
+    parameter = f'<｜DSML｜parameter name="{key}"{attribute}>{value}</｜DSML｜parameter>'
+    text = f'<｜DSML｜function_calls><｜DSML｜invoke name="f">{parameter}</｜DSML｜invoke></｜DSML｜function_calls>'
+    expected = '"5"' if key == "s" and not attribute else expected
+    assert run(FORMATS["deepseek-v32"].parser(TOOLS), [text]) == [Call("f", f'{{"{key}": {expected}}}')]
 
 
 def test_harmony_tells_thought_speech_and_calls_apart() -> None:

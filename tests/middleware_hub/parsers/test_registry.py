@@ -14,7 +14,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "sessions.md"
 
 
 def documented(flag: str) -> dict[str, list[str]]:
-    """The table of a flag's parsers: own names, and SGLang's for the same parser."""
+    """The table of a flag's parsers: own names, and those of engines for the same parser."""
     table = DOCUMENT.read_text().partition(f"| `{flag}` | also |")[2].partition("\n\n")[0]
     rows = [row.split("|")[1:3] for row in table.splitlines()[2:]]
     return {name.strip(" `"): re.findall(r"`([^`]+)`", also) for name, also in rows}
@@ -30,7 +30,7 @@ def test_the_document_and_the_help_name_every_call_parser() -> None:
 
 
 def test_the_document_and_the_help_name_every_reasoning_parser() -> None:
-    without_class = {"harmony": ["gpt-oss"], "none": []}
+    without_class = {"harmony": ["gpt-oss", "openai_gptoss"], "none": []}
     assert documented("--reasoning-parser") == registered(REASONING_NAMES) | without_class, (
         "the table in docs/sessions.md"
     )

@@ -17,11 +17,12 @@ from middleware_hub.parsers import (
     reasoning_parser,
 )
 from middleware_hub.parsers.base import Sampled
-from middleware_hub.parsers.think import Gemma4Think, Think
+from middleware_hub.parsers.think import Gemma4Think, KimiK2Think, MistralThink, SeedThink, Think
 from router.errors import BadRequestError
 from tests.conftest import examples
 from tests.middleware_hub.parsers import naive
 from tests.middleware_hub.parsers.formats import CHARACTERS, TOOLS, chunked, run
+from tests.support.family_templates import FAMILIES
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 F = Call("f", '{"a": 1}')
@@ -29,11 +30,29 @@ F = Call("f", '{"a": 1}')
 
 def thinking(kind: type[Think]) -> st.SearchStrategy[str]:
     begin, end = kind.begin.tags[0], kind.end.tags[0]
-    pieces = st.sampled_from([begin, end, begin[:3], end[:4], "\n", "\n\n", " ", "\r\n", "Hm.", CALL]) | CHARACTERS
+    pieces = (
+        st.sampled_from(
+            [
+                begin,
+                end,
+                begin[:3],
+                end[:4],
+                kind.end.tags[-1],
+                kind.end.tags[-1][:5],
+                "\n",
+                "\n\n",
+                " ",
+                "\r\n",
+                "Hm.",
+                CALL,
+            ]
+        )
+        | CHARACTERS
+    )
     return st.lists(pieces, max_size=8).map("".join)
 
 
-@pytest.mark.parametrize("kind", [Think, Gemma4Think])
+@pytest.mark.parametrize("kind", [Think, Gemma4Think, KimiK2Think, MistralThink, SeedThink])
 @pytest.mark.parametrize("inside", [False, True])
 def test_thought_and_speech_are_told_apart_however_the_text_is_cut(kind: type[Think], inside: bool) -> None:
     @settings(max_examples=examples(200))
@@ -43,7 +62,8 @@ def test_thought_and_speech_are_told_apart_however_the_text_is_cut(kind: type[Th
         whole = run(kind(starts_inside=inside), [text])
         assert run(kind(starts_inside=inside), pieces) == whole
         assert run(kind(starts_inside=inside), list(text)) == whole
-        thought, said = naive.think(text, kind.begin.tags[0], kind.end.tags[0], inside=inside)
+        begin, (end, *_) = kind.begin.tags[0], kind.end.tags
+        thought, said = naive.think(text, begin, end, inside=inside, following="".join(kind.following))
         assert whole == [*([Reasoning(thought)] if thought else []), *([Text(said)] if said else [])]
 
     check()
@@ -81,6 +101,15 @@ def test_what_is_thought_said_and_called(text: str, inside: bool, found: list[Sa
     assert run(create("hermes", "think", TOOLS, starts_inside=inside), [text]) == found
 
 
+def test_calls_end_a_thought_that_kimi_did_not_end() -> None:
+    call = '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'
+    text = f"<think>Hm.\n<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>"
+    expected = [Reasoning("Hm."), Call("f", '{"a": 1}', "functions.f:0")]
+    for pieces in ([text], list(text)):
+        assert run(create("kimi-k2", "kimi-k2", TOOLS, starts_inside=False), pieces) == expected
+    assert run(create("kimi-k2", "think", TOOLS, starts_inside=False), [text]) == [Reasoning(text[len("<think>") :])]
+
+
 def test_thought_is_streamed() -> None:
     parser = create("hermes", "think", TOOLS, starts_inside=True)
     assert parser.feed("\nHm") == [Reasoning("Hm")]
@@ -100,6 +129,9 @@ def test_thought_is_streamed() -> None:
         (Think, "<|im_start|>assistant\n", False),
         (Gemma4Think, "<tool_response|><|channel>thought\n", True),
         (Gemma4Think, "<|turn>model\n", False),
+        (SeedThink, "<seed:bos>assistant\n<seed:think>", True),
+        (SeedThink, "<seed:bos>assistant\n<seed:think><seed:cot_budget_reflect>", True),
+        (SeedThink, "<seed:bos>assistant\n", False),
     ],
 )
 def test_a_prompt_may_end_within_a_thought(kind: type[Think], prompt: str, inside: bool) -> None:
@@ -164,6 +196,17 @@ def test_a_parser_that_does_not_exist(name: str, complaint: str) -> None:
         reasoning_parser(name)
 
 
+THOUGHTS = {
+    **{"kimi-k2": "kimi-k2", "minimax-m2": "think", "mistral": "mistral", "deepseek-v32": "think"},
+    **{"seed-oss": "seed-oss"},
+}
+
+
+def by_parser(templates: dict[str, str]) -> dict[str, str]:
+    """Our templates of families by the names of their parsers; the one without thoughts is not among them."""
+    return {name.replace("_", "-"): text for name, text in templates.items() if name != "mistral_list"}
+
+
 # Detection ---------------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +230,7 @@ def test_a_parser_that_does_not_exist(name: str, complaint: str) -> None:
             "think",
         ),
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜> '<think>' '</think>'", "deepseek", "think"),
+        *((template, name, THOUGHTS[name]) for name, template in by_parser(FAMILIES).items()),
         ("'<|start|>assistant<|channel|>analysis<|message|>' 'functions.'", "harmony", "harmony"),
         ("""'<|tool_call>call:' + name '<|"|>' '<tool_call|>' '<|channel>thought' '<channel|>'""", "gemma4", "gemma4"),
         (
@@ -195,6 +239,7 @@ def test_a_parser_that_does_not_exist(name: str, complaint: str) -> None:
             "none",
         ),
         ("<|start_header_id|>assistant<|end_header_id|>", "none", "none"),
+        (FAMILIES["mistral_list"], "mistral", "none"),
         ("", "none", "none"),
     ],
 )

@@ -1,0 +1,79 @@
+"""`deepseek-v32`: DeepSeek V3.2, and V4, which calls its sections `tool_calls`.
+
+<｜DSML｜function_calls>
+<｜DSML｜invoke name="get_weather">
+<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>
+<｜DSML｜parameter name="days" string="false">[1, 2]</｜DSML｜parameter>
+</｜DSML｜invoke>
+</｜DSML｜function_calls>
+
+A model may also write one JSON object between the tags of `invoke`, or `<｜DSML｜invoke name="get_time"/>`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from middleware_hub.chat.messages import Call, Tool
+from middleware_hub.parsers.grammar import SectionParser
+from middleware_hub.parsers.json_text import json_object
+from middleware_hub.parsers.reader import Malformed, Reading, Tags
+from middleware_hub.parsers.schema import Schemas, spell_arguments, spell_string, spell_untyped
+
+_NAME = re.compile(r"[^\s<>{}\"]+")
+_KEY = re.compile(r"[^<>\"\r\n]+")
+_NAME_END = Tags('">', '"/>')
+_ENDS = ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>")
+_PARAMETER, _INVOKE_END = '<｜DSML｜parameter name="', "</｜DSML｜invoke>"
+_PARAMETER_OR_END = Tags(_PARAMETER, _INVOKE_END)
+_END = Tags(_INVOKE_END)
+_STRING, _JSON = '" string="true">', '" string="false">'
+_KEY_END = Tags(_STRING, _JSON, '">')
+_VALUE_END = Tags("</｜DSML｜parameter>", *_ENDS)
+
+
+class DeepSeekV32(SectionParser):
+    """Takes a string with all of its white space. A parameter that does not say whether it is one is typed by the schema."""
+
+    names: ClassVar[tuple[str, ...]] = ("deepseek-v32", "deepseekv32", "deepseekv4", "deepseek_v32", "deepseek_v4")
+    template_tags: ClassVar[tuple[str, ...]] = ("｜DSML｜", "invoke name=", "parameter name=")
+    needs_special: ClassVar[bool] = True
+    opening = Tags("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
+    beginning = Tags('<｜DSML｜invoke name="')
+    trailer = Tags(*_ENDS)
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self._schemas = Schemas(tools)
+
+    def begun(self) -> Reading[Call]:
+        reader = self.reader
+        name = yield from reader.run(_NAME)
+        if (yield from reader.expect(_NAME_END)) == '"/>':
+            return Call(name, "{}")
+        yield from reader.white()
+        if not (yield from reader.at_end()) and reader.text[reader.at] == "{":
+            arguments = yield from json_object(reader)
+            yield from reader.white()
+            yield from reader.expect(_END)
+            return Call(name, arguments)
+        return Call(name, (yield from self._parameters(name)))
+
+    def _parameters(self, name: str) -> Reading[str]:
+        reader, values = self.reader, dict[str, str]()
+        while (yield from reader.expect(_PARAMETER_OR_END)) == _PARAMETER:
+            key = yield from reader.run(_KEY)
+            kind = yield from reader.expect(_KEY_END)
+            value = yield from reader.until(_VALUE_END)
+            if (yield from reader.expect(_VALUE_END)) in _ENDS:
+                raise Malformed
+            if kind == _STRING:
+                values[key] = spell_string(value)
+            elif kind == _JSON:
+                values[key] = spell_untyped(value)
+            else:
+                values[key] = self._schemas.spell(name, key, value)
+            yield from reader.white()
+        return spell_arguments(values)

@@ -1,0 +1,56 @@
+"""`minimax-m2`: MiniMax M2 and later, up to M2.7.
+
+<minimax:tool_call>
+<invoke name="get_weather">
+<parameter name="city">Oslo</parameter>
+</invoke>
+</minimax:tool_call>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import ClassVar
+
+from middleware_hub.chat.messages import Call, Tool
+from middleware_hub.parsers.grammar import SectionParser
+from middleware_hub.parsers.reader import Malformed, Reading, Tags
+from middleware_hub.parsers.schema import Schemas, spell_arguments
+
+_NAME = re.compile(r"[^\s<>{}\"]+")
+_KEY = re.compile(r"[^<>\"\r\n]+")
+_CLOSE = Tags('">')
+_END = "</minimax:tool_call>"
+_PARAMETER_OR_END = Tags('<parameter name="', "</invoke>")
+_VALUE_END = Tags("</parameter>", _END)
+
+
+class MiniMaxM2(SectionParser):
+    """Takes a value with all of its white space. `</minimax:tool_call>` never occurs inside a value."""
+
+    names: ClassVar[tuple[str, ...]] = ("minimax-m2", "minimax_m2")
+    template_tags: ClassVar[tuple[str, ...]] = ("<minimax:tool_call>", "<invoke name=", "<parameter name=")
+    needs_special: ClassVar[bool] = True
+    opening = Tags("<minimax:tool_call>")
+    beginning = Tags('<invoke name="')
+    trailer = Tags(_END)
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self._schemas = Schemas(tools)
+
+    def begun(self) -> Reading[Call]:
+        reader, values = self.reader, dict[str, str]()
+        name = yield from reader.run(_NAME)
+        yield from reader.expect(_CLOSE)
+        yield from reader.white()
+        while (yield from reader.expect(_PARAMETER_OR_END)) != "</invoke>":
+            key = yield from reader.run(_KEY)
+            yield from reader.expect(_CLOSE)
+            value = yield from reader.until(_VALUE_END)
+            if (yield from reader.expect(_VALUE_END)) == _END:
+                raise Malformed
+            values[key] = self._schemas.spell(name, key, value)
+            yield from reader.white()
+        return Call(name, spell_arguments(values))
