@@ -77,12 +77,14 @@ def tools_of(setting: bytes) -> bytes:
     return setting[_DIGEST : 2 * _DIGEST]
 
 
-def call_id(before: MessageKey, depth: int, number: int, name: str, arguments: str) -> str:
+def call_id(before: MessageKey, depth: int, number: int, name: str, arguments: str, *, short: bool = False) -> str:
     """Return an id for the `number`-th tool call of a turn.
 
     The same calls at the same place of a conversation get the same ids, so that a turn that was sampled twice is one message.
+    `short`: nine letters and digits, as Mistral's templates demand.
     """
-    return f"call_{_digest([repr(before), depth, number, name, _arguments(arguments)]).hex()[:24]}"
+    made = _digest([repr(before), depth, number, name, _arguments(arguments)]).hex()
+    return made[:9] if short else f"call_{made[:24]}"
 
 
 def load(name: str) -> KeyFunction:

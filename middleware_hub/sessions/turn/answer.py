@@ -39,6 +39,7 @@ class AnswerBuilder:
         self._request = request
         self._node = node
         self._parser = parser
+        self._short_ids = getattr(parser, "short_ids", False)
         self._tokens = SampledTokens(vocabulary, request.top_logprobs if request.logprobs else None)
         self.calls: list[ToolCall] = []
         self.pieces: list[tuple[Piece, Sequence[TokenLogprob] | None]] = []
@@ -85,8 +86,11 @@ class AnswerBuilder:
             self.pieces.append((shown, logprobs))
 
     def _called(self, call: Call) -> ToolCall:
-        node, number = self._node, len(self.calls)
-        made = ToolCall(call_id(node.key, node.depth, number, call.name, call.arguments), call.name, call.arguments)
+        """Give a call its id: the sampled one, to which the template's result will refer, unless this turn had it before."""
+        node, number, chosen = self._node, len(self.calls), call.id
+        if not chosen or any(other.id == chosen for other in self.calls):
+            chosen = call_id(node.key, node.depth, number, call.name, call.arguments, short=self._short_ids)
+        made = ToolCall(chosen, call.name, call.arguments)
         self.calls.append(made)
         return made
 

@@ -150,3 +150,6 @@ def test_a_call_has_the_same_id_only_at_the_same_place() -> None:
         call_id(b"k", 3, 0, "look", '{"a": 2}'),
     ]
     assert len({same, *others}) == 6
+    short = call_id(b"k", 3, 0, "look", '{"a": 1}', short=True)
+    assert len(short) == 9
+    assert short.isalnum()
