@@ -1,4 +1,4 @@
-"""Earlier turns keep their ids wherever history was not edited: ten shapes of conversations, six published templates."""
+"""Earlier turns keep their ids wherever history was not edited: ten shapes of conversations, six published templates, four of ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tests.support.shapes import SHAPES, UNEDITED, ChatModel, Exchange, Message,
 from tests.support.stack import Stack, stack
 from tests.support.usual import usual
 
-MODELS = ("qwen3", "qwen3_5_think", "qwen2_5", "llama3_1", "glm4moe", "deepseekv3")
+MODELS = (
+    *("qwen3", "qwen3_5_think", "qwen2_5", "llama3_1", "glm4moe", "deepseekv3"),
+    *("kimi_k2", "minimax_m2", "mistral", "seed_oss"),
+)
 PLAYED = [f"{name}-{history}" for name in MODELS for history in ("keep", "template")]
 
 REWRITTEN = {("glm4moe", "think switched")}
