@@ -22,6 +22,7 @@ from middleware_hub.parsers.llama3 import Llama3
 from middleware_hub.parsers.minimax_m2 import MiniMaxM2
 from middleware_hub.parsers.mistral import Mistral
 from middleware_hub.parsers.plain import Plain
+from middleware_hub.parsers.pythonic import Lfm2, Pythonic
 from middleware_hub.parsers.qwen_coder import QwenCoder, SeedOss
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.parsers.think import Gemma4Think, KimiK2Think, MistralThink, SeedThink, Think
@@ -31,7 +32,7 @@ from router.errors import BadRequestError
 # another format. Errors list the most common one first.
 _CALL_PARSERS: tuple[type[NamedCallParser], ...] = (
     *(Harmony, Gemma4, DeepSeekV32, DeepSeek, KimiK2, MiniMaxM2, Mistral, SeedOss),
-    *(Glm, QwenCoder, Hermes, Llama3, Plain),
+    *(Glm, QwenCoder, Hermes, Lfm2, Pythonic, Llama3, Plain),
 )
 _REASONING_PARSERS: tuple[type[NamedReasoningParser], ...] = (
     *(Gemma4Think, KimiK2Think, MistralThink, SeedThink),

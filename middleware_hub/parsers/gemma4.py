@@ -11,15 +11,14 @@ from typing import ClassVar
 
 from middleware_hub.chat.messages import Call
 from middleware_hub.parsers.grammar import TaggedParser
-from middleware_hub.parsers.json_text import DEEPEST, is_json
+from middleware_hub.parsers.json_text import is_json
+from middleware_hub.parsers.nested import Notation, nested
 from middleware_hub.parsers.reader import WHITE, Malformed, Reader, Reading, Tags
 
 _QUOTE, _END = '<|"|>', "<tool_call|>"
 _CALL = Tags("call:")
 _BRACE = Tags("{")
-_CLOSE = Tags("}", "]")
 _VALUE = Tags(_QUOTE, "{", "[")
-_NEXT = Tags(",", "}", "]")
 _COLON = Tags(":")
 _KEY_QUOTE = Tags(_QUOTE)
 _STRING_END = Tags(_QUOTE, _END)
@@ -42,51 +41,13 @@ class Gemma4(TaggedParser):
         yield from reader.expect(_CALL)
         name = yield from reader.run(_NAME)
         yield from reader.expect(_BRACE)
-        arguments = yield from _object(reader)
+        arguments = yield from nested(reader, "}", _NOTATION)
         yield from reader.white()
         yield from reader.expect(_CALL_END)
         return Call(name, arguments)
 
 
-def _object(reader: Reader) -> Reading[str]:
-    """Return the JSON text of the object whose brace has been read."""
-    spelled, closers = ["{"], ["}"]
-    first = True
-    while closers:
-        yield from reader.white()
-        closer = ""
-        if first:
-            closer = yield from reader.maybe(_CLOSE)
-        if not closer:
-            if closers[-1] == "}":
-                spelled.append((yield from _key(reader)) + ": ")
-                yield from reader.white()
-            tag = yield from reader.maybe(_VALUE)
-            if tag in ("{", "["):
-                if len(closers) == DEEPEST:
-                    raise Malformed
-                spelled.append(tag)
-                closers.append("}" if tag == "{" else "]")
-                first = True
-                continue
-            spelled.append((yield from _string(reader)) if tag else (yield from _bare(reader)))
-        # After a value, or in something empty: close everything that ends here.
-        while closers:
-            if not closer:
-                yield from reader.white()
-                closer = yield from reader.expect(_NEXT)
-            if closer == ",":
-                spelled.append(", ")
-                break
-            if closer != closers.pop():
-                raise Malformed
-            spelled.append(closer)
-            closer = ""
-        first = False
-    return "".join(spelled)
-
-
-def _key(reader: Reader) -> Reading[str]:
+def _key(reader: Reader, closer: str) -> Reading[str]:
     if (yield from reader.maybe(_KEY_QUOTE)):
         key = yield from _string(reader)
         yield from reader.white()
@@ -104,10 +65,15 @@ def _string(reader: Reader) -> Reading[str]:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _bare(reader: Reader) -> Reading[str]:
-    """Return a number, true, false or null; some versions of the template print null as `None`."""
+def _scalar(reader: Reader, opened: str) -> Reading[str]:
+    """Return a string, or a number, true, false or null; some versions of the template print null as `None`."""
+    if opened:
+        return (yield from _string(reader))
     word = yield from reader.run(_BARE)
     word = "null" if word == "None" else word
     if not is_json(word):
         raise Malformed
     return word
+
+
+_NOTATION = Notation(_VALUE, Tags("}", "]"), Tags(",", "}", "]"), _key, _scalar)

@@ -12,7 +12,7 @@ History = Literal["keep", "template"]
 
 CALL_PARSERS = (
     *("hermes", "qwen-coder", "llama3", "glm", "deepseek", "deepseek-v32", "kimi-k2", "minimax-m2", "mistral"),
-    *("seed-oss", "harmony", "gemma4", "none"),
+    *("seed-oss", "lfm2", "pythonic", "harmony", "gemma4", "none"),
 )
 """The parsers of tool calls to name in `--help`; `auto`, and the engines' own names for them, are understood as well."""
 REASONING_PARSERS = ("think", "kimi-k2", "mistral", "seed-oss", "gemma4", "harmony", "none")

@@ -1,4 +1,4 @@
-"""Earlier turns keep their ids wherever history was not edited: ten shapes of conversations, six published templates, four of ours."""
+"""Earlier turns keep their ids wherever history was not edited: ten shapes of conversations, ten templates."""
 
 from __future__ import annotations
 

@@ -111,12 +111,18 @@ FAMILIES: dict[str, Markers] = {
         ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"),
         bos="<｜begin▁of▁sentence｜>",
     ),
+    "lfm2_v2": Markers(
+        "<|im_end|>",
+        ("<|tool_call_start|>", "<|tool_call_end|>", "<|tool_response_start|>", "<|tool_response_end|>"),
+        ("<|tool_list_start|>", "<|tool_list_end|>"),
+        bos="<|startoftext|>",
+    ),
     "seed_oss": Markers(
         "<seed:eos>",
         ("<seed:bos>", "<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"),
     ),
 }
-"""Those of the templates in `family_templates`. Where it is not known whether a tag is special, it is."""
+"""Those of the templates in `family_templates`, and of LFM2's own. Where it is not known whether a tag is special, it is."""
 
 
 def markers_of(name: str) -> Markers:

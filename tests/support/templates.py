@@ -141,6 +141,7 @@ SPECIAL_TOKENS: dict[str, dict[str, str]] = {
     "llama3_1": {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
     "deepseekv3": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},
     "gemma4": {"bos_token": "<bos>", "eos_token": "<turn|>"},
+    "lfm2_v2": {"bos_token": "<|startoftext|>", "eos_token": "<|im_end|>"},
     "mistral": {"bos_token": "<s>", "eos_token": "</s>"},
     "mistral_list": {"bos_token": "<s>", "eos_token": "</s>"},
     "deepseek_v32": {"bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>"},

@@ -21,6 +21,7 @@ from middleware_hub.parsers.kimi_k2 import KimiK2
 from middleware_hub.parsers.llama3 import Llama3
 from middleware_hub.parsers.minimax_m2 import MiniMaxM2
 from middleware_hub.parsers.mistral import Mistral
+from middleware_hub.parsers.pythonic import Lfm2, Pythonic
 from middleware_hub.parsers.qwen_coder import QwenCoder, SeedOss
 from tests.middleware_hub.parsers import naive, naive_formats
 
@@ -133,6 +134,23 @@ def write_mistral_list(name: str, arguments: dict[str, Any]) -> str:
     return f'[TOOL_CALLS] [{{"name": {dumps(name)}, "arguments": {dumps(arguments)}}}]'
 
 
+def write_pythonic(name: str, arguments: dict[str, Any]) -> str:
+    return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
+
+
+def write_pythonic_tagged(name: str, arguments: dict[str, Any]) -> str:
+    return f"<|python_start|>{write_pythonic(name, arguments)}<|python_end|>"
+
+
+def write_lfm2(name: str, arguments: dict[str, Any]) -> str:
+    return f"<|tool_call_start|>{write_pythonic(name, arguments)}<|tool_call_end|>"
+
+
+def write_lfm2_as_json(name: str, arguments: dict[str, Any]) -> str:
+    inner = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
+    return f"<|tool_call_start|>[{name}({inner})]<|tool_call_end|>"
+
+
 def write_harmony(name: str, arguments: dict[str, Any]) -> str:
     body = f"<|constrain|>json<|message|>{dumps(arguments)}<|call|>"
     return f"<|start|>assistant<|channel|>commentary to=functions.{name} {body}"
@@ -165,6 +183,8 @@ class Format:
     tags: tuple[str, ...]
     plain_strings: bool = field(default=False)
     """Strings stand there as they are, and cannot hold the format's own tags."""
+    named: bool = False
+    """Arguments have names as in Python."""
     trailers: tuple[str, ...] = ()
     """Stand around several calls, and may come after the last of them."""
     untyped: tuple[Callable[[str, dict[str, Any]], str], ...] = ()
@@ -296,6 +316,34 @@ FORMATS = {
         trailers=("<|tool_calls_section_end|>",),
         ids={"write_kimi": "functions.f:0", "write_kimi_alone": "f:12"},
     ),
+    "pythonic": Format(
+        Pythonic,
+        oracle(naive_formats.pythonic, ["<|python_start|>"], trailer="<|python_end|>", bare="["),
+        (write_pythonic, write_pythonic_tagged),
+        (
+            "<|python_start|>",
+            "<|python_end|>",
+            "[f(",
+            "f(a=",
+            ")]",
+            "), ",
+            "'",
+            "\\x41",
+            "\\ud83d\\ude00",
+            "\\",
+            "True",
+        ),
+        named=True,
+        trailers=("<|python_end|>",),
+    ),
+    "lfm2": Format(
+        Lfm2,
+        oracle(naive_formats.pythonic, ["<|tool_call_start|>"], trailer="<|tool_call_end|>"),
+        (write_lfm2, write_lfm2_as_json),
+        ("<|tool_call_start|>", "<|tool_call_end|>", "[f(", "f(a=", ")]", "), ", "'", "\\u00e9", "\\ud83d", "None"),
+        named=True,
+        trailers=("<|tool_call_end|>",),
+    ),
     "mistral": Format(
         Mistral,
         oracle(naive_formats.mistral, ["[TOOL_CALLS]"]),
@@ -360,6 +408,8 @@ def values(*, plain: bool) -> st.SearchStrategy[Any]:
 
 def arguments(made: Format) -> st.SearchStrategy[dict[str, Any]]:
     """Arguments that this format can write without loss."""
+    if made.named:
+        return st.dictionaries(st.sampled_from(["a", "b", "s", "é_1"]), values(plain=False), max_size=3)
     if not made.plain_strings:
         return st.dictionaries(st.sampled_from(["a", "b", "s"]) | CHARACTERS, values(plain=False), max_size=3)
     if made.parser is Gemma4:

@@ -26,6 +26,7 @@ class Naive:
         self.at = 0
         self.trailer = ""
         self.further = ""
+        self.again = False
 
     def has(self, *tags: str) -> str:
         """Goes over the tag that is here."""
@@ -150,7 +151,7 @@ def parse(
     further: str = "",
 ) -> list[Sampled]:
     """All of it. `bare`: what opens a call only at the beginning, or behind another one. `further`: what opens one only behind
-    another one, when no trailer came between; a call may say both `trailer` and `further` itself."""
+    another one, when no trailer came between. A call may say both `trailer` and `further` itself, or that one comes `again`."""
     read, stretches, fresh, inside = Naive(text), list[str | Call]([""]), True, False
 
     def say(more: str) -> None:
@@ -159,13 +160,15 @@ def parse(
 
     while read.at < len(text):
         begin = read.at
-        if fresh and bare and read.char() in WHITE:
+        again = inside and read.again
+        if fresh and bare and read.char() in WHITE and not again:
             say(read.white())
             continue
         opens = any(text.startswith(tag, begin) for tag in openings) or (fresh and bare and read.char() == bare)
         more = further or read.further
-        opens = opens or (inside and more != "" and text.startswith(more, begin))
+        opens = opens or again or (inside and more != "" and text.startswith(more, begin))
         fresh = inside = False
+        read.again = again
         if not opens:
             read.at += 1
             say(text[begin : read.at])
@@ -176,7 +179,7 @@ def parse(
             say(text[begin : read.at])
             continue
         stretches += [found, ""]
-        fresh = True
+        fresh = inside = True
         ends = (trailer,) if isinstance(trailer, str) else trailer
         ends = tuple(filter(None, (*ends, read.trailer)))
         if ends:

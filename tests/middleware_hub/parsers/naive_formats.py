@@ -233,6 +233,103 @@ def mistral(read: Naive) -> Call:
     return call
 
 
+def pythonic(read: Naive) -> Call:
+    if read.has("<|python_start|>", "<|tool_call_start|>"):
+        read.white()
+        read.need("[")
+    elif not read.again:
+        read.need("[")
+    read.again = False
+    read.white()
+    name = read.word(lambda char: char in ".-_" or char.isalnum())
+    read.need("(")
+    members = []
+    read.white()
+    while not members or read.has(","):
+        read.white()
+        if not members and read.char() in (")", "}", "]"):
+            break
+        key = read.word(lambda char: char == "_" or char.isalnum())
+        read.white()
+        read.need("=")
+        read.white()
+        members.append(f"{json.dumps(key, ensure_ascii=False)}: {pythonic_value(read, 1)}")
+        read.white()
+    if read.need(")", "}", "]") != ")":
+        raise Fault
+    read.white()
+    read.again = read.need(",", "]") == ","
+    return Call(name, "{" + ", ".join(members) + "}")
+
+
+def pythonic_value(read: Naive, depth: int) -> str:
+    if read.char() in ("'", '"'):
+        return pythonic_string(read)
+    if read.char() in ("{", "["):
+        if depth == 200:
+            read.at += 1
+            raise Fault
+        brace = read.need("{", "[")
+        items = []
+        read.white()
+        while not items or read.has(","):
+            read.white()
+            if not items and read.char() in (")", "}", "]"):
+                break
+            key = ""
+            if brace == "{":
+                if read.char() not in ("'", '"'):
+                    raise Fault
+                key = pythonic_string(read) + ": "
+                read.white()
+                read.need(":")
+                read.white()
+            items.append(key + pythonic_value(read, depth + 1))
+            read.white()
+        if read.need(")", "}", "]") != ("}" if brace == "{" else "]"):
+            raise Fault
+        return brace + ", ".join(items) + ("}" if brace == "{" else "]")
+    word = read.word(lambda char: char in "-+._" or char.isalnum())
+    word = {"True": "true", "False": "false", "None": "null"}.get(word, word)
+    if word not in ("true", "false", "null") and not NUMBER.fullmatch(word):
+        raise Fault
+    return word
+
+
+def pythonic_string(read: Naive) -> str:
+    quote, said = read.need("'", '"'), ""
+    while not read.has(quote):
+        if not read.char():
+            raise Fault
+        if not read.has("\\"):
+            said += read.char()
+            read.at += 1
+            continue
+        kind = read.has("x", "u", "U")
+        digits = {"x": 2, "u": 4, "U": 8}.get(kind, 0)
+        for number in range(digits):
+            if read.char() not in [*"0123456789abcdefABCDEF"]:
+                raise Fault
+            read.at += 1
+            if number == digits - 1:
+                code = int(read.text[read.at - digits : read.at], 16)
+                if code > 0x10FFFF:
+                    raise Fault
+                said += chr(code)
+        if kind:
+            continue
+        if read.char() and read.char() in "N01234567":
+            read.at += 1
+            raise Fault
+        found = read.has("\n", *"\\'\"ntrbf/")
+        said += {"\n": "", "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "": "\\"}.get(found, found)
+    try:
+        said = said.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise Fault from None
+    return json.dumps(said, ensure_ascii=False)
+
+
 def gemma4(read: Naive) -> Call:
     read.need("<|tool_call>")
     read.need("call:")

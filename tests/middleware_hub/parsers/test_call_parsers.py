@@ -82,7 +82,7 @@ def test_calls_between_texts_are_found_with_their_arguments(made: Format) -> Non
         text = "\n".join(write("f", each) for each in given)
         calls = [("f", each) for each in given]
         assert loaded(run(made.parser(TOOLS), [text])) == calls
-        if write.__name__ != "write_llama3":
+        if write.__name__ not in ("write_llama3", "write_pythonic"):
             before = Text("Let me look.")
             assert loaded(run(made.parser(TOOLS), ["Let me look.\n\n" + text + "\n"])) == [before, *calls]
 
@@ -165,6 +165,8 @@ def test_what_is_no_json_is_no_call(made: Format, value: str) -> None:
         found = run(made.parser(TOOLS), [text])
         if write in made.untyped:
             assert loaded(found) == [("f", {"a": value})]
+        elif made.named and value == "'x'":
+            assert loaded(found) == [("f", {"a": "x"})], "a string of Python's"
         else:
             assert [type(piece) for piece in found] == [Text]
 
@@ -323,6 +325,19 @@ def test_llama3_takes_for_a_call_only_what_looks_like_one(text: str, found: list
             "deepseek-v32",
             '<｜DSML｜tool_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="yes">1</｜DSML｜parameter>',
         ),
+        *(
+            ("lfm2", f"<|tool_call_start|>[{inner}]<|tool_call_end|>")
+            for inner in (
+                *("f", "f(1)", "f(a)", "f(a=)", "f(a=b)", "f(a=1,)", "f(,)", "f(a=(1))", "f(a={b: 1})", "f(a={1: 2})"),
+                *(r"f(a='\1')", r"f(a='\ud83d')", r"f(a='\N{DASH}')", r"f(a='\xg0')", r"f(a='\U00110000')", "f(a='x)"),
+                *("f(a=1]", "f(a=[1)", "f(a=1) g()", "f (a=1)", "(a=1)", "", '{"name": "f"}'),
+            )
+        ),
+        ("lfm2", "[f()]"),
+        ("lfm2", "<|tool_call_start|>f()<|tool_call_end|>"),
+        ("pythonic", "[1] Smith, 2024"),
+        ("pythonic", "[f(a=1) is a call]"),
+        ("pythonic", "Like [f(a=1)]"),
         ("seed-oss", "<tool_call><function=f></function></tool_call>"),
         ("harmony", "<|channel|>thought<|message|>Hm."),
         ("harmony", "<|start|>user<|channel|>"),
@@ -377,6 +392,12 @@ DSML = '<｜DSML｜invoke name="f"/>'
         ),
         ("deepseek-v32", f"\n\n<｜DSML｜function_calls>\n{DSML}{DSML}\n</｜DSML｜function_calls>", [F, F]),
         ("deepseek-v32", f"<｜DSML｜tool_calls>{DSML}</｜DSML｜tool_calls>{DSML}", [F, Text(DSML)]),
+        ("lfm2", "<|tool_call_start|>[ f() ,\nf()]<|tool_call_end|>\n", [F, F]),
+        ("lfm2", "<|tool_call_start|>[f(),]<|tool_call_end|>", [F, Text("]<|tool_call_end|>")]),
+        ("lfm2", "<|tool_call_start|>[f(),<|tool_call_end|>f()]", [F, Text("f()]")]),
+        ("pythonic", " [f(), f()][f()]<|python_end|>", [F, F, F]),
+        ("pythonic", "[f(), [f()]", [F, Text(" [f()]")]),
+        ("pythonic", "<|python_start|>[f()]<|python_end|> x [f()]", [F, Text(" x [f()]")]),
         ("mistral", '[TOOL_CALLS] [{"name": "f"} , {"name": "f"}]', [F, F]),
         ("mistral", '[TOOL_CALLS][{"name": "f"},,{"name": "f"}]', [F, Text(',,{"name": "f"}]')]),
         ("mistral", '[TOOL_CALLS][{"name": "f"}],{"name": "f"}', [F, Text(',{"name": "f"}')]),
@@ -415,6 +436,24 @@ def test_a_dsml_parameter_says_whether_it_is_a_string(attribute: str, value: str
     text = f'<｜DSML｜function_calls><｜DSML｜invoke name="f">{parameter}</｜DSML｜invoke></｜DSML｜function_calls>'
     expected = '"5"' if key == "s" and not attribute else expected
     assert run(FORMATS["deepseek-v32"].parser(TOOLS), [text]) == [Call("f", f'{{"{key}": {expected}}}')]
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (r"'\d+\n\'\"'", "\\d+\n'\""),
+        (r'"\u00e9\ud83d\ude00\x41\U0001F600"', "é😀A😀"),
+        ("'two\nlines'", "two\nlines"),
+        ("{'a': [True, false, None, null, -1.5e3]}", {"a": [True, False, None, None, -1500.0]}),
+        ("[]", []),
+        ("{}", {}),
+        ("''", ""),
+    ],
+)
+def test_a_value_in_python_or_in_json_becomes_json(written: str, value: object) -> None:
+    text = f"<|tool_call_start|>[f(a={written}, class='x')]<|tool_call_end|>"
+    for pieces in ([text], list(text)):
+        assert loaded(run(FORMATS["lfm2"].parser(TOOLS), pieces)) == [("f", {"a": value, "class": "x"})]
 
 
 def test_harmony_tells_thought_speech_and_calls_apart() -> None:

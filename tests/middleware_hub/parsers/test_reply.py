@@ -240,6 +240,12 @@ def by_parser(templates: dict[str, str]) -> dict[str, str]:
         ),
         ("<|start_header_id|>assistant<|end_header_id|>", "none", "none"),
         (FAMILIES["mistral_list"], "mistral", "none"),
+        ("<|tool_call_start|>[' calls ']<|tool_call_end|> '<think>' '</think>'", "lfm2", "think"),
+        (
+            """<|start_header_id|> {"name": '"parameters": ' [func_name1(params_name1=params_value1)]""",
+            "pythonic",
+            "none",
+        ),
         ("", "none", "none"),
     ],
 )
