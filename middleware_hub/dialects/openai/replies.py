@@ -1,7 +1,8 @@
 """Replies of OpenAI's `POST /v1/chat/completions`: `chat.completion`, and streams of `chat.completion.chunk`.
 
 Fields that OpenAI lacks are in `meta_info` of a choice: `generation_id`, `weight_version`, and everything else a worker
-reported (`routed_experts`, ...). SDKs keep fields that they do not know.
+reported (`routed_experts`, ...). SDKs keep fields that they do not know, and raise for fields that are not there: so
+`reasoning_content` is null where there is none, as from SGLang.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class OpenAIStream:
     ) -> bytes:
         choice = {
             "index": index,
-            "delta": delta,
+            "delta": {"reasoning_content": None, **delta},
             "logprobs": _logprobs(logprobs),
             "finish_reason": finish_reason,
             **more,
@@ -123,8 +124,7 @@ def _named(reply_id: str) -> str:
 def _choice(index: int, answer: Answer) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.content or (None if answer.tool_calls else "")}
     message["refusal"] = None
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
+    message["reasoning_content"] = answer.reasoning or None
     if answer.tool_calls:
         message["tool_calls"] = [call.as_openai() for call in answer.tool_calls]
     return {"index": index, "message": message, "logprobs": _logprobs(answer.logprobs), **ending(answer)}

@@ -103,6 +103,18 @@ def test_openai_whole_comes_back_as_it_was_sampled(told: Told, as_model: bool) -
     assert asked[1].messages[1] == canonical(told[0])
 
 
+def test_openai_clients_may_ask_for_thoughts_where_there_are_none() -> None:
+    """As they do of SGLang, which has the field in every message and every delta: the library raises if it is missing."""
+    told: Told = (Answer(generation_id="g", content="Hi."), [Text("Hi.")])
+    with openai_client(telling(OpenAI(), told), []) as client:
+        found: list[Any] = [client.chat.completions.create(model="tiny", messages=[USER]).choices[0].message]
+        found += [
+            chunk.choices[0].delta
+            for chunk in client.chat.completions.create(model="tiny", messages=[USER], stream=True)
+        ]
+    assert [one.reasoning_content for one in found] == [None] * 4
+
+
 @few
 @given(tellings())
 def test_anthropic_stream_comes_back_as_it_was_sampled(told: Told) -> None:

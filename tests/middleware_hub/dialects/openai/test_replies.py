@@ -57,7 +57,7 @@ def test_a_whole_reply() -> None:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "Four.", "refusal": None},
+                "message": {"role": "assistant", "content": "Four.", "refusal": None, "reasoning_content": None},
                 "logprobs": None,
                 "finish_reason": "stop",
                 "matched_stop": "\n",
@@ -131,7 +131,7 @@ def test_every_whole_reply_is_valid(given: list[Answer]) -> None:
     reply = whole(*given)
     for answer, choice in zip(given, reply["choices"], strict=True):
         assert (choice["message"]["content"] or "") == answer.content
-        assert choice["message"].get("reasoning_content", "") == answer.reasoning
+        assert choice["message"]["reasoning_content"] == (answer.reasoning or None)
         called = [call["function"]["arguments"] for call in choice["message"].get("tool_calls", ())]
         assert called == [call.arguments for call in answer.tool_calls]
         assert len(choice["logprobs"]["content"]) == len(answer.logprobs or ())
@@ -159,7 +159,8 @@ def test_the_chunks_of_a_stream_add_up_to_the_whole_reply(
     assert all("usage" not in chunk and len(chunk["choices"]) == 1 for chunk in found)
     for choice in whole_reply["choices"]:
         mine = [chunk["choices"][0] for chunk in found if chunk["choices"][0]["index"] == choice["index"]]
-        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert mine[0]["delta"] == {"role": "assistant", "content": "", "reasoning_content": None}
+        assert all("reasoning_content" in one["delta"] for one in mine)
         assert [one["finish_reason"] for one in mine[:-1]] == [None] * (len(mine) - 1)
         for key in ("finish_reason", "matched_stop", "meta_info"):
             assert mine[-1][key] == choice[key]
