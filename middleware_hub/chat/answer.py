@@ -32,6 +32,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         completion_tokens: the number of sampled tokens, hidden ones included.
         logprobs: those of all sampled tokens; None if the client did not ask for them.
         extra: further fields of the worker's reply, raw, under their own names (`routed_experts`, `hidden_states`, ...).
+        ids: the sampled ids, and in `prompt_ids` those that were sent, as a JSON list; None if the client did not ask for them.
     """
 
     generation_id: str
@@ -47,6 +48,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     weight_version: str | None = None
     logprobs: Sequence[TokenLogprob] | None = None
     extra: dict[str, Raw] = {}
+    ids: Sequence[int] | None = None
+    prompt_ids: Raw | None = None
 
 
 class ReplyHead(msgspec.Struct, frozen=True):

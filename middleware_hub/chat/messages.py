@@ -86,6 +86,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         call_choice: `auto`, `none` (what looks like a call is text), `required`, or the name of the only tool to call.
         logprobs: whether the client wants logprobs; `top_logprobs` is the number of alternatives for each token.
         stream_usage: whether a stream ends with the token counts.
+        token_ids: whether the client wants the ids of prompt and reply.
         extra: further top-level fields for the worker, raw (`lora_path`, `priority`, `return_routed_experts`, ...).
     """
 
@@ -101,6 +102,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     call_choice: str = "auto"
     logprobs: bool = False
     top_logprobs: int = 0
+    token_ids: bool = False
     model: str = ""
     extra: dict[str, Raw] = {}
 

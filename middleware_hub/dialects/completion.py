@@ -20,6 +20,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         sampling: `sampling_params` for `/generate`, with `n` if it is more than 1.
         stream_usage: whether a stream ends with the token counts.
         logprobs: how many alternatives of each token the client wants; None for no logprobs.
+        token_ids: whether the client wants the ids of prompt and reply.
         echo: whether the reply's text begins with the prompt's.
         extra: further top-level fields for the worker, raw (`lora_path`, `return_trajectory`, ...).
     """
@@ -32,6 +33,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream_usage: bool = False
     logprobs: int | None = None
     echo: bool = False
+    token_ids: bool = False
     model: str = ""
     extra: dict[str, Raw] = {}
 
@@ -59,6 +61,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         fields["stream"] = self.stream
         if self.samples == 1:
             fields["rid"] = rid
+        if self.token_ids:
+            fields["return_prompt_token_ids"] = True
         if self.logprobs is not None:
             fields["return_logprob"] = True
             if self.logprobs:

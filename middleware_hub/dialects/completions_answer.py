@@ -24,6 +24,7 @@ class CompletionAnswer:
         self._tokens = SampledTokens(vocabulary, request.logprobs)
         self._streamed = StreamedReply(added=[])
         self._alternatives = bool(request.logprobs)
+        self._token_ids = request.token_ids
         self.answer: Answer | None = None
         """The answer; for a stream, without the text and the logprobs that were sent before."""
 
@@ -32,7 +33,7 @@ class CompletionAnswer:
             reply, short = read_reply(raw)
             if self._alternatives:
                 self._tokens.take_tops(read_fields(raw)[1], len(reply.ids))
-            return _answer(reply, *read_fields(short.body), content=reply.text, logprobs=self._tokens.all(reply))
+            return self._answer(reply, *read_fields(short.body), content=reply.text, logprobs=self._tokens.all(reply))
         except (UnreadableReplyError, *JSON_ERRORS) as error:
             raise refusals.unreadable(error) from error
 
@@ -48,7 +49,7 @@ class CompletionAnswer:
             if streamed.finished and self.answer is None:
                 reply = streamed.reply()
                 assert reply is not None, "there was an event"
-                self.answer = _answer(reply, streamed.last_fields, streamed.last_meta)
+                self.answer = self._answer(reply, streamed.last_fields, streamed.last_meta)
         except (UnreadableReplyError, *JSON_ERRORS) as error:
             raise refusals.unreadable(error) from error
         return text
@@ -57,6 +58,8 @@ class CompletionAnswer:
         """Return the logprobs of the stream's tokens since the last call; None if unwanted, or if there are none."""
         return self._tokens.news(self._streamed) or None
 
-
-def _answer(reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw], **known: Any) -> Answer:
-    return answer_of(reply, meta, extra=further_fields(fields, meta), **known)
+    def _answer(self, reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw], **known: Any) -> Answer:
+        extra = further_fields(fields, meta)
+        if self._token_ids:
+            known |= {"ids": [*reply.ids], "prompt_ids": extra.pop("prompt_token_ids", None)}
+        return answer_of(reply, meta, extra=extra, **known)

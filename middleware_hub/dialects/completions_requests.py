@@ -73,6 +73,7 @@ def parse(body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> CompletionReques
         stream_usage=bool(options is not None and options.include_usage),
         logprobs=logprobs,
         echo=echo,
+        token_ids=fields.take("return_token_ids", BOOLEAN) or False,
         model=fields.take("model", STRING) or "",
         extra=fields.rest(),
     )

@@ -94,6 +94,18 @@ def test_ids_are_sent_as_they_are(worker: EmbeddedWorker, client: openai.OpenAI)
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_are_what_the_worker_read_and_sampled(
+    worker: EmbeddedWorker, client: openai.OpenAI, stream: bool
+) -> None:
+    worker.script(text="four of them.")
+    reply = client.completions.create(
+        model="m", prompt=PROMPT, max_tokens=20, stream=stream, extra_body={"return_token_ids": True}
+    )
+    choice: Any = ([*reply][-1] if stream else reply).choices[0]  # type: ignore[union-attr,attr-defined]
+    assert (choice.prompt_token_ids, choice.token_ids) == (worker.log[-1].input_ids, worker.log[-1].output_ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_batch_with_several_samples(served: Stack, client: openai.OpenAI, stream: bool, space: str) -> None:
     prompts = ["First: ", "Second: "]
     headers = {"x-radix-namespace": space}

@@ -16,7 +16,7 @@ from tests.support.engines import Engine
 
 ENGINES = ("sglang", "vllm")
 
-TOLD: dict[str, Any] = {"return_prompt_token_ids": True}
+TOLD: dict[str, Any] = {"return_prompt_token_ids": True, "return_token_ids": True}
 Json = dict[str, Any]
 
 
@@ -64,6 +64,7 @@ def test_openais_client(engine: Engine, root: str, stream: bool) -> None:
         chain = [*branch["prompt_ids"], *branch["response_ids"]]
         assert chain[: len(sent)] == sent
         assert len(chain) == len(sent) + usage.completion_tokens
+        assert [*choice.prompt_token_ids, *choice.token_ids] == chain
         sampled += usage.completion_tokens
         if choice.finish_reason == "stop" and chain[-1] not in sent:
             break  # a special token with which the template ends no turn: the next prompt would be without it

@@ -27,7 +27,7 @@ from tests.support.agents import (
 from tests.support.asking import Asking
 from tests.support.client import Answer
 from tests.support.fleet import until
-from tests.support.stack import Stack, stack
+from tests.support.stack import Stack, events, stack
 
 
 @pytest.fixture(scope="module")
@@ -579,6 +579,39 @@ class TestEveryField:
             for run in only["weight_versions"]:
                 spread[run["start"] : run["end"]] = [run["version"]] * (run["end"] - run["start"])
             assert spread == versions[begin:]
+
+
+class TestTokenIds:
+    """`return_token_ids`, for clients that keep the ids themselves."""
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_they_are_what_the_worker_read_and_sampled(self, agent: AgentSession, stream: bool) -> None:
+        first = agent.must(user("Hello"), says="Hi.", return_token_ids=True)
+        assert self.told(first.answer.json()["choices"][0]) == (first.sent, first.sampled)
+        options = {"stream": stream, "return_token_ids": True}
+        second = agent.must(user("Hello"), first.message, user("How are you?"), says="Well.", **options)
+        last = events(second.answer)[-1] if stream else second.answer.json()
+        assert self.told(last["choices"][0]) == (second.sent, second.sampled)
+        assert last["prompt_token_ids"] == second.sent
+        assert second.sent[: len(first.chain)] == first.chain
+
+    def test_each_sample_has_its_own(self, agent: AgentSession) -> None:
+        turn = agent.must(user("Hello"), n=2, max_tokens=4, return_token_ids=True)
+        found = [self.told(choice) for choice in turn.answer.json()["choices"]]
+        records = agent.stack.workers[0].log[-2:]
+        assert sorted(found) == sorted((list(one.input_ids), list(one.output_ids)) for one in records)
+
+    def test_nothing_is_sampled_where_the_budget_is_spent(self, whole: Stack) -> None:
+        agent = AgentSession.make(whole, response_budget=12)
+        first = agent.must(user("a"), says="one two three four five six seven eight nine ten")
+        spent = agent.must(user("a"), first.message, user("b" * 50), return_token_ids=True)
+        sent, sampled = self.told(spent.answer.json()["choices"][0])
+        assert (sent[: len(first.chain)], sampled) == (first.chain, [])
+
+    @staticmethod
+    def told(choice: dict[str, Any]) -> tuple[list[int], list[int]]:
+        assert choice["token_ids"] == choice["response_token_ids"]
+        return choice["prompt_token_ids"], choice["token_ids"]
 
 
 class TestHistory:

@@ -123,6 +123,24 @@ def test_a_whole_reply() -> None:
     assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids(stream: bool) -> None:
+    told = {**ONE, "prompt_token_ids": [4, 5, 6, 7]}
+    engine = Engine(told, events=[told])
+    _, found = answer(engine, stream=stream, return_token_ids=True)
+    assert engine.asked["return_prompt_token_ids"] is True
+    (choice,) = (found[-2] if stream else found)["choices"]  # `[DONE]` comes last
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([4, 5, 6, 7], [0, 1])
+    assert "prompt_token_ids" not in choice["meta_info"]
+
+
+def test_no_token_ids_where_nobody_asks() -> None:
+    engine = Engine(ONE)
+    _, found = answer(engine, return_token_ids=False)
+    assert "return_prompt_token_ids" not in engine.asked
+    assert not {"prompt_token_ids", "token_ids"} & found["choices"][0].keys()
+
+
 def test_what_is_asked_inside() -> None:
     async def work() -> None:
         engine = Engine(ONE)

@@ -2,7 +2,8 @@
 
 Fields that OpenAI lacks are in `meta_info` of a choice: `generation_id`, `weight_version`, and everything else a worker
 reported (`routed_experts`, ...). SDKs keep fields that they do not know, and raise for fields that are not there: so
-`reasoning_content` is null where there is none, as from SGLang.
+`reasoning_content` is null where there is none, as from SGLang. The ids of `return_token_ids` are where SGLang and vLLM have
+them, under the names of both.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def whole(_: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> bytes:
             "model": head.model,
             "choices": [_choice(index, answer) for index, answer in enumerate(answers)],
             "usage": usage(answers, answers[:1]),
+            **_prompt_ids(answers[0]),
         }
     )
 
@@ -81,7 +83,7 @@ class OpenAIStream:
     def finish(self, index: int, answer: Answer) -> bytes:
         """Return the finish reason, and the logprobs of tokens after the last piece: a hidden tail has no text of its own."""
         behind = None if answer.logprobs is None else answer.logprobs[self._shown[index] :]
-        return self._chunk(index, {}, behind or None, **ending(answer))
+        return self._chunk(index, {}, behind or None, _prompt_ids(answer), **_chat_ending(answer))
 
     def end(self, answers: Sequence[Answer]) -> bytes:
         """Return the usage, if the request asks for it, and `[DONE]`."""
@@ -103,6 +105,7 @@ class OpenAIStream:
         index: int,
         delta: dict[str, Any],
         logprobs: Sequence[TokenLogprob] | None = None,
+        beside: dict[str, Any] | None = None,
         *,
         finish_reason: str | None = None,
         **more: Any,
@@ -114,7 +117,8 @@ class OpenAIStream:
             "finish_reason": finish_reason,
             **more,
         }
-        return self._opening + _encode(choice) + b"]}\n\n"
+        end = b"," + _encode(beside)[1:] if beside else b"}"
+        return self._opening + _encode(choice) + b"]" + end + b"\n\n"
 
 
 def _named(reply_id: str) -> str:
@@ -127,17 +131,30 @@ def _choice(index: int, answer: Answer) -> dict[str, Any]:
     message["reasoning_content"] = answer.reasoning or None
     if answer.tool_calls:
         message["tool_calls"] = [call.as_openai() for call in answer.tool_calls]
-    return {"index": index, "message": message, "logprobs": _logprobs(answer.logprobs), **ending(answer)}
+    return {"index": index, "message": message, "logprobs": _logprobs(answer.logprobs), **_chat_ending(answer)}
 
 
 def ending(answer: Answer) -> dict[str, Any]:
     """Return how a choice ends, and the fields that the dialect lacks."""
     # `abort` is SGLang's word. OpenAI has no such word, and any of its own words would make half a reply look complete.
-    return {
+    end: dict[str, Any] = {
         "finish_reason": answer.finish,
         "matched_stop": answer.matched,
         "meta_info": {"generation_id": answer.generation_id, "weight_version": answer.weight_version, **answer.extra},
     }
+    if answer.ids is not None:
+        end |= {**_prompt_ids(answer), "token_ids": answer.ids}
+    return end
+
+
+def _chat_ending(answer: Answer) -> dict[str, Any]:
+    # SGLang's chats have another name for `token_ids`, which is vLLM's.
+    more = {} if answer.ids is None else {"response_token_ids": answer.ids}
+    return {**ending(answer), **more}
+
+
+def _prompt_ids(answer: Answer) -> dict[str, Any]:
+    return {} if answer.ids is None else {"prompt_token_ids": answer.prompt_ids}
 
 
 def usage(answers: Sequence[Answer], firsts: Sequence[Answer]) -> dict[str, Any]:

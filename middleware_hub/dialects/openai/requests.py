@@ -94,6 +94,7 @@ def _read(fields: Fields) -> ChatRequest:
         call_choice=_choice(fields, tools),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
+        token_ids=fields.take("return_token_ids", BOOLEAN) or False,
         model=fields.take("model", STRING) or "",
         extra=fields.rest(),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Raw
 
@@ -107,7 +108,14 @@ class AnswerBuilder:
         return not empty and thought.strip().startswith(reasoning) and begins(shown, echo)
 
     def answer(
-        self, reply: Reply, fields: dict[str, Raw], meta: dict[str, Raw], *, prompt_tokens: int, cut_off: bool = False
+        self,
+        reply: Reply,
+        fields: dict[str, Raw],
+        meta: dict[str, Raw],
+        *,
+        prompt_tokens: int,
+        cut_off: bool = False,
+        **known: Any,
     ) -> Answer:
         """End the text, and return the whole answer.
 
@@ -115,6 +123,7 @@ class AnswerBuilder:
             fields, meta: its top level and its `meta_info`, raw.
             prompt_tokens: the length of the prompt that was sent.
             cut_off: whether the generation was ended on purpose.
+            known: further fields of the answer.
         """
         self._take(None)
         said: dict[type[Piece], list[str]] = {Text: [], Reasoning: []}
@@ -135,6 +144,7 @@ class AnswerBuilder:
             logprobs=self._tokens.all(reply) if self._request.logprobs else None,
             # Copies, because a slice would keep the whole reply in memory as long as the session lives.
             extra={name: value.copy() for name, value in further.items()} if further else {},
+            **known,
         )
 
 

@@ -81,6 +81,20 @@ def test_the_prompt_of_several_samples_counts_once() -> None:
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
 
 
+def test_token_ids_are_under_the_names_of_both_engines() -> None:
+    asked = msgspec.structs.replace(ANSWER, ids=[7, 8], prompt_ids=msgspec.Raw(b"[1,2,3]"))
+    names = {"prompt_token_ids": [1, 2, 3], "token_ids": [7, 8], "response_token_ids": [7, 8]}
+    reply = whole(asked, asked)
+    assert reply["prompt_token_ids"] == [1, 2, 3]
+    for choice in reply["choices"]:
+        assert {key: choice[key] for key in names} == names
+    *others, last = chunks(streamed(DIALECT.stream(ASKED, HEAD), [(asked, [Text("Four.")])]))
+    assert last["prompt_token_ids"] == [1, 2, 3]
+    assert {key: last["choices"][0][key] for key in names} == names
+    for told in (*others, *chunks(streamed(DIALECT.stream(ASKED, HEAD), [(ANSWER, [])])), whole(ANSWER)):
+        assert not names.keys() & {*told, *told["choices"][0]}
+
+
 @pytest.mark.parametrize(
     ("answer", "content"),
     [
