@@ -54,11 +54,12 @@ logger = logging.getLogger(__name__)
 COLLECT_SECONDS = 0.002
 """How long a step of the collection may hold up the event loop."""
 OTHER_PATHS = (
-    *(f"/v1/{call}" for call in ("chat/completions", "completions", "messages", "responses")),
+    *(f"/v1/{call}" for call in ("chat/completions", "chat/completions/batch", "completions", "messages", "responses")),
     "/api/chat",
     "/api/generate",
     "/invocations",
     "/vertex_generate",
+    "/inference/v1/generate",
 )
 """Paths of workers that sample. What comes here was not turned into a `/generate` by the middleware of sessions."""
 OTHER_PATH = "other_path"

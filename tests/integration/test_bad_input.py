@@ -200,7 +200,18 @@ RAW: list[tuple[str, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/api/chat", "/api/generate", "/invocations", "/vertex_generate"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/responses",
+        "/api/chat",
+        "/api/generate",
+        "/invocations",
+        "/vertex_generate",
+        "/inference/v1/generate",
+        "/v1/chat/completions/batch",
+    ],
+)
 def test_a_path_of_a_worker_that_samples_says_that_nothing_is_recorded(served: Stack, path: str) -> None:
     answer = served.post(path, {"model": "m", "input": "Hello"})
     assert answer.headers["x-radix-recorded"] == "no; other_path"
