@@ -19,6 +19,10 @@ from router.proxy.left_out import LeftOut
 from router.proxy.request_ids import RequestIds
 from router.workers.queue import Key
 
+_NOT_OF_A_GENERATION = frozenset({b"content-encoding", b"x-override-rid"})
+"""Headers that a generation is sent without. The first may say that there is no encoding. For the second, some SGLang workers
+(`SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES`) forget the id in the body, and no abort would find the generation."""
+
 _END_WITH_DONE = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"})
 """Paths whose streams end with `[DONE]`. Others, such as those of Anthropic's dialect, end differently."""
 
@@ -124,8 +128,8 @@ class RequestReader:
         found = headers.get(b"x-smg-routing-key") or headers.get(b"x-session-id")
         target = headers.get(b"x-smg-target-worker")
         routing_key = None if found is None else found.decode("latin-1")
-        if in_flight is not None and b"content-encoding" in headers:  # the header may say that there is no encoding
-            scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] != b"content-encoding"]}
+        if in_flight is not None and not _NOT_OF_A_GENERATION.isdisjoint(headers):
+            scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] not in _NOT_OF_A_GENERATION]}
         prompt = RoutePrompt()
         if hint is not None:
             routing_key = hint.routing_key or routing_key

@@ -125,6 +125,24 @@ def test_request_header_hygiene() -> None:
     asyncio.run(main())
 
 
+def test_no_client_renames_a_generation_behind_the_body() -> None:
+    """A worker that takes the header's id would not find the generation when the router aborts it by the body's."""
+
+    async def main() -> None:
+        worker = EchoWorker()
+        named = {**JSON, "x-override-rid": "mine", "x-override-priority": "3"}
+        async with serving(worker) as url, running([url]) as router:
+            for path in ("/generate", "/v1/other"):
+                async with router.client.post(path, data=GENERATE, headers=named) as reply:
+                    assert reply.status == 200
+        generation, other = map(headers_of, worker.seen)
+        assert "x-override-rid" not in generation
+        assert generation["x-override-priority"] == "3"
+        assert other["x-override-rid"] == "mine"
+
+    asyncio.run(main())
+
+
 def test_our_own_key_stays_here() -> None:
     async def main() -> None:
         worker = EchoWorker()
