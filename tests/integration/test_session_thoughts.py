@@ -129,7 +129,7 @@ class TestCutInAThought:
         more = agent.must(user("a"), cut.message, says=".", continue_final_message=True, tool_choice="required")
         assert more.record is not None
         tag = json.loads(more.record.body["sampling_params"]["structural_tag"])
-        assert tag["format"]["type"] == ("triggered_tags" if closed else "sequence")
+        assert tag["format"]["type"] == ("tags_with_separator" if closed else "sequence")
 
     def test_several_samples_go_on_from_one_cut(self, agent: AgentSession, opening: str) -> None:
         cut = agent.must(user("a"), says=f"{opening}First", finish="length")

@@ -647,6 +647,8 @@ class TestForcedCalls:
         (only,) = tag["format"]["tags"]
         assert only["begin"] == '<tool_call>\n{"name": "look", "arguments": '
         assert tag["format"]["at_least_one"] is True
+        assert tag["format"]["type"] == "tags_with_separator", "it allows no text beside the calls"
+        assert tag["format"]["separator"] == "\n", "as the template writes several"
         assert turn.message["tool_calls"]
 
     def test_where_it_cannot_be_enforced_it_is_refused(self) -> None:

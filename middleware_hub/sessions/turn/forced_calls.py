@@ -37,9 +37,9 @@ def structural_tag(parser: str, tools: Sequence[Tool], choice: str, *, parallel:
         )
     named = [tool["function"] for tool in tools if choice in ("required", tool["function"]["name"])]
     calls: dict[str, Any] = {
-        "type": "triggered_tags",
-        "triggers": ["<tool_call>"],
+        "type": "tags_with_separator",  # `triggered_tags` would allow any text after the first call
         "tags": [_tag(function) for function in named],
+        "separator": "\n",
         "at_least_one": True,
         "stop_after_first": not parallel,
     }
