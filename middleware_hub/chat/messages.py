@@ -87,6 +87,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: whether the client wants logprobs; `top_logprobs` is the number of alternatives for each token.
         stream_usage: whether a stream ends with the token counts.
         token_ids: whether the client wants the ids of prompt and reply.
+        tokens_as_ids: whether logprobs name each token by its id, not by its text.
         extra: further top-level fields for the worker, raw (`lora_path`, `priority`, `return_routed_experts`, ...).
     """
 
@@ -103,6 +104,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     top_logprobs: int = 0
     token_ids: bool = False
+    tokens_as_ids: bool = False
     model: str = ""
     extra: dict[str, Raw] = {}
 

@@ -21,6 +21,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         stream_usage: whether a stream ends with the token counts.
         logprobs: how many alternatives of each token the client wants; None for no logprobs.
         token_ids: whether the client wants the ids of prompt and reply.
+        tokens_as_ids: whether logprobs name each token by its id, not by its text.
         echo: whether the reply's text begins with the prompt's.
         extra: further top-level fields for the worker, raw (`lora_path`, `return_trajectory`, ...).
     """
@@ -34,6 +35,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None
     echo: bool = False
     token_ids: bool = False
+    tokens_as_ids: bool = False
     model: str = ""
     extra: dict[str, Raw] = {}
 

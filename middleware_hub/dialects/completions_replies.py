@@ -25,7 +25,7 @@ import msgspec
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
 from middleware_hub.dialects.completion import CompletionRequest
-from middleware_hub.dialects.openai.replies import UNLIKELY, ending, usage
+from middleware_hub.dialects.openai.replies import UNLIKELY, ending, token_name, usage
 
 DONE = b"data: [DONE]\n\n"
 
@@ -39,12 +39,14 @@ class LegacyLogprobs:
         start: the number of characters before the first token.
         hidden: ids whose tokens the text leaves out.
         top: whether alternatives were requested.
+        as_ids: whether a token is named by its id, not by its text.
     """
 
-    def __init__(self, start: int, hidden: frozenset[int], *, top: bool) -> None:
+    def __init__(self, start: int, hidden: frozenset[int], *, top: bool, as_ids: bool = False) -> None:
         self._at = start
         self._hidden = hidden
         self._top = top
+        self._as_ids = as_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def lists(self, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -54,11 +56,21 @@ class LegacyLogprobs:
             if token.token_id not in self._hidden:
                 self._at += len(self._decoder.decode(token.spelled))
         return {
-            "tokens": [_written(token.spelled) for token in tokens],
+            "tokens": [self._written(token.token_id, token.spelled) for token in tokens],
             "token_logprobs": [_finite(token.logprob) for token in tokens],
-            "top_logprobs": [_alternatives(token) for token in tokens] if self._top else None,
+            "top_logprobs": [self._alternatives(token) for token in tokens] if self._top else None,
             "text_offset": offsets,
         }
+
+    def _alternatives(self, token: TokenLogprob) -> dict[str, float | None]:
+        """Return the best alternatives and the token itself. If several are written alike, the first counts."""
+        found: dict[str, float | None] = {self._written(token.token_id, token.spelled): _finite(token.logprob)}
+        for token_id, spelled, logprob in token.top:
+            found.setdefault(self._written(token_id, spelled), _finite(logprob))
+        return found
+
+    def _written(self, token_id: int, spelled: bytes) -> str:
+        return token_name(token_id) if self._as_ids else _written(spelled)
 
 
 class Choices:
@@ -76,7 +88,8 @@ class Choices:
         self._head = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
         self._opening = b"data: " + _encode(self._head)[:-1] + b',"choices":['
         self._fronts = [front for front in fronts for _ in range(request.samples)]
-        self._logprobs = [LegacyLogprobs(len(front), hidden, top=bool(request.logprobs)) for front in self._fronts]
+        options = {"top": bool(request.logprobs), "as_ids": request.tokens_as_ids}
+        self._logprobs = [LegacyLogprobs(len(front), hidden, **options) for front in self._fronts]
 
     def whole(self, answers: Sequence[Answer]) -> bytes:
         choices = [
@@ -105,14 +118,6 @@ class Choices:
 
     def _usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
         return usage(answers, answers[:: self._request.samples])
-
-
-def _alternatives(token: TokenLogprob) -> dict[str, float | None]:
-    """Return the best alternatives and the token itself. If several are written alike, the first counts."""
-    found: dict[str, float | None] = {_written(token.spelled): _finite(token.logprob)}
-    for _, spelled, logprob in token.top:
-        found.setdefault(_written(spelled), _finite(logprob))
-    return found
 
 
 def _written(spelled: bytes) -> str:

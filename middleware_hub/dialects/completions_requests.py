@@ -74,6 +74,7 @@ def parse(body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> CompletionReques
         logprobs=logprobs,
         echo=echo,
         token_ids=fields.take("return_token_ids", BOOLEAN) or False,
+        tokens_as_ids=fields.take("return_tokens_as_token_ids", BOOLEAN) or False,
         model=fields.take("model", STRING) or "",
         extra=fields.rest(),
     )

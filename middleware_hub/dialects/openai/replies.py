@@ -24,7 +24,7 @@ UNLIKELY = -9999.0
 _encode = msgspec.json.encode
 
 
-def whole(_: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> bytes:
+def whole(request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> bytes:
     """Return a `chat.completion` with a choice for each answer."""
     return _encode(
         {
@@ -32,7 +32,7 @@ def whole(_: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> bytes:
             "object": "chat.completion",
             "created": head.created,
             "model": head.model,
-            "choices": [_choice(index, answer) for index, answer in enumerate(answers)],
+            "choices": [_choice(index, answer, as_ids=request.tokens_as_ids) for index, answer in enumerate(answers)],
             "usage": usage(answers, answers[:1]),
             **_prompt_ids(answers[0]),
         }
@@ -113,7 +113,7 @@ class OpenAIStream:
         choice = {
             "index": index,
             "delta": {"reasoning_content": None, **delta},
-            "logprobs": _logprobs(logprobs),
+            "logprobs": _logprobs(logprobs, as_ids=self._request.tokens_as_ids),
             "finish_reason": finish_reason,
             **more,
         }
@@ -125,13 +125,14 @@ def _named(reply_id: str) -> str:
     return reply_id if reply_id.startswith("chatcmpl-") else f"chatcmpl-{reply_id}"
 
 
-def _choice(index: int, answer: Answer) -> dict[str, Any]:
+def _choice(index: int, answer: Answer, *, as_ids: bool) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.content or (None if answer.tool_calls else "")}
     message["refusal"] = None
     message["reasoning_content"] = answer.reasoning or None
     if answer.tool_calls:
         message["tool_calls"] = [call.as_openai() for call in answer.tool_calls]
-    return {"index": index, "message": message, "logprobs": _logprobs(answer.logprobs), **_chat_ending(answer)}
+    logprobs = _logprobs(answer.logprobs, as_ids=as_ids)
+    return {"index": index, "message": message, "logprobs": logprobs, **_chat_ending(answer)}
 
 
 def ending(answer: Answer) -> dict[str, Any]:
@@ -182,22 +183,27 @@ def usage(answers: Sequence[Answer], firsts: Sequence[Answer]) -> dict[str, Any]
     }
 
 
-def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+def token_name(token_id: int) -> str:
+    """Return a token as vLLM writes it for a client that wants ids in place of texts."""
+    return f"token_id:{token_id}"
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob] | None, *, as_ids: bool) -> dict[str, Any] | None:
     if logprobs is None:
         return None
     content = [
         {
-            **_token(one.spelled, one.logprob),
-            "top_logprobs": [_token(spelled, logprob) for _, spelled, logprob in one.top],
+            **_token(one.token_id, one.spelled, one.logprob, as_ids=as_ids),
+            "top_logprobs": [_token(*other, as_ids=as_ids) for other in one.top],
         }
         for one in logprobs
     ]
     return {"content": content, "refusal": None}
 
 
-def _token(spelled: bytes, logprob: float) -> dict[str, Any]:
+def _token(token_id: int, spelled: bytes, logprob: float, *, as_ids: bool) -> dict[str, Any]:
     return {
-        "token": spelled.decode(errors="replace"),
+        "token": token_name(token_id) if as_ids else spelled.decode(errors="replace"),
         "bytes": list(spelled),
         "logprob": logprob if math.isfinite(logprob) else UNLIKELY,
     }

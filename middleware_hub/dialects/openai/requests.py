@@ -95,6 +95,7 @@ def _read(fields: Fields) -> ChatRequest:
         logprobs=logprobs,
         top_logprobs=top_logprobs,
         token_ids=fields.take("return_token_ids", BOOLEAN) or False,
+        tokens_as_ids=fields.take("return_tokens_as_token_ids", BOOLEAN) or False,
         model=fields.take("model", STRING) or "",
         extra=fields.rest(),
     )

@@ -122,6 +122,18 @@ def test_an_echo_comes_once() -> None:
     assert texts == ["one Fo", "ur."]
 
 
+def test_tokens_are_named_by_their_ids_where_a_client_asks() -> None:
+    tokens = [TokenLogprob(5, b" a", -0.5, [(5, b" a", -0.5), (6, b" a", -1.5)]), TokenLogprob(EOS, b"<e>", -1.0)]
+    made = choices(logprobs=2, tokens_as_ids=True)
+    (choice,) = whole(made, msgspec.structs.replace(ANSWER, logprobs=tokens))["choices"]
+    assert choice["logprobs"] == {
+        "tokens": ["token_id:5", "token_id:7"],
+        "token_logprobs": [-0.5, -1.0],
+        "top_logprobs": [{"token_id:5": -0.5, "token_id:6": -1.5}, {"token_id:7": -1.0}],
+        "text_offset": [0, 2],
+    }
+
+
 def test_logprobs_are_four_lists() -> None:
     top = [(1, b"hey", -0.5), (2, b"hi", -1.5), (3, b"hi", -2.5)]
     told = [msgspec.structs.replace(TOKENS[0], top=top), TOKENS[1]]

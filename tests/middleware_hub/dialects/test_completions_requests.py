@@ -165,6 +165,9 @@ def test_a_stream_may_end_with_the_numbers_of_tokens() -> None:
     assert asked(stream=True)["stream"] is True
     assert not read(stream=True).stream_usage
     assert read(stream=True, stream_options={"include_usage": True}).stream_usage
+    assert not read().tokens_as_ids
+    assert read(return_tokens_as_token_ids=True).tokens_as_ids
+    assert "return_tokens_as_token_ids" not in asked(return_tokens_as_token_ids=True)
 
 
 @pytest.mark.parametrize(

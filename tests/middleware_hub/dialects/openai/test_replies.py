@@ -140,6 +140,21 @@ def test_logprobs() -> None:
     }
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_are_named_by_their_ids_where_a_client_asks(stream: bool) -> None:
+    tokens = [TokenLogprob(5, b" a", -0.5, [(5, b" a", -0.5), (6, b" a", -1.5)])]
+    asked = ChatRequest(messages=[], logprobs=True, tokens_as_ids=True)
+    answer = msgspec.structs.replace(ANSWER, logprobs=tokens)
+    if stream:
+        made = DIALECT.stream(asked, HEAD)
+        reply = json.loads(made.piece(0, Text(" a"), tokens).removeprefix(b"data: "))
+    else:
+        reply = json.loads(DIALECT.whole(asked, HEAD, [answer]))
+    (told,) = reply["choices"][0]["logprobs"]["content"]
+    assert (told["token"], told["bytes"]) == ("token_id:5", [32, 97])
+    assert [one["token"] for one in told["top_logprobs"]] == ["token_id:5", "token_id:6"]
+
+
 @given(st.lists(answers(logprobs=True), min_size=1, max_size=3))
 def test_every_whole_reply_is_valid(given: list[Answer]) -> None:
     reply = whole(*given)

@@ -445,6 +445,14 @@ def test_how_the_reply_comes() -> None:
     assert (request.samples, request.stream, request.stream_usage) == (3, True, True)
     assert (request.logprobs, request.top_logprobs) == (True, 2)
     assert not parse(stream_options={}).stream_usage
+    for named in ({"return_token_ids": True}, {"return_tokens_as_token_ids": True}, {}):
+        found = parse(**named)
+        assert {"return_token_ids": found.token_ids, "return_tokens_as_token_ids": found.tokens_as_ids} == {
+            "return_token_ids": False,
+            "return_tokens_as_token_ids": False,
+            **named,
+        }
+        assert not found.extra
 
 
 def test_variables_of_the_template() -> None:
