@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.chat.messages import ToolCall
+from middleware_hub.chat.messages import Piece, Reasoning, Text, ToolCall
 
 Finish = Literal["stop", "length", "tool_calls", "abort"]
 
@@ -28,6 +28,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         generation_id: its name in this router.
         content: text for the reader; empty if there is none.
+        pieces: reasoning, texts and calls in the order in which they were sampled, neighbours of one kind joined; none if the
+            order is unknown.
         matched: the stop string (or stop token id) that ended it, if any.
         completion_tokens: the number of sampled tokens, hidden ones included.
         logprobs: those of all sampled tokens; None if the client did not ask for them.
@@ -50,6 +52,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     extra: dict[str, Raw] = {}
     ids: Sequence[int] | None = None
     prompt_ids: Raw | None = None
+    pieces: Sequence[Piece] = ()
+
+    @property
+    def said(self) -> Sequence[Piece]:
+        """Return all that was said, in its order, for dialects that have one: a whole reply is what its stream adds up to."""
+        if self.pieces:
+            return self.pieces
+        texts: list[Piece] = [Reasoning(self.reasoning)] if self.reasoning else []
+        texts += [Text(self.content)] if self.content else []
+        return [*texts, *self.tool_calls]
 
 
 class ReplyHead(msgspec.Struct, frozen=True):

@@ -54,12 +54,7 @@ _encode = msgspec.json.encode
 def whole(request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> bytes:
     """Return a message. This dialect has one sample only."""
     answer = answers[0]
-    content: list[dict[str, Any]] = []
-    if answer.reasoning:
-        content.append({"type": "thinking", "thinking": answer.reasoning, "signature": _SIGNATURE})
-    if answer.content:
-        content.append({"type": "text", "text": answer.content})
-    content += [{**_tool_use(call), "input": Raw(call.arguments.encode())} for call in answer.tool_calls]
+    content = [_block(piece) for piece in answer.said]
     message = {**_message(head, _usage(answer)), "content": content, **_stopped(request, answer), **_meta(answer)}
     return _encode(message)
 
@@ -163,6 +158,14 @@ def _message(head: ReplyHead, usage: dict[str, int]) -> dict[str, Any]:
         "content": [],
         "usage": usage,
     }
+
+
+def _block(piece: Piece) -> dict[str, Any]:
+    if isinstance(piece, ToolCall):
+        return {**_tool_use(piece), "input": Raw(piece.arguments.encode())}
+    if isinstance(piece, Text):
+        return {"type": "text", "text": piece.text}
+    return {"type": "thinking", "thinking": piece.text, "signature": _SIGNATURE}
 
 
 def _tool_use(call: ToolCall) -> dict[str, Any]:

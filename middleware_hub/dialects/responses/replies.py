@@ -27,11 +27,9 @@ def whole(request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> b
     """Return a response. This dialect has one sample only."""
     answer = answers[0]
     status = _status(answer)
-    said: list[Piece] = [Reasoning(answer.reasoning)] if answer.reasoning else []
-    said += [Text(answer.content)] if answer.content else []
-    said += answer.tool_calls
-    output = [_item(head, index, piece) for index, piece in enumerate(said or [Text("")])]
-    if status == "incomplete":
+    said = answer.said or [Text("")]
+    output = [_item(head, index, piece) for index, piece in enumerate(said)]
+    if status == "incomplete" and not isinstance(said[-1], ToolCall):  # calls are whole
         output[-1]["status"] = status
     return _encode(_response(request, head, output, answer))
 

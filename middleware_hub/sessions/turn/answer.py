@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from msgspec import Raw
@@ -126,18 +127,16 @@ class AnswerBuilder:
             known: further fields of the answer.
         """
         self._take(None)
-        said: dict[type[Piece], list[str]] = {Text: [], Reasoning: []}
-        for piece, _ in self.pieces:
-            if not isinstance(piece, ToolCall):
-                said[type(piece)].append(piece.text)
+        said = self._joined()
         further = further_fields(fields, meta)
         finish = "abort" if cut_off else finish_of(reply)
         return answer_of(
             reply,
             meta,
             generation_id=self._id,
-            content="".join(said[Text]),
-            reasoning="".join(said[Reasoning]),
+            content="".join([piece.text for piece in said if isinstance(piece, Text)]),
+            reasoning="".join([piece.text for piece in said if isinstance(piece, Reasoning)]),
+            pieces=said,
             tool_calls=tuple(self.calls),
             finish="tool_calls" if finish == "stop" and self.calls else finish,
             prompt_tokens=prompt_tokens,
@@ -146,6 +145,19 @@ class AnswerBuilder:
             extra={name: value.copy() for name, value in further.items()} if further else {},
             **known,
         )
+
+    def _joined(self) -> list[Piece]:
+        """Return all pieces, neighbours of one kind as one, and without empty ones."""
+        found: list[Piece] = []
+        told = [piece for piece, _ in self.pieces if isinstance(piece, ToolCall) or piece.text]
+        for kind, group in groupby(told, type):
+            alike = [*group]
+            if kind is ToolCall:
+                found += alike
+            else:
+                text = "".join([piece.text for piece in alike if not isinstance(piece, ToolCall)])
+                found.append(Text(text) if kind is Text else Reasoning(text))
+        return found
 
 
 def begins(message: Message, echo: Message) -> bool:

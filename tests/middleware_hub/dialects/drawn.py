@@ -84,6 +84,20 @@ def cut(draw: st.DrawFn, text: str) -> list[str]:
     return [text[low:high] for low, high in zip([0, *places], [*places, len(text)], strict=True)]
 
 
+def joined(parts: list[Piece]) -> list[Piece]:
+    """Pieces without empty ones, each text whole."""
+    found: list[Piece] = []
+    for piece in parts:
+        last = found[-1] if found else None
+        if isinstance(piece, ToolCall):
+            found.append(piece)
+        elif last is not None and type(last) is type(piece):
+            found[-1] = type(piece)(last.text + piece.text)
+        elif piece.text:
+            found.append(piece)
+    return found
+
+
 def streamed(stream: DialectStream, answered: list[tuple[Answer, list[Piece]]]) -> list[bytes]:
     """All events of a stream, choice by choice."""
     events = [stream.begin(answered[0][0].prompt_tokens if answered else 0)]

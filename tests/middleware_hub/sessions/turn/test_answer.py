@@ -62,3 +62,20 @@ def test_the_logprobs_of_a_stream_are_all_told_once_also_those_of_a_call_that_is
         assert told == pytest.approx(unpack_logprobs(head.span.logprobs, len(head.span)))
 
     asyncio.run(work())
+
+
+def test_a_text_behind_a_call_stays_behind_it() -> None:
+    """A whole message has the blocks of a streamed one, in their order."""
+
+    async def work() -> None:
+        room = Room(tool_call_parser="hermes")
+        await room.open()
+        room.engine.says(f"before\n{call_text('here')}\nbehind")
+        asked = {"max_tokens": 99, "tools": [{"name": "look", "input_schema": {}}]}
+        body = {"messages": [{"role": "user", "content": "Look"}], **asked}
+        status, reply = await room.ask(body, "/sessions/s/v1/messages").answer()
+        assert status == 200, reply
+        assert [block.get("text") for block in reply["content"]] == ["before", None, "\nbehind"]
+        assert reply["content"][1]["name"] == "look"
+
+    asyncio.run(work())
