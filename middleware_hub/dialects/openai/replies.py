@@ -26,17 +26,17 @@ _encode = msgspec.json.encode
 
 def whole(request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> bytes:
     """Return a `chat.completion` with a choice for each answer."""
-    return _encode(
-        {
-            "id": _named(head.id),
-            "object": "chat.completion",
-            "created": head.created,
-            "model": head.model,
-            "choices": [_choice(index, answer, as_ids=request.tokens_as_ids) for index, answer in enumerate(answers)],
-            "usage": usage(answers, answers[:1]),
-            **_prompt_ids(answers[0]),
-        }
-    )
+    reply = {
+        "id": _named(head.id),
+        "object": "chat.completion",
+        "created": head.created,
+        "model": head.model,
+        "choices": [_choice(index, answer, as_ids=request.tokens_as_ids) for index, answer in enumerate(answers)],
+        "usage": usage(answers, answers[:1]),
+    }
+    if answers[0].ids is not None:
+        reply["prompt_token_ids"] = answers[0].prompt_ids
+    return _encode(reply)
 
 
 def error_body(error: RouterError) -> dict[str, Any]:
@@ -83,7 +83,8 @@ class OpenAIStream:
     def finish(self, index: int, answer: Answer) -> bytes:
         """Return the finish reason, and the logprobs of tokens after the last piece: a hidden tail has no text of its own."""
         behind = None if answer.logprobs is None else answer.logprobs[self._shown[index] :]
-        return self._chunk(index, {}, behind or None, _prompt_ids(answer), **_chat_ending(answer))
+        beside = None if answer.ids is None else {"prompt_token_ids": answer.prompt_ids}
+        return self._chunk(index, {}, behind or None, beside, **ending(answer, chat=True))
 
     def end(self, answers: Sequence[Answer]) -> bytes:
         """Return the usage, if the request asks for it, and `[DONE]`."""
@@ -132,10 +133,10 @@ def _choice(index: int, answer: Answer, *, as_ids: bool) -> dict[str, Any]:
     if answer.tool_calls:
         message["tool_calls"] = [call.as_openai() for call in answer.tool_calls]
     logprobs = _logprobs(answer.logprobs, as_ids=as_ids)
-    return {"index": index, "message": message, "logprobs": logprobs, **_chat_ending(answer)}
+    return {"index": index, "message": message, "logprobs": logprobs, **ending(answer, chat=True)}
 
 
-def ending(answer: Answer) -> dict[str, Any]:
+def ending(answer: Answer, *, chat: bool = False) -> dict[str, Any]:
     """Return how a choice ends, and the fields that the dialect lacks."""
     # `abort` is SGLang's word. OpenAI has no such word, and any of its own words would make half a reply look complete.
     end: dict[str, Any] = {
@@ -144,18 +145,10 @@ def ending(answer: Answer) -> dict[str, Any]:
         "meta_info": {"generation_id": answer.generation_id, "weight_version": answer.weight_version, **answer.extra},
     }
     if answer.ids is not None:
-        end |= {**_prompt_ids(answer), "token_ids": answer.ids}
+        end |= {"prompt_token_ids": answer.prompt_ids, "token_ids": answer.ids}
+        if chat:  # SGLang's chats have another name for `token_ids`, which is vLLM's
+            end["response_token_ids"] = answer.ids
     return end
-
-
-def _chat_ending(answer: Answer) -> dict[str, Any]:
-    # SGLang's chats have another name for `token_ids`, which is vLLM's.
-    more = {} if answer.ids is None else {"response_token_ids": answer.ids}
-    return {**ending(answer), **more}
-
-
-def _prompt_ids(answer: Answer) -> dict[str, Any]:
-    return {} if answer.ids is None else {"prompt_token_ids": answer.prompt_ids}
 
 
 def usage(answers: Sequence[Answer], firsts: Sequence[Answer]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from operator import attrgetter, itemgetter
 
 from msgspec import Raw
 
@@ -25,6 +25,8 @@ from router.engines.sglang.reply import Reply, further_fields
 from router.engines.sglang.stream import StreamedReply
 
 logger = logging.getLogger(__name__)
+
+_PIECE, _TEXT = itemgetter(0), attrgetter("text")
 
 
 class AnswerBuilder:
@@ -115,27 +117,34 @@ class AnswerBuilder:
         meta: dict[str, Raw],
         *,
         prompt_tokens: int,
+        prompt_ids: bytes = b"",
         cut_off: bool = False,
-        **known: Any,
     ) -> Answer:
         """End the text, and return the whole answer.
 
         Args:
             fields, meta: its top level and its `meta_info`, raw.
             prompt_tokens: the length of the prompt that was sent.
+            prompt_ids: its ids as a JSON list, which are in the answer if the client asked for token ids.
             cut_off: whether the generation was ended on purpose.
-            known: further fields of the answer.
         """
         self._take(None)
-        said = self._joined()
+        said: list[Piece] = []
+        texts: dict[type[Piece], list[str]] = {Text: [], Reasoning: []}
+        for kind, alike in groupby(map(_PIECE, self.pieces), type):
+            if kind is ToolCall:
+                said += alike
+            elif text := "".join(map(_TEXT, alike)):
+                texts[kind].append(text)
+                said.append(kind(text))
         further = further_fields(fields, meta)
-        finish = "abort" if cut_off else finish_of(reply)
+        finish, wants_ids = "abort" if cut_off else finish_of(reply), self._request.token_ids
         return answer_of(
             reply,
             meta,
             generation_id=self._id,
-            content="".join([piece.text for piece in said if isinstance(piece, Text)]),
-            reasoning="".join([piece.text for piece in said if isinstance(piece, Reasoning)]),
+            content="".join(texts[Text]),
+            reasoning="".join(texts[Reasoning]),
             pieces=said,
             tool_calls=tuple(self.calls),
             finish="tool_calls" if finish == "stop" and self.calls else finish,
@@ -143,21 +152,9 @@ class AnswerBuilder:
             logprobs=self._tokens.all(reply) if self._request.logprobs else None,
             # Copies, because a slice would keep the whole reply in memory as long as the session lives.
             extra={name: value.copy() for name, value in further.items()} if further else {},
-            **known,
+            ids=[*reply.ids] if wants_ids else None,
+            prompt_ids=Raw(prompt_ids) if wants_ids else None,
         )
-
-    def _joined(self) -> list[Piece]:
-        """Return all pieces, neighbours of one kind as one, and without empty ones."""
-        found: list[Piece] = []
-        told = [piece for piece, _ in self.pieces if isinstance(piece, ToolCall) or piece.text]
-        for kind, group in groupby(told, type):
-            alike = [*group]
-            if kind is ToolCall:
-                found += alike
-            else:
-                text = "".join([piece.text for piece in alike if not isinstance(piece, ToolCall)])
-                found.append(Text(text) if kind is Text else Reasoning(text))
-        return found
 
 
 def begins(message: Message, echo: Message) -> bool:

@@ -198,9 +198,10 @@ class TurnGeneration:
             else:
                 self.saved = await log.append(BranchEnded(checkpoint.id, time=time.time()))
         self.verdict = Verdict("no", "response_budget")
-        self.answer = Answer(
-            generation_id=self.id, finish="length", prompt_tokens=self.prompt.tokens, **self._wanted_ids(())
-        )
+        answer = Answer(generation_id=self.id, finish="length", prompt_tokens=self.prompt.tokens)
+        if self._plan.request.token_ids:
+            answer = msgspec.structs.replace(answer, ids=(), prompt_ids=Raw(self.prompt.ids.written))
+        self.answer = answer
 
     async def _generate(self) -> None:
         """Send it to a worker. A failed reply is not kept; a stream that was ended on purpose is: it was sampled."""
@@ -225,7 +226,8 @@ class TurnGeneration:
         self.begun = True
         if not self._plan.request.stream:
             self.building.whole(reply, received.alternatives() if self._plan.request.top_logprobs else None)
-        answer = self._answer(asked, reply, fields, meta)
+        sent = self.prompt.ids.written
+        answer = self.building.answer(reply, fields, meta, prompt_tokens=asked.prompt_tokens, prompt_ids=sent)
         await self._commit(asked, reply, answer)
         self.answer = answer
 
@@ -233,26 +235,8 @@ class TurnGeneration:
         """Commit what a stream brought before it was ended on purpose."""
         reply = received.streamed.reply()
         if reply is not None and reply.ids and not self._plan.trie.closed:
-            answer = self._answer(asked, reply, {}, {}, cut_off=True)
+            answer = self.building.answer(reply, {}, {}, prompt_tokens=asked.prompt_tokens, cut_off=True)
             await self._commit(asked, reply, answer)
-
-    def _answer(
-        self,
-        asked: Expectation,
-        reply: Reply,
-        fields: dict[str, Raw],
-        meta: dict[str, Raw],
-        *,
-        cut_off: bool = False,
-    ) -> Answer:
-        ids = self._wanted_ids(reply.ids)
-        return self.building.answer(reply, fields, meta, prompt_tokens=asked.prompt_tokens, cut_off=cut_off, **ids)
-
-    def _wanted_ids(self, sampled: Sequence[int]) -> dict[str, Any]:
-        """Return the fields of an answer that a client gets only if it asks for token ids."""
-        if not self._plan.request.token_ids:
-            return {}
-        return {"ids": [*sampled], "prompt_ids": Raw(self.prompt.ids.written)}
 
     async def _commit(self, asked: Expectation, reply: Reply, answer: Answer) -> None:
         begun = time.perf_counter()
