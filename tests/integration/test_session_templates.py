@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,3 +185,37 @@ def test_reasoning_that_nobody_sampled_here_may_be_dropped_later(model: Model) -
     agent.must(*messages, first.message, user("And now?"), says="There.")
     (only,) = agent.finalize()
     assert only["exact"], only["reasons"]
+
+
+_SAYS = "{{- '<|im_start|>' ~ m.role ~ '\\n' ~ m.content }}"
+ENDS_LINES = f"""{{%- for m in messages %}}{_SAYS}{{{{- '\\n<|im_end|>\\n' }}}}{{%- endfor %}}
+{{%- if add_generation_prompt %}}{{{{- '<|im_start|>assistant\\n' }}}}{{%- endif %}}"""
+"""As Nemotron Nano 2, Apriel and Llama 4's for vLLM: what ends a turn stands on a line of its own."""
+
+
+def played(made: Stack, *replies: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """The prompts of a conversation with these replies, and what is exported of it."""
+    agent, messages, prompts = AgentSession.make(made), [user("Hello")], []
+    chain: list[int] = []
+    for number, reply in enumerate(replies):
+        turn = agent.must(*messages, says=reply)
+        assert turn.sent[: len(chain)] == chain
+        chain = turn.chain
+        prompts.append(made.spelling.spell(turn.sent, skip_special=False).text)
+        messages += [turn.message, user(f"And {number}?")]
+    return prompts, agent.finalize()
+
+
+@pytest.mark.parametrize("reply", ["Well.", "Well.\n"])
+def test_a_turn_that_ends_on_a_line_of_its_own_ends_once(tmp_path: Path, reply: str) -> None:
+    template = tmp_path / "ends_lines.jinja"
+    template.write_text(ENDS_LINES)
+    with stack("qwen", styles=("cumulative",), sessions={"chat_template": str(template)}) as made:
+        prompts, (only,) = played(made, reply, reply, reply)
+    assert only["exact"], only["reasons"]
+    for number, prompt in enumerate(prompts):
+        assert prompt.count("<|im_end|>") == 1 + 2 * number
+    turn = f"<|im_start|>assistant\n{reply}<|im_end|>\n"
+    asked = "<|im_start|>user\n{}\n<|im_end|>\n"
+    between = [asked.format(text) + turn for text in ("Hello", "And 0?")]
+    assert prompts[-1] == "".join(between) + asked.format("And 1?") + "<|im_start|>assistant\n"

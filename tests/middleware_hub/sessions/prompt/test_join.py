@@ -36,3 +36,15 @@ def test_a_token_that_ends_no_turn_stays_where_the_limit_came_upon_it(last: int,
 @pytest.mark.parametrize("finish", ["stop", "length"])
 def test_a_token_that_the_tail_spells_is_used_once(finish: str) -> None:
     assert join(ended(EOS, finish), "<e>b", CODEC) == Join(2, "b")
+
+
+@pytest.mark.parametrize("blank", ["", "\n", " \n\n"])
+def test_a_token_that_the_tail_spells_behind_white_space_is_used_once(blank: str) -> None:
+    """Templates write `text\\n<|end|>\\n`: the white space is the turn's own, and the model has ended that."""
+    assert join(ended(EOS, "stop"), f"{blank}<e>b", CODEC) == Join(2, "b")
+
+
+def test_white_space_before_anything_else_stays() -> None:
+    assert join(ended(EOS, "stop"), "\nb<e>", CODEC) == Join(2, "\nb<e>")
+    assert join(ended(EOS, "stop"), "\n<t>b", CODEC) == Join(2, "\n<t>b")
+    assert join(ended(EOT, "length"), "\n<t>b", CODEC) == Join(2, "\n<t>b")
