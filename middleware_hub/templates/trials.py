@@ -38,6 +38,14 @@ TOOL: dict[str, Any] = {
     },
 }
 
+ASKING: tuple[list[dict[str, Any]], ...] = (
+    SHORT,
+    [*SHORT, ONE, RESULT],
+    [*SHORT, SAID, ASKED],
+    [*SHORT, ONE, RESULT, SAID, ASKED],
+)
+"""Conversations after which a model is asked to speak."""
+
 EARLIER: tuple[list[dict[str, Any]], ...] = (
     [*SHORT, SAID, ASKED],
     [SYSTEM, *SHORT, SAID, ASKED],

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from middleware_hub.chat.messages import Message
 from middleware_hub.templates.reads import reads_of
 from middleware_hub.templates.renderer import Messages, Options, Renderer, RenderingError, Tools, check_options
-from middleware_hub.templates.trials import ASKED, CALL, ONE, RESULT, SAID, SHORT, TOOL, TWO
+from middleware_hub.templates.trials import ASKED, ASKING, CALL, ONE, RESULT, SHORT, TOOL, TWO
 from router.errors import BadRequestError
 
 REMEMBERED = 1024
@@ -50,13 +50,6 @@ class Short(NamedTuple):
     prompt: str
 
 
-_ASKING: tuple[list[Message], ...] = (
-    SHORT,
-    [*SHORT, ONE, RESULT],
-    [*SHORT, SAID, ASKED],
-    [*SHORT, ONE, RESULT, SAID, ASKED],
-)
-"""Conversations after which a model is asked to speak."""
 _PLACES: tuple[Literal["arguments", "content"], ...] = ("arguments", "content")
 
 
@@ -154,7 +147,7 @@ class TurnForms(Renderer):
         found = self._shorts.get(key)
         if found is None:
             shorts = []
-            for before in _ASKING:
+            for before in ASKING:
                 with contextlib.suppress(BadRequestError, RenderingError):
                     front = [self._plain(message) for message in before]
                     shorts.append(Short(front, *self._asked(before, tools, options)))
@@ -169,12 +162,25 @@ class TurnForms(Renderer):
 
     def _parted(self, plain: list[Message], tools: Tools, options: Options) -> tuple[str, str]:
         asking, silent = (self._render(plain, tools, options, generate=generate) for generate in (True, False))
+        text, prompt = self._apart(asking, silent)
+        if prompt:
+            return text, prompt
+        # None, or one that is always written (Command R7B): then it begins where a turn of the history is opened instead.
+        with contextlib.suppress(BadRequestError):
+            turn = self._render([*plain, self._marked((), "content", self._sentinel)], tools, options)
+            head, found, _ = turn.partition(self._sentinel)
+            text, prompt = self._apart(asking, head if found else asking)
+        said = plain[-1]["content"]
+        return (text, prompt) if isinstance(said, str) and said not in prompt else (asking, "")
+
+    def _apart(self, text: str, other: str) -> tuple[str, str]:
+        """Return what two texts begin with, and the rest of the first one, with whole special tokens."""
+        alike = _alike(text, other)
         # Phi-3 ends with EOS if no reply is asked for, so the common beginning ends before a whole special token.
-        alike = _alike(asking, silent)
-        if alike < len(silent):
-            cut = (match.start() for match in self._special.finditer(asking) if match.start() < alike < match.end())
+        if alike < len(other):
+            cut = (match.start() for match in self._special.finditer(text) if match.start() < alike < match.end())
             alike = next(cut, alike)
-        return asking[:alike], asking[alike:]
+        return text[:alike], text[alike:]
 
     # What is a turn's own -----------------------------------------------------------------------------------------------
 

@@ -191,6 +191,9 @@ _SAYS = "{{- '<|im_start|>' ~ m.role ~ '\\n' ~ m.content }}"
 ENDS_LINES = f"""{{%- for m in messages %}}{_SAYS}{{{{- '\\n<|im_end|>\\n' }}}}{{%- endfor %}}
 {{%- if add_generation_prompt %}}{{{{- '<|im_start|>assistant\\n' }}}}{{%- endif %}}"""
 """As Nemotron Nano 2, Apriel and Llama 4's for vLLM: what ends a turn stands on a line of its own."""
+ASKS_ALWAYS = f"""{{%- for m in messages %}}{_SAYS}{{{{- '<|im_end|>\\n' }}}}{{%- endfor %}}
+{{{{- '<|im_start|>assistant\\n<|endoftext|>' }}}}"""
+"""As Command R7B: `add_generation_prompt` is not looked at, and the model is asked with a token that no history has."""
 
 
 def played(made: Stack, *replies: str) -> tuple[list[str], list[dict[str, Any]]]:
@@ -219,3 +222,12 @@ def test_a_turn_that_ends_on_a_line_of_its_own_ends_once(tmp_path: Path, reply: 
     asked = "<|im_start|>user\n{}\n<|im_end|>\n"
     between = [asked.format(text) + turn for text in ("Hello", "And 0?")]
     assert prompts[-1] == "".join(between) + asked.format("And 1?") + "<|im_start|>assistant\n"
+
+
+def test_a_prompt_that_is_written_in_any_case_may_be_missing_in_the_history(tmp_path: Path) -> None:
+    template = tmp_path / "asks_always.jinja"
+    template.write_text(ASKS_ALWAYS)
+    with stack("qwen", styles=("cumulative",), sessions={"chat_template": str(template)}) as made:
+        prompts, (only,) = played(made, "One.", "Two.", "Three.")
+    assert only["exact"], only["reasons"]
+    assert prompts[-1].count("<|endoftext|>") == 3
