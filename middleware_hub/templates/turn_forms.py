@@ -264,11 +264,11 @@ class TurnForms(Renderer):
     @cached_property
     def _writes_ids(self) -> bool:
         """Whether calls are written with their ids, as by Mistral's templates; assumed of one that refuses the trial."""
-        texts = []
-        for name in ("call00000", "call00001"):
-            plain = self._plain({**ONE, "tool_calls": [{**CALL, "id": name}]})
-            texts.append(self._attempt([*SHORT, plain]))
-        return texts[0] is None or texts[0] != texts[1]
+        found = []
+        for behind in ([], [ASKED]):  # Apriel's writes them in earlier turns alone
+            turns = [self._plain({**ONE, "tool_calls": [{**CALL, "id": name}]}) for name in ("call00000", "call00001")]
+            found.append([self._attempt([*SHORT, turn, *behind]) for turn in turns])
+        return found[0][0] is None or any(one != other for one, other in found)
 
     def _find_own(self, before: Messages, calls: Messages, tools: Tools, options: Options) -> Own:
         for place in _PLACES:

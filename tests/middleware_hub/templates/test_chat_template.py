@@ -533,6 +533,20 @@ def test_a_template_that_closes_calls_by_what_follows_has_no_tail() -> None:
         ChatTemplate(code, {}).tail(said("", call("weather", x="y")), [result("rain")], None, {}, earlier=[user("Hi")])
 
 
+def test_a_template_that_writes_ids_in_earlier_turns_alone_has_tails() -> None:
+    """As Apriel's: the last message has its calls without ids, so a call that nothing follows does not show them."""
+    template = ChatTemplate(
+        "{%- for m in messages %}{{- '<|' ~ m.role ~ '|>' ~ m.content }}{%- set earlier = not loop.last %}"
+        "{%- for c in m.tool_calls or [] %}{{- '{' ~ c.function.arguments | tojson ~ (c.id if earlier else '') ~ '}' }}"
+        "{%- endfor %}{{- '<|end|>' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}",
+        {},
+    )
+    for number in range(3):
+        turn, behind = said("", call("weather", number, x="y")), [result("rain", number), *[user("b")] * number]
+        tail = template.tail(turn, behind, None, {}, earlier=[user("a")])
+        assert tail == "<|end|><|tool|>rain<|end|>" + "<|user|>b<|end|>" * number + "<|assistant|>"
+
+
 def test_a_template_that_refuses_all_that_it_is_tried_with_is_rendered_in_full() -> None:
     picky = "{% for m in messages if m.content == 'Hi' %}{{ raise_exception('a poor greeting') }}{% endfor %}"
     template = ChatTemplate(picky + LOOP, {})
