@@ -155,8 +155,13 @@ class Renderer:
     def _roles_of_parts_only(self) -> frozenset[str]:
         """The roles whose text must be a list of parts, because the template writes nothing of a text (SmolVLM, LLaVA)."""
         found = set()
-        for role, front, back in (("system", [], SHORT), ("user", [], []), ("assistant", SHORT, SHORT)):
-            messages = [*front, {"role": role, "content": self._end}, *back]
+        for role, front, back in (
+            ("system", [], SHORT),
+            ("user", [], []),
+            ("assistant", SHORT, SHORT),
+            ("tool", [*SHORT, calling({"a": 1})], []),
+        ):
+            messages = [*front, {**(RESULT if role == "tool" else {}), "role": role, "content": self._end}, *back]
             written = [False, False]
             for number, given in enumerate((messages, [_in_parts(message) for message in messages])):
                 with suppress(*_FAILURES):

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from middleware_hub.templates.chat_template import ChatTemplate
 from tests.support import templates
-from tests.support.agents import TOOLS, AgentSession, ids_of, system, tool, user
+from tests.support.agents import TOOLS, AgentSession, call_text, ids_of, system, tool, user
 from tests.support.chat_models import MODELS, chat_model
 from tests.support.stack import Stack, stack
 
@@ -116,6 +116,21 @@ def test_a_template_that_takes_only_parts(name: str, content: str) -> None:
             messages += [turn.message, asked(f"And {number}?")]
         (only,) = agent.finalize()
         assert (only["exact"], only["num_turns"]) == (True, 3)
+
+
+@pytest.mark.parametrize("name", ["smolvlm", "idefics3"])
+def test_a_template_that_takes_only_parts_is_given_those_of_tools_as_well(name: str) -> None:
+    with stack(
+        "qwen", folder=chat_model(name), styles=("cumulative",), sessions={"tool_call_parser": "hermes"}
+    ) as made:
+        agent = AgentSession.make(made, tools=TOOLS)
+        first = agent.must(user("Where is it?"), says=call_text("here"))
+        (call,) = first.message["tool_calls"]
+        messages = [user("Where is it?"), first.message, tool(call, "It is in the garden.")]
+        second = agent.must(*messages, says="In the garden.")
+        assert second.sent[: len(first.chain)] == first.chain
+        tokenizer = Tokenizer.from_file(str(chat_model(name) / "tokenizer.json"))
+        assert "It is in the garden." in tokenizer.decode(second.sent)
 
 
 @pytest.mark.parametrize("model", LOOPING, indirect=True)
