@@ -137,7 +137,7 @@ class TurnForms(Renderer):
             known += self._openings_of((), None, tools, options, reasoning=True)
             found, *others = [one for one in known if one] or [""]
             for other in others:
-                found = found[: _alike(found, other)]
+                found, _ = self._apart(found, other)
             remember(self._headers, key, found)
         return found
 

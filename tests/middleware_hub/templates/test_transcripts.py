@@ -288,6 +288,22 @@ def test_an_opening_that_only_this_conversation_has_is_found_in_it(turn: int) ->
     assert found == ChatTemplate(LOOP, {}).transcript(TALK, MARKED, None, {})
 
 
+def test_an_opening_is_found_where_prompt_and_history_go_on_with_tokens_that_look_alike() -> None:
+    """As in Cohere's: what all turns begin with ends between tokens, not behind the letters that two tokens share."""
+    template = ChatTemplate(
+        "{%- for m in messages %}{{- '<|' ~ m.role ~ '|>' }}{%- if m.tool_calls %}"
+        "{{- '<|call|>' ~ loop.index ~ ' ' ~ m.tool_calls[0].function.arguments | tojson }}"
+        "{%- else %}{{- ('<|text|>' if m.role == 'assistant' else '') ~ m.content }}{%- endif %}{{- '<|end|>' }}"
+        "{%- endfor %}{%- if add_generation_prompt %}{{- '<|assistant|><|think|>' }}{%- endif %}",
+        {},
+    )
+    assert template.header(None, {}) == "<|assistant|>"
+    messages = [user("a"), *[said("b"), user("c")] * 5, said("", call("weather", x="y")), result("rain")]
+    found = template.transcript(messages, [1, 11], None, {})
+    assert found.pieces[0] == "<|user|>a<|end|>"
+    assert found.pieces[1].endswith("<|assistant|><|text|>b<|end|><|user|>c<|end|>")
+
+
 def test_what_looks_like_a_sentinel_is_a_text() -> None:
     """Clients may have seen one in a log; the number in it is drawn by each process for itself."""
     template = ChatTemplate(LOOP, {})
