@@ -21,6 +21,7 @@ from middleware_hub.store.protocol import Store
 from middleware_hub.store.records import Serials
 from middleware_hub.store.redis.wire.address import shown
 from middleware_hub.store.spool.folder import SpoolFolder, identity
+from middleware_hub.templates.named import one_of
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.samples import SampleTrajectories
@@ -167,10 +168,7 @@ class Hub:
             except (OSError, UnicodeDecodeError) as error:
                 raise BadRequestError(f"--chat-template {path}: {error}") from error
         found = self.tokenizer.chat_template
-        if isinstance(found, dict):
-            # Older tokenizers have several, by name. The template for tools also works without tools.
-            return found.get("tool_use") or found.get("default") or next(iter(found.values()), None)
-        return found
+        return one_of(found) if isinstance(found, dict) else found
 
 
 def load(config: RadixConfig) -> Tokenizer:

@@ -16,7 +16,8 @@ from jinja2 import Environment
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from middleware_hub.chat.messages import Message, Tool
-from middleware_hub.templates.trials import RESULT, SHORT, calling
+from middleware_hub.templates.named import differs_with_tools
+from middleware_hub.templates.trials import RESULT, SHORT, TOOL, calling
 from middleware_hub.tokenizer.library_logs import quiet_their_handlers
 from router.errors import BadRequestError
 
@@ -193,8 +194,9 @@ class Renderer:
         return text
 
     def _attempt(self, messages: list[Message]) -> str | None:
+        shown = any("tool_calls" in one for one in messages) and differs_with_tools(self._template)
         try:
-            return self._run(messages, None, {}, generate=True)
+            return self._run(messages, [TOOL] if shown else None, {}, generate=True)
         except _FAILURES:
             return None
 

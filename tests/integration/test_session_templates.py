@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from tests.support import templates
 from tests.support.agents import TOOLS, AgentSession, call_text, ids_of, system, tool, user
 from tests.support.chat_models import MODELS, chat_model
 from tests.support.stack import Stack, stack
+from tests.support.vocabularies import vocabulary
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": {"where": "here", "times": 2}}}
 APPEND_ONLY = ("qwen2_5", "llama3_1", "glm4moe", "gemma4")
@@ -246,3 +249,18 @@ def test_a_prompt_that_is_written_in_any_case_may_be_missing_in_the_history(tmp_
         prompts, (only,) = played(made, "One.", "Two.", "Three.")
     assert only["exact"], only["reasons"]
     assert prompts[-1].count("<|endoftext|>") == 3
+
+
+def test_a_template_for_tools_is_taken_only_where_there_are_tools(tmp_path: Path) -> None:
+    """As in Hermes 3's tokenizer: the one for tools fails without them."""
+    for_tools = "{%- for tool in tools %}{{- '(' ~ tool.function.name ~ ')' }}{%- endfor %}" + templates.CHATML
+    named = [{"name": "default", "template": templates.CHATML}, {"name": "tool_use", "template": for_tools}]
+    folder = Path(shutil.copytree(vocabulary("qwen"), tmp_path / "model"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": named}))
+    with stack("qwen", styles=("cumulative",), folder=folder) as made:
+        prompts, (only,) = played(made, "Well.", "Well.")
+        assert only["exact"], only["reasons"]
+        assert prompts[0] == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+        turn = AgentSession.make(made, tools=TOOLS).must(user("Hello"), says="Well.")
+        assert made.spelling.spell(turn.sent, skip_special=False).text == "(look)" + prompts[0]
