@@ -6,8 +6,9 @@
 
 The tail is what the template writes after the text of the turn. If it opens with the token that the model stopped with, that
 token is used once. White space before it (`\\n<|end|>\\n`) belongs to the turn, which has ended. If the tail opens with another
-special token, the template has no place for the sampled one, which is left out: otherwise the model would see two ends. A stop
-*string* that the client never saw is left out too, unless the tail spells it.
+special token, or with white space and another token that ends turns, the template has no place for the sampled one, which is
+left out: otherwise the model would see two ends. A stop *string* that the client never saw is left out too, unless the tail
+spells it.
 """
 
 from __future__ import annotations
@@ -79,6 +80,10 @@ def join(checkpoint: Checkpoint, tail: str, codec: Codec) -> Join:
         blank = len(tail) - len(tail.lstrip())
         _, spelled = spell_tail(hidden, tail, blank)
         position = spelled if spelled > blank else 0
+        if blank and not position:
+            opens = codec.encode_tail(tail[blank : blank + OPENING])
+            if opens and opens[0] in codec.stop_ids:
+                return Join(take - 1, tail, left_out=True)
     return Join(take, tail[position:], left_out=left_out)
 
 

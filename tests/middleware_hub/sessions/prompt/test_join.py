@@ -44,6 +44,10 @@ def test_a_token_that_the_tail_spells_behind_white_space_is_used_once(blank: str
     assert join(ended(EOS, "stop"), f"{blank}<e>b", CODEC) == Join(2, "b")
 
 
+def test_a_token_is_left_out_where_the_tail_ends_the_turn_with_another_one_behind_white_space() -> None:
+    assert join(ended(EOT, "stop"), "\n<e>b", CODEC) == Join(1, "\n<e>b", left_out=True)
+
+
 def test_white_space_before_anything_else_stays() -> None:
     assert join(ended(EOS, "stop"), "\nb<e>", CODEC) == Join(2, "\nb<e>")
     assert join(ended(EOS, "stop"), "\n<t>b", CODEC) == Join(2, "\n<t>b")
