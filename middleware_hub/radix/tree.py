@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from middleware_hub.radix.cut import FRESH, Cut, end_of, recorded_context
 from middleware_hub.radix.forest import Forest
 from middleware_hub.radix.indexes import begins_with
-from middleware_hub.radix.match import PrefixMatch, match_chain, match_text, walk_down
+from middleware_hub.radix.match import PrefixMatch, match_chain, match_parent, match_text, walk_down
 from middleware_hub.radix.node import Generation, RadixNode, StoredSpan
 from middleware_hub.radix.records import NO_PARENT, Context, Departure, Namespace, Recall, SampledReply
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
@@ -86,7 +86,7 @@ class RadixTree:
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
         found = match_text(namespace, walk_down(root, text, self._forest.marks), parent, self.measure)
-        return found if parent is None else self._checked_parent(found, parent)
+        return found if parent is None else self._checked_parent(found, parent, again=True)
 
     def match_ids(
         self, namespace: Namespace, text: str, ids: bytes, width: Callable[[int], int], *, parent: str | None = None
@@ -111,11 +111,16 @@ class RadixTree:
         found = replace(found, mismatched=path.passes_mismatch(found.continues))
         return found if parent is None else self._checked_parent(found, parent)
 
-    def _checked_parent(self, match: PrefixMatch, parent: str) -> PrefixMatch:
-        """Note whether the prompt has tokens, or all tokens, of the reply that a request named as its parent."""
-        cut = match.cut
-        named = next(((span, take) for span, take in links(cut.span, cut.take) if span.named(parent)), None)
+    def _checked_parent(self, match: PrefixMatch, parent: str, *, again: bool = False) -> PrefixMatch:
+        """Note whether the prompt has tokens, or all tokens, of the reply that a request named as its parent.
+
+        `again` matches once more if it has none, for what the text keeps of that reply.
+        """
+        named = next(((span, take) for span, take in links(match.cut.span, match.cut.take) if span.named(parent)), None)
         if named is None:
+            reply = self.reply(match.namespace, parent) if again else None
+            if reply is not None and (better := match_parent(match, reply, self.measure)) is not None:
+                return self._checked_parent(better, parent)
             left_out = self.left_out(match.namespace, match.text, parent)
             return replace(match, unknown_parent=not left_out, hidden_parent=left_out)
         span, take = named

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware_hub.radix import match as tree_match
+from middleware_hub.radix import cut as tree_cut
 from middleware_hub.radix.cut import Cut
 from middleware_hub.radix.match import PrefixMatch, walk_down
 from middleware_hub.radix.node import Generation
@@ -144,6 +144,53 @@ def test_an_unknown_parent_is_counted_and_treated_as_if_it_were_not_there() -> N
         assert match.continues is turn.generation
         assert match.cut == talk.match("ab ").cut
     assert talk.match_ids([A, B, EOS, SPACE], parent="gone").reasons == ("unknown_parent",)
+
+
+@pytest.mark.parametrize("other", [[A, SPACE, EOS], [A, SPACE, A], [A, EOS]], ids=["equal", "longer", "complete"])
+def test_a_part_of_the_named_parent_is_kept_where_another_reply_begins_alike(other: list[int]) -> None:
+    """A loop that strips a reply names it: the newer sample of the prompt is not the one that it means."""
+    talk = Talk()
+    meant = talk.say("b", [A, SPACE, EOS], "meant")
+    talk.say("b", other, "other")
+    match = talk.match("bab", parent="meant")
+    assert (match.cut.span, match.cut.take) == (meant.generation.span, 1)
+    assert match.reasons == ("edited_turn",)
+    first = talk.say("bab", [A, EOS], "first", parent="meant")
+    again = talk.say("bab", [B, EOS], "again", parent="meant")
+    assert again.sent == first.sent == [B, A, B]
+    assert again.generation.span.parent is first.generation.span.parent, "both build on one prompt"
+    assert talk.match("baba ", parent="first").cut.span is first.generation.span
+    recount(talk.tree)
+
+
+def test_a_part_of_the_named_parent_is_kept_after_the_reply_that_it_continues() -> None:
+    talk = Talk()
+    before = talk.say("b", [A, EOS], "before")
+    meant = talk.say("ba ", [A, SPACE, EOS], "meant", parent="before")
+    talk.say("ba ", [A, SPACE, EOS], "other", parent="before")
+    match = talk.match("ba ab", parent="meant")
+    assert (match.cut.span, match.cut.take) == (meant.generation.span, 1)
+    assert match.continues is before.generation
+    assert talk.match("b<t>", parent="meant").unknown_parent, "nothing of it is left"
+
+
+@pytest.mark.parametrize("line", [False, True], ids=["first", "later"])
+def test_no_other_reply_takes_the_place_of_a_named_parent_without_text(line: bool) -> None:
+    """What is said after it is no reply, although a sample of the same prompt begins like that."""
+    talk = Talk()
+    prompt, parent = "b", None
+    if line:
+        prompt, parent = talk.say("b", [A, EOS], "before").text + " ", "before"
+    empty = talk.say(prompt, [EOS], "empty", parent=parent)
+    talk.say(prompt, [BA, B], "other", parent=parent)
+    assert talk.match(prompt + "bab").cut.span is not None
+    match = talk.match(prompt + "bab", parent="empty")
+    assert match.reasons == ("tail_left_out",)
+    turn = talk.say(prompt + "bab", [A], "next", parent="empty")
+    assert turn.sent == [*empty.sent, *encode("bab")]
+    assert flatten(turn.generation.span, 1).loss_mask.tolist()[len(empty.sent) :] == [0] * len(encode("bab")) + [1]
+    assert talk.match(prompt + "bab", parent="other").continues is not None, "elsewhere it is as it was"
+    recount(talk.tree)
 
 
 def test_a_chain_is_not_cut_inside_an_added_token_that_the_text_spells() -> None:
@@ -501,13 +548,13 @@ def test_ids_find_an_equal_chain_that_has_another_text(newest: str) -> None:
 def cuts(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
     """The chains that were cut on trial."""
     found: list[Generation] = []
-    resolve = tree_match.resolve_partial
+    resolve = tree_cut.resolve_partial
 
     def noting(generation: Generation, *args: Any, **options: Any) -> Any:
         found.append(generation)
         return resolve(generation, *args, **options)
 
-    monkeypatch.setattr(tree_match, "resolve_partial", noting)
+    monkeypatch.setattr(tree_cut, "resolve_partial", noting)
     return found
 
 
