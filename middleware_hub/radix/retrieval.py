@@ -144,14 +144,14 @@ async def retrieve(
         NotExactError: `strict`, and something would have to be encoded, or is older than `max_staleness`.
     """
     asked = memory is None or await memory.cover(namespace, text, expected, parent=request.request_id)
-    recall = tree.recall(namespace, text, request_id=request.request_id)
+    names = [request.request_id] if asked else [request.request_id, None]  # the store may have the named reply
+    recall = next(filter(None, (tree.recall(namespace, text, request_id=name) for name in names)), None)
     if memory is not None:
         memory.retrieved(recall)
     if recall is None:
         raise NotFoundError(
             f"this text does not begin with a recorded reply of request_id {request.request_id!r}: with n > 1 workers give "
-            "ids of their own (meta_info.id); it may be of another namespace, or evicted; POST /radix_tree/explain shows how "
-            "far the text is known"
+            "ids of their own (meta_info.id); it may be of another namespace, or evicted; see POST /radix_tree/explain"
         )
     cut = recall.cut
     if cut.start < len(text) and request.strict:

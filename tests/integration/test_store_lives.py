@@ -255,6 +255,8 @@ def test_what_cannot_be_looked_up_is_not_exact(
             found = router.stack.retrieve(text)
             assert not found["exact"]
             assert "store_unreachable" in found["reasons"]
+            named = router.stack.retrieve(text, request_id=first["meta_info"]["id"])
+            assert (named["exact"], named["reasons"]) == (found["exact"], found["reasons"]), "the store may have it"
             second = router.stack.post("/generate", {"text": text + " so", "sampling_params": sampling})
             assert second.headers["x-radix-reasons"] == "store_unreachable"
         found = router.stack.retrieve(text)
