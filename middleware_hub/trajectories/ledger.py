@@ -247,20 +247,22 @@ class Ledger:
             if member is None:
                 self._settled.drop(key, before[at : at + 1])
             elif not member.done and (not before or member.state == before[at]):
-                yield from self._drop(member)
+                yield from self._drop(member, why)
                 self.counts[why] += 1
             if at % STEP == STEP - 1:
                 yield
 
-    def _drop(self, member: Member) -> Iterator[None]:
-        """Drop a member, and if it is sealed its sample."""
+    def _drop(self, member: Member, why: str) -> Iterator[None]:
+        """Drop a member, and if it is sealed its sample. A trainer never had what is lost."""
         sample = member.sample
         if sample is None:
             member.group.settle(member)
             member.group.change()
             yield from self._forget_done(member.group)
             return
-        if sample.claim is not None:
+        if why != "lost":
+            self._take_away(sample)
+        elif sample.claim is not None:
             sample.claim.held.pop(sample.id, None)
         yield from self._done(sample)
 

@@ -184,7 +184,7 @@ class Claim(msgspec.Struct, eq=False):
         number: of its event.
         renewals: how often its lease began again.
         held: the samples that it holds.
-        taken: the samples that it held, and that others took when its lease was over.
+        taken: the samples that it held, and that others took, rewarded or dropped when its lease was over.
         acknowledged: how many samples were acknowledged; None before.
         released: whether it was given back.
     """

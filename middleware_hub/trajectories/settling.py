@@ -177,8 +177,8 @@ def _over(claim: Claim) -> ClaimOverError:
             acknowledged=claim.acknowledged,
         )
     return ClaimOverError(
-        f"the lease of claim {claim.id!r} was over, and {len(claim.taken)} of its samples were handed out again, or given "
-        "a reward: ask for a longer lease_seconds, or renew it in time",
+        f"the lease of claim {claim.id!r} was over, and {len(claim.taken)} of its samples were handed out again, given a "
+        "reward, or dropped: ask for a longer lease_seconds, or renew it in time",
         acknowledged=claim.acknowledged or 0,
         taken=[one.hex() for one in claim.taken],
     )

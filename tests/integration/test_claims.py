@@ -321,6 +321,17 @@ def test_dropped_is_not_handed_out(buffer: Buffer) -> None:
     buffer.call("/trajectories/drop", {"group_id": "g"}, 404)
 
 
+def test_what_was_dropped_when_the_lease_was_over_is_not_acknowledged(buffer: Buffer) -> None:
+    """The trainer learns of it: it would train on what its run does not want."""
+    for text in ("One", "Two"):
+        buffer.say(text, "g", x_group_size="2", x_rollout_end="true")
+    claim = buffer.claim(lease_seconds=0.05)
+    until(lambda: {one["state"] for one in buffer.group("g")["samples"]} == {"complete"})
+    assert buffer.call("/trajectories/drop", {"group_id": "g"})["dropped"] == 2
+    details = buffer.acknowledge(claim, 409)["error"]
+    assert (details["acknowledged"], sorted(details["taken"])) == (0, sorted(ids(claim)))
+
+
 def test_a_chat_without_a_session_may_have_a_group(buffer: Buffer) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
     reply = buffer.call("/v1/chat/completions", body, x_group_id="g", x_group_size="1")
