@@ -125,7 +125,9 @@ class SessionsMiddleware:
         )
         replies = ReplyParsers(hub.tokenizer.vocabulary, call_parser=calls, reasoning_parser=reasoning)
         logger.info("sessions: tool calls are read as %s, reasoning as %s", calls, reasoning)
-        backend = Backend(self.app, hub.judge, context.tracer, config.radix.force_logprobs)
+        backend = Backend(
+            self.app, hub.judge, context.tracer, config.radix.force_logprobs, lambda: template.wants_short_ids
+        )
         remembered = partial(RememberedText.of, hub, context.tracer)
         turns = Turns(backend, remembered, composer, replies, self.registry, self._metrics, sessions)
         return Chats(turns, composer)

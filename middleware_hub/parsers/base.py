@@ -90,8 +90,6 @@ class NamedCallParser(CallParser, Protocol):
     Attributes:
         names: as in options: ours first, then SGLang's and vLLM's for `--tool-call-parser`.
         template_tags: tags that a chat template spells if its model writes this format.
-
-    A class whose templates take only ids of nine letters and digits has `short_ids = True`.
     """
 
     names: ClassVar[tuple[str, ...]]

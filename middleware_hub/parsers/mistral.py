@@ -34,7 +34,6 @@ class Mistral(TaggedParser):
     names: ClassVar[tuple[str, ...]] = ("mistral",)
     template_tags: ClassVar[tuple[str, ...]] = ("[TOOL_CALLS]", "[INST]")
     needs_special: ClassVar[bool] = True
-    short_ids: ClassVar[bool] = True
     opening = Tags("[TOOL_CALLS]")
 
     def __init__(self, tools: Sequence[Tool]) -> None:

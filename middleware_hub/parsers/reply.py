@@ -20,11 +20,6 @@ class ReplyParser:
         """Return whether to ask the worker with `skip_special_tokens: false`."""
         return self._calls.needs_special or self._reasoning.needs_special
 
-    @property
-    def short_ids(self) -> bool:
-        """Return whether calls need short ids, see `NamedCallParser`."""
-        return getattr(self._calls, "short_ids", False)
-
     def feed(self, text: str) -> list[Sampled]:
         """Return what is certain by now, in order."""
         return self._without_reasoning(self._reasoning.feed(text))

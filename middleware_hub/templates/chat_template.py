@@ -87,6 +87,7 @@ class ChatTemplate(TurnForms):
             for called in (False, True):
                 self._plan((), {}, tools, called)
             self.header([TOOL] if tools else None, {})
+        _ = self.wants_short_ids
 
     def on_other_days(self, times: Iterable[float]) -> Iterator[ChatTemplate]:
         """Yield the template with the dates of `times` (seconds since 1970) that are not today's, if it writes the date."""

@@ -134,6 +134,17 @@ class Renderer:
         return self._attempt([*SHORT, calling('{"a": 1}')]) is not None
 
     @cached_property
+    def wants_short_ids(self) -> bool:
+        """Whether the ids of calls must be nine letters and digits. Mistral's templates refuse all others."""
+
+        def taken(name: str) -> bool:
+            turn = calling('{"a": 1}' if self._wants_text else {"a": 1})
+            turn["tool_calls"][0]["id"] = name
+            return self._attempt([*SHORT, turn, {**RESULT, "tool_call_id": name}]) is not None
+
+        return not taken(f"call_{'0' * 24}") and taken("call00000")
+
+    @cached_property
     def _roles_of_parts(self) -> frozenset[str]:
         """The roles whose text may be a list of parts: the template renders one part as it renders its text."""
         taken = set()

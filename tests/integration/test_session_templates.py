@@ -264,3 +264,28 @@ def test_a_template_for_tools_is_taken_only_where_there_are_tools(tmp_path: Path
         assert prompts[0] == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
         turn = AgentSession.make(made, tools=TOOLS).must(user("Hello"), says="Well.")
         assert made.spelling.spell(turn.sent, skip_special=False).text == "(look)" + prompts[0]
+
+
+_NINE = "{%- if ID | length != 9 %}{{- raise_exception('nine letters!') }}{%- endif %}"
+NINE_LETTERS = f"""{{%- for m in messages %}}{_SAYS}{{%- for c in m.tool_calls or [] %}}{_NINE.replace("ID", "c.id")}
+{{{{- '<tool_call>' ~ c.function.arguments | tojson ~ '</tool_call>' }}}}{{%- endfor %}}
+{{%- if m.role == 'tool' %}}{_NINE.replace("ID", "m.tool_call_id")}{{%- endif %}}{{{{- '<|im_end|>\\n' }}}}{{%- endfor %}}
+{{%- if add_generation_prompt %}}{{{{- '<|im_start|>assistant\\n' }}}}{{%- endif %}}"""
+"""As Mistral's: it refuses every other id."""
+
+
+def test_calls_get_ids_that_the_template_takes(tmp_path: Path) -> None:
+    template = tmp_path / "nine_letters.jinja"
+    template.write_text(NINE_LETTERS)
+    sessions = {"chat_template": str(template), "tool_call_parser": "hermes"}
+    with stack("qwen", styles=("cumulative",), sessions=sessions) as made:
+        agent = AgentSession.make(made, tools=TOOLS)
+        first = agent.must(user("Where is it?"), says=f"{call_text('here')}\n{call_text('there')}")
+        calls = first.message["tool_calls"]
+        assert [len(call["id"]) for call in calls] == [9, 9]
+        assert calls[0]["id"] != calls[1]["id"]
+        messages = [user("Where is it?"), first.message, *[tool(call, "nothing") for call in calls]]
+        second = agent.must(*messages, says="Nowhere.")
+        assert second.sent[: len(first.chain)] == first.chain
+        (only,) = agent.finalize()
+    assert (only["exact"], only["num_turns"]) == (True, 2)

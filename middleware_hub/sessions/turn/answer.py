@@ -34,16 +34,24 @@ class AnswerBuilder:
 
     Args:
         node: the last message of the prompt. The ids of tool calls derive from its place.
+        short_ids: whether these have nine letters and digits.
     """
 
     def __init__(
-        self, generation_id: str, request: ChatRequest, node: MessageNode, parser: SampledParser, vocabulary: Vocabulary
+        self,
+        generation_id: str,
+        request: ChatRequest,
+        node: MessageNode,
+        parser: SampledParser,
+        vocabulary: Vocabulary,
+        *,
+        short_ids: bool = False,
     ) -> None:
         self._id = generation_id
         self._request = request
         self._node = node
         self._parser = parser
-        self._short_ids = getattr(parser, "short_ids", False)
+        self._short_ids = short_ids
         self._tokens = SampledTokens(vocabulary, request.top_logprobs if request.logprobs else None)
         self.calls: list[ToolCall] = []
         self.pieces: list[tuple[Piece, Sequence[TokenLogprob] | None]] = []

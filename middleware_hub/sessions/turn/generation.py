@@ -55,12 +55,14 @@ class Backend(msgspec.Struct, frozen=True):
         judge: checks replies against what was asked.
         tracer: gets a span for each step.
         force_logprobs: whether sessions keep the logprobs of all sampled tokens.
+        short_ids: whether the template takes only ids of nine letters and digits for calls; asked when it is warm.
     """
 
     app: ASGIApp
     judge: Judge
     tracer: Tracer
     force_logprobs: bool
+    short_ids: Callable[[], bool]
 
 
 class TurnGeneration:
@@ -101,7 +103,9 @@ class TurnGeneration:
         self._aborting = False
         self.id = handle.generation_id
         self.prompt = plan.prompt
-        self.building = AnswerBuilder(self.id, plan.request, plan.turn.node, parser, backend.judge.vocabulary)
+        short_ids = bool(plan.request.tools) and backend.short_ids()
+        vocabulary = backend.judge.vocabulary
+        self.building = AnswerBuilder(self.id, plan.request, plan.turn.node, parser, vocabulary, short_ids=short_ids)
         self._inner, self._body = plan.generate(self.id, logprobs=self._logprobs)
         self.answer: Answer | None = None
         self.error: RouterError | None = None
