@@ -1,4 +1,4 @@
-"""Where a text may cut a recorded chain: rules 5 and 6 of exactness, as pure functions on spans, and for the path of a text.
+"""Where a text may cut a recorded chain: rules 5 and 6 of exactness, as pure functions on spans.
 
 text:      |  prompt  |   reply   |<|im_end|>|   next context   | half of a rep
 chain:     [ context  ][  sampled  (EOS)    ][     context      ][ sampled ... ]
@@ -9,16 +9,11 @@ chain:     [ context  ][  sampled  (EOS)    ][     context      ][ sampled ... ]
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from itertools import islice
 from typing import NamedTuple
 
 from middleware_hub.radix.node import Generation, RadixNode
-from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan
+from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
 from middleware_hub.spans.hidden_tail import spell_tail
-
-MOST_CANDIDATES = 16
-"""How many of the chains that a text could cut are tried: nodes, and replies of one text."""
 
 
 class Cut(NamedTuple):
@@ -145,199 +140,40 @@ def _cut_inside(span: TokenSpan, take: int, limit: int, measure: Measure, bounda
     return Cut(span, count, span.start + ends[count - 1]) if count else None
 
 
-class Path(NamedTuple):
-    """How far a text goes down the tree."""
+def whole_literals(
+    text: str, generation: Generation, limit: int, line: Generation | None, measure: Measure, *, boundaries: bool
+) -> Cut | None:
+    """Cut by `resolve_partial`, but never inside an added token that the text spells.
 
-    text: str
-    at: RadixNode
-    """The node in whose edge, or at whose end, the text leaves the tree."""
-    end: int
-    """Characters from the root to the end of that node."""
-    limit: int
-    """Characters of the text that agree."""
-
-    def upward(self, floor: int = 0) -> Iterator[tuple[RadixNode, int]]:
-        """Yield the nodes of the path, last one first, with the characters agreed there, while these exceed `floor`.
-
-        A chain that runs through one of them and not through the one below agrees with the text exactly to its end.
-        """
-        node: RadixNode | None = self.at
-        limit, end = self.limit, self.end
-        while node is not None and limit > floor:
-            yield node, limit
-            limit = end = end - len(node.edge)
-            node = node.parent
-
-    def stops(self) -> Iterator[tuple[RadixNode, int]]:
-        """Yield the nodes of the path at which generations end, last one first, with the characters down to there."""
-        node: RadixNode | None = self.at
-        end = self.end
-        while node is not None and end:
-            if node.ends is not None and end <= self.limit:
-                yield node, end
-            end -= len(node.edge)
-            node = node.parent
-
-    def candidates(self, line: Generation | None, floor: int) -> Iterator[tuple[Generation, int]]:
-        """Yield generations after `line` that leave the path above `floor`, with the characters agreed, furthest first.
-
-        Of those that leave it in the same place the newest come first. There may be 100,000 siblings, so this ends after
-        `MOST_CANDIDATES`: few chains differ in their tokens before they differ in their text. Where no reply runs, they do not
-        differ at all, and the newest is enough: what it reuses of another reply is in that reply itself, further up.
-        """
-        seen: set[Generation] = set()
-        visits = MOST_CANDIDATES
-        walked: RadixNode | None = None
-        for top, limit in self.upward(floor):
-            below = [top]
-            while below and visits:
-                node = below.pop()
-                newest = None if node is walked else node.through(line)
-                if newest is None:
-                    continue
-                if newest not in seen:
-                    seen.add(newest)
-                    yield newest, limit
-                elif not top.replied:
-                    continue
-                visits -= 1
-                if not top.replied:
-                    continue
-                if node.ends is not None and node.ends is not newest:
-                    for generation in islice(reversed(node.generations()), MOST_CANDIDATES):
-                        if generation.continues is line and generation not in seen:
-                            seen.add(generation)
-                            yield generation, limit
-                if node.children is not None:
-                    below += reversed(node.newest_first(line, visits))
-            if not visits:
-                return
-            walked = top
-
-    def longest_complete(self, request_id: str | None, limit: int | None = None) -> tuple[Cut, Generation | None]:
-        """Return the longest complete reply that this text may continue, the newest of equal texts.
-
-        If they are given, it has the name `request_id` and ends within `limit` characters. A reply whose ids do not
-        spell its text is not continued: the text that the client saw is encoded instead.
-        """
-        for node, position in self.stops():
-            if limit is not None and position > limit:
-                continue
-            for generation in reversed(node.generations()):
-                if generation.span.flags & SpanFlag.MISMATCH:
-                    continue
-                if request_id is None or generation.span.named(request_id):
-                    cut = resolve_complete(generation, self.text, position)
-                    if cut is not None:
-                        return cut, generation
-        return FRESH, None
-
-    def further(self, line: Generation | None, cut: Cut, measure: Measure, *, boundaries: bool = True) -> Cut | None:
-        """Return tokens after `cut` of a chain that continues `line` and that the text leaves midway: furthest, then newest.
-
-        Context, whose encoding would be the same anyway, counts only where there are no sampled tokens. Of equal tokens, those
-        of a reply that the text leaves in its middle come first, then those of the chain that agrees furthest, then the newest.
-        """
-        if self.limit <= cut.start:
-            return None
-        best, rank, newest = None, (False, 0, 0), None
-        for generation, limit in self.candidates(line, cut.start):
-            if best is not None and limit < best.start:
-                break
-            newest = newest or (generation, limit)
-            if _samples_nothing(generation, limit):
-                continue
-            its_rank = (generation.span.start < limit, limit, generation.serial)
-            preferred = best is not None and its_rank > rank
-            if best is not None and not preferred and ends_by(generation.span, limit, best.start, measure):
-                continue
-            found = self.whole_literals(generation, limit, line, measure, boundaries=False)
-            if found is not None and found.start + preferred > (best or cut).start:
-                best, rank = found, its_rank
-        if best is None and boundaries and newest is not None:
-            found = self.whole_literals(*newest, line, measure, boundaries=True)
-            if found is not None and found.start > cut.start and not _says_lost(found.span, cut.span):
-                return found
-        return best
-
-    def whole_literals(
-        self, generation: Generation, limit: int, line: Generation | None, measure: Measure, *, boundaries: bool
-    ) -> Cut | None:
-        """Cut by `resolve_partial`, but never inside an added token that the text spells.
-
-        A sampled `<` and the text `<|im_end|>` have a character in common. If that token were kept, the rest would be
-        encoded as `|im_end|>`, which ends nothing.
-        """
-        while True:
-            cut = resolve_partial(generation, limit, line, measure, boundaries=boundaries)
-            begin = None if cut is None else measure.straddled(self.text, cut.start)
-            if begin is None:
-                return cut
-            limit = begin
-
-    def is_ambiguous(self, continues: Generation, start: int, measure: Measure) -> bool:
-        """Return whether a chain that does not continue this reply has whole sampled tokens of the text after `start`."""
-        if self.limit <= start or not any(node.replied for node, _ in self.upward(start)):
-            return False  # and there may be hundreds of lines: equal samples, followed by one observation
-        for node, limit in self.upward(start):
-            for other in node.lines():
-                if other.continues is not continues and not _samples_nothing(other, limit):
-                    cut = resolve_partial(other, limit, other.continues, measure, boundaries=False)
-                    if cut is not None and cut.start > start:
-                        return True
-        return False
-
-    def passes_mismatch(self, line: Generation | None) -> bool:
-        """Return whether a reply whose ids do not spell its text ends on the path after `line`."""
-        if line is not None and self.at is line.node and self.limit == self.end:
-            return False
-        for node, _ in self.stops():
-            if line is not None and node is line.node:
-                return False
-            if any(generation.span.flags & SpanFlag.MISMATCH for generation in node.generations()):
-                return True
-        return False
-
-    def resume(self) -> tuple[RadixNode, int] | None:
-        """Return the last node of the path, and the characters down to its end; None if it is gone, or only the root is left.
-
-        Splits and merges change neither the text nor the end of a node that stays.
-        """
-        node, end = self.at, self.end
-        while node.parent is not None and end > self.limit:
-            end -= len(node.edge)
-            node = node.parent
-        return None if node.parent is None else (node, end)
-
-    def shared(self, reply: Generation) -> int:
-        """Return how many characters the text has in common with that of a reply."""
-        above, node = set[RadixNode](), reply.node
-        while node.parent is not None:
-            above.add(node)
-            node = node.parent
-        return next((limit for node, limit in self.upward() if node in above), 0)
-
-    def kept_of(self, reply: Generation, measure: Measure) -> Cut | None:
-        """Return the whole tokens of a reply that the text leaves in its middle; None if the text has none of them."""
-        cut = self.whole_literals(reply, self.shared(reply), reply.continues, measure, boundaries=False)
-        return cut if cut is not None and cut.span is reply.span else None
-
-    def ends_on_node(self) -> bool:
-        """Return whether the whole text is in the tree and ends where a node does."""
-        return self.limit == len(self.text) == self.end
+    A sampled `<` and the text `<|im_end|>` have a character in common. If that token were kept, the rest would be encoded as
+    `|im_end|>`, which ends nothing.
+    """
+    while True:
+        cut = resolve_partial(generation, limit, line, measure, boundaries=boundaries)
+        begin = None if cut is None else measure.straddled(text, cut.start)
+        if begin is None:
+            return cut
+        limit = begin
 
 
-def _says_lost(context: TokenSpan | None, above: TokenSpan | None) -> bool:
+def says_lost(context: TokenSpan | None, above: TokenSpan | None) -> bool:
     """Return whether a context has a flag, true only for its own request, that something before it may be missing."""
     while context is not None and context is not above and not context.flags & SpanFlag.LOST:
         context = context.parent
     return context is not None and context is not above
 
 
-def _samples_nothing(generation: Generation, limit: int) -> bool:
+def samples_nothing(generation: Generation, limit: int) -> bool:
     """Return whether only the reply itself was sampled after its line, and it begins at `limit` or later."""
     span, line = generation.span, generation.continues
     if span.start < limit:
         return False
     before, stop = span.parent, None if line is None else line.span
     return before is stop or (before is not None and before.parent is stop and not before.sampled)
+
+
+def leaves(cut: Cut, reply: TokenSpan) -> bool:
+    """Return whether a chain has sampled tokens that begin within the prompt of a reply, or at its end, and are not in it."""
+    prompt = {part for part, _ in links(reply.parent, reply.take)}
+    found = links(cut.span, cut.take)
+    return any(take and part.sampled and part.start <= reply.start and part not in prompt for part, take in found)

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from middleware_hub.radix.indexes import IdsIndex, Leaves, ReplyNames
-from middleware_hub.radix.landmarks import Landmarks
+from middleware_hub.radix.indexes import IdsIndex, Landmarks, Leaves, ReplyNames
 from middleware_hub.radix.node import Generation, RadixNode, StoredSpan, common_length
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from middleware_hub.spans.extras import Extras

@@ -6,34 +6,202 @@ After it, whole tokens of a chain that the text leaves midway are reused too (se
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import compress
-from typing import Any
+from collections.abc import Callable, Iterator
+from itertools import compress, islice
+from typing import Any, NamedTuple
 
 import msgspec
 
-from middleware_hub.radix.cut import FRESH, Cut, Path, resolve_complete, same_encoding
-from middleware_hub.radix.landmarks import FAR, Landmarks
+from middleware_hub.radix.cut import (
+    FRESH,
+    Cut,
+    ends_by,
+    leaves,
+    resolve_complete,
+    resolve_partial,
+    same_encoding,
+    samples_nothing,
+    says_lost,
+    whole_literals,
+)
+from middleware_hub.radix.indexes import FAR, Landmarks
 from middleware_hub.radix.node import Generation, RadixNode, common_length
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
 
+MOST_CANDIDATES = 16
+"""How many of the chains that a text could cut are tried: nodes, and replies of one text."""
+
 _REASONS = (
-    "cut_in_token",
-    "tail_left_out",
-    "ambiguous_parent",
-    "unknown_parent",
-    "edited_turn",
-    "engine_mismatch",
-    "store_unreachable",
+    *("cut_in_token", "tail_left_out", "ambiguous_parent", "unknown_parent", "edited_turn"),
+    *("engine_mismatch", "store_unreachable"),
 )
+
+
+class Path(NamedTuple):
+    """How far a text goes down the tree."""
+
+    text: str
+    at: RadixNode
+    """The node in whose edge, or at whose end, the text leaves the tree."""
+    end: int
+    """Characters from the root to the end of that node."""
+    limit: int
+    """Characters of the text that agree."""
+
+    def upward(self, floor: int = 0) -> Iterator[tuple[RadixNode, int]]:
+        """Yield the nodes of the path, last one first, with the characters agreed there, while these exceed `floor`.
+
+        A chain that runs through one of them and not through the one below agrees with the text exactly to its end.
+        """
+        node: RadixNode | None = self.at
+        limit, end = self.limit, self.end
+        while node is not None and limit > floor:
+            yield node, limit
+            limit = end = end - len(node.edge)
+            node = node.parent
+
+    def stops(self) -> Iterator[tuple[RadixNode, int]]:
+        """Yield the nodes of the path at which generations end, last one first, with the characters down to there."""
+        node: RadixNode | None = self.at
+        end = self.end
+        while node is not None and end:
+            if node.ends is not None and end <= self.limit:
+                yield node, end
+            end -= len(node.edge)
+            node = node.parent
+
+    def candidates(self, line: Generation | None, floor: int) -> Iterator[tuple[Generation, int]]:
+        """Yield generations after `line` that leave the path above `floor`, with the characters agreed, furthest first.
+
+        Of those that leave it in the same place the newest come first. There may be 100,000 siblings, so this ends after
+        `MOST_CANDIDATES`: few chains differ in their tokens before they differ in their text. Where no reply runs, they do not
+        differ at all, and the newest is enough: what it reuses of another reply is in that reply itself, further up.
+        """
+        seen, visits = set[Generation](), MOST_CANDIDATES
+        walked: RadixNode | None = None
+        for top, limit in self.upward(floor):
+            below = [top]
+            while below and visits:
+                node = below.pop()
+                newest = None if node is walked else node.through(line)
+                if newest is None:
+                    continue
+                if newest not in seen:
+                    seen.add(newest)
+                    yield newest, limit
+                elif not top.replied:
+                    continue
+                visits -= 1
+                if not top.replied:
+                    continue
+                if node.ends is not None and node.ends is not newest:
+                    for generation in islice(reversed(node.generations()), MOST_CANDIDATES):
+                        if generation.continues is line and generation not in seen:
+                            seen.add(generation)
+                            yield generation, limit
+                if node.children is not None:
+                    below += reversed(node.newest_first(line, visits))
+            if not visits:
+                return
+            walked = top
+
+    def longest_complete(self, request_id: str | None, limit: int | None = None) -> tuple[Cut, Generation | None]:
+        """Return the longest complete reply that this text may continue, the newest of equal texts.
+
+        If they are given, it has the name `request_id` and ends within `limit` characters. A reply whose ids do not
+        spell its text is not continued: the text that the client saw is encoded instead.
+        """
+        for node, position in self.stops():
+            if limit is not None and position > limit:
+                continue
+            for generation in reversed(node.generations()):
+                span = generation.span
+                if not span.flags & SpanFlag.MISMATCH and (request_id is None or span.named(request_id)):
+                    cut = resolve_complete(generation, self.text, position)
+                    if cut is not None:
+                        return cut, generation
+        return FRESH, None
+
+    def further(self, line: Generation | None, cut: Cut, measure: Measure, *, boundaries: bool = True) -> Cut | None:
+        """Return tokens after `cut` of a chain that continues `line` and that the text leaves midway: furthest, then newest.
+
+        Context, whose encoding would be the same anyway, counts only where there are no sampled tokens. Of equal tokens, those
+        of a reply that the text leaves in its middle come first, then those of the chain that agrees furthest, then the newest.
+        """
+        if self.limit <= cut.start:
+            return None
+        best, rank, newest = None, (False, 0, 0), None
+        for generation, limit in self.candidates(line, cut.start):
+            if best is not None and limit < best.start:
+                break
+            newest = newest or (generation, limit)
+            if samples_nothing(generation, limit):
+                continue
+            its_rank = (generation.span.start < limit, limit, generation.serial)
+            preferred = best is not None and its_rank > rank
+            if best is not None and not preferred and ends_by(generation.span, limit, best.start, measure):
+                continue
+            found = whole_literals(self.text, generation, limit, line, measure, boundaries=False)
+            if found is not None and found.start + preferred > (best or cut).start:
+                best, rank = found, its_rank
+        if best is None and boundaries and newest is not None:
+            found = whole_literals(self.text, *newest, line, measure, boundaries=True)
+            if found is not None and found.start > cut.start and not says_lost(found.span, cut.span):
+                return found
+        return best
+
+    def is_ambiguous(self, continues: Generation, start: int, measure: Measure) -> bool:
+        """Return whether a chain that does not continue this reply has whole sampled tokens of the text after `start`."""
+        if self.limit <= start or not any(node.replied for node, _ in self.upward(start)):
+            return False  # and there may be hundreds of lines: equal samples, followed by one observation
+        for node, limit in self.upward(start):
+            for other in node.lines():
+                if other.continues is not continues and not samples_nothing(other, limit):
+                    cut = resolve_partial(other, limit, other.continues, measure, boundaries=False)
+                    if cut is not None and cut.start > start:
+                        return True
+        return False
+
+    def passes_mismatch(self, line: Generation | None) -> bool:
+        """Return whether a reply whose ids do not spell its text ends on the path after `line`."""
+        if line is not None and self.at is line.node and self.limit == self.end:
+            return False
+        for node, _ in self.stops():
+            if line is not None and node is line.node:
+                break
+            if any(generation.span.flags & SpanFlag.MISMATCH for generation in node.generations()):
+                return True
+        return False
+
+    def resume(self) -> tuple[RadixNode, int] | None:
+        """Return the last node of the path, and the characters down to its end; None if it is gone, or only the root is left.
+
+        Splits and merges change neither the text nor the end of a node that stays.
+        """
+        node, end = self.at, self.end
+        while node.parent is not None and end > self.limit:
+            end -= len(node.edge)
+            node = node.parent
+        return None if node.parent is None else (node, end)
+
+    def shared(self, reply: Generation) -> int:
+        """Return how many characters the text has in common with that of a reply."""
+        above, node = set[RadixNode](), reply.node
+        while node.parent is not None:
+            above.add(node)
+            node = node.parent
+        return next((limit for node, limit in self.upward() if node in above), 0)
+
+    def ends_on_node(self) -> bool:
+        """Return whether the whole text is in the tree and ends where a node does."""
+        return self.limit == len(self.text) == self.end
 
 
 class PrefixMatch(msgspec.Struct, frozen=True):
     """The result of `RadixTree.match`. `tree.pin(match)` keeps it from being collected while a request uses it.
 
     Attributes:
-        namespace: that of the look-up.
-        text: the text that was looked up.
+        namespace, text: what was looked up.
         cut: the chain to continue, and the character of `text` from which to encode.
         continues: the complete generation that is continued, if any.
         known: a remembered context that holds exactly the encoding of the rest; then nothing needs encoding.
@@ -82,9 +250,10 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Return the reasons that describe how the prompt was made, as answers and counters name them."""
+        left_out = self.tail_left_out and not self.cut.recut
         holds = (
             self.cut.recut,
-            self.tail_left_out and not self.cut.recut,
+            left_out,
             self.ambiguous,
             self.unknown_parent,
             self.edited,
@@ -103,8 +272,7 @@ def walk_down(root: RadixNode, text: str, marks: Landmarks | None = None) -> Pat
             break
         edge = child.edge
         if not text.startswith(edge, position):
-            limit = position + common_length(edge, text, position)
-            return Path(text, child, position + len(edge), limit)
+            return Path(text, child, position + len(edge), position + common_length(edge, text, position))
         position += len(edge)
         node = child
         steps += 1
@@ -145,29 +313,22 @@ def match_text(namespace: tuple[str, ...], path: Path, parent: str | None, measu
 def match_parent(match: PrefixMatch, parent: Generation, measure: Measure) -> PrefixMatch | None:
     """Return a match for the reply that a request names as its parent, where a match has no token of it; None for no other.
 
-    Replies to one prompt begin alike. If the text keeps only a part of the parent, others may have that part as well, and be
-    newer or complete. If the parent has only hidden tokens, what the workflow says after it may be how another reply begins.
+    Replies to one prompt begin alike: others may have the part of the parent that the text keeps, and be newer or complete. If
+    the parent has only hidden tokens, what the workflow says after it may be how another reply begins.
     """
-    path, line = match.path, parent.continues
-    if path is None or path.shared(parent) < parent.span.start:
+    path, line, begin = match.path, parent.continues, parent.span.start
+    if path is None or (shared := path.shared(parent)) < begin:
         return None
-    cut = path.kept_of(parent, measure)
-    if cut is None and not parent.span.visible and _leaves(match.cut, parent.span):
-        cut = path.whole_literals(parent, parent.span.start, line, measure, boundaries=False)
-        if cut is None:
-            cut = FRESH if line is None else resolve_complete(line, path.text, line.span.text_end)
+    kept = whole_literals(path.text, parent, shared, line, measure, boundaries=False)
+    cut = kept if kept is not None and kept.span is parent.span else None
+    if cut is None and not parent.span.visible and leaves(match.cut, parent.span):
+        before = FRESH if line is None else resolve_complete(line, path.text, line.span.text_end)
+        cut = whole_literals(path.text, parent, begin, line, measure, boundaries=False) or before
     if cut is None:
         return None
     known = same_encoding(path.at, cut) if path.at.contexts is not None and path.ends_on_node() else None
-    cut = cut if known is None else Cut(known, known.count, len(path.text))
+    cut = Cut(known, known.count, len(path.text)) if known else cut
     return PrefixMatch(match.namespace, path.text, cut, line, known, mismatched=path.passes_mismatch(line), path=path)
-
-
-def _leaves(cut: Cut, reply: TokenSpan) -> bool:
-    """Return whether a chain has sampled tokens that begin within the prompt of a reply, or at its end, and are not in it."""
-    prompt = {part for part, _ in links(reply.parent, reply.take)}
-    found = links(cut.span, cut.take)
-    return any(take and part.sampled and part.start <= reply.start and part not in prompt for part, take in found)
 
 
 def match_chain(

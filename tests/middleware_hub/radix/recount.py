@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from middleware_hub.radix import landmarks
+from middleware_hub.radix import indexes
 from middleware_hub.radix.forest import TreeStats, every_node
-from middleware_hub.radix.indexes import IdsIndex
-from middleware_hub.radix.landmarks import Landmarks
+from middleware_hub.radix.indexes import IdsIndex, Landmarks
 from middleware_hub.radix.node import Generation, RadixNode
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import TokenSpan, chain_ids, links, unpack_ids
@@ -100,7 +99,7 @@ def recount_landmarks(marks: Landmarks) -> None:
             height += len(above.edge)
             above = above.parent
         assert above is root, "a landmark of another namespace"
-        assert height == depth <= blocks * landmarks.BLOCK
+        assert height == depth <= blocks * indexes.BLOCK
 
 
 def recount_ids(index: IdsIndex, generations: list[Generation]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from middleware_hub.radix import landmarks
+from middleware_hub.radix import indexes
 from middleware_hub.radix import match as tree_match
-from middleware_hub.radix.landmarks import Landmarks
+from middleware_hub.radix.indexes import Landmarks
 from middleware_hub.radix.match import walk_down
 from middleware_hub.radix.node import RadixNode
 from tests.middleware_hub.radix.recount import recount
@@ -20,7 +20,7 @@ OTHER = ("other", "", "")
 def close(monkeypatch: pytest.MonkeyPatch) -> None:
     """A landmark every few turns."""
     monkeypatch.setattr(tree_match, "FAR", 4)
-    monkeypatch.setattr(landmarks, "BLOCK", 8)
+    monkeypatch.setattr(indexes, "BLOCK", 8)
 
 
 def marks_of(talk: Talk) -> Landmarks:
@@ -104,7 +104,7 @@ def test_a_split_and_a_merge_leave_a_landmark_where_it_is() -> None:
 
 
 def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landmarks, "MOST_LANDMARKS", 3)
+    monkeypatch.setattr(indexes, "MOST_LANDMARKS", 3)
     talk = Talk()
     text = long_chain(talk, 200)
     for size in range(100, len(text), 50):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.radix import cut as tree_cut
+from middleware_hub.radix import match as tree_match
 from middleware_hub.radix.cut import Cut
 from middleware_hub.radix.match import PrefixMatch, walk_down
 from middleware_hub.radix.node import Generation
@@ -554,7 +555,8 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
         found.append(generation)
         return resolve(generation, *args, **options)
 
-    monkeypatch.setattr(tree_cut, "resolve_partial", noting)
+    for module in (tree_cut, tree_match):
+        monkeypatch.setattr(module, "resolve_partial", noting)
     return found
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from middleware_hub.radix.cut import MOST_CANDIDATES, Cut
+from middleware_hub.radix.cut import Cut
 from middleware_hub.radix.forest import TreeStats
-from middleware_hub.radix.match import PrefixMatch, walk_down
+from middleware_hub.radix.match import MOST_CANDIDATES, PrefixMatch, walk_down
 from middleware_hub.radix.records import NO_PARENT, Context, Departure, Recall, SampledReply
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import pack_ids

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from middleware_hub.radix import landmarks
+from middleware_hub.radix import indexes
 from middleware_hub.radix import match as tree_match
 from middleware_hub.radix.records import Context, SampledReply
 from middleware_hub.radix.tree import RadixTree
@@ -336,8 +336,8 @@ def test_collection_in_between_never_changes_what_is_left(steps: list[tuple], se
 def close_landmarks(far: int, block: int) -> Iterator[None]:
     """Landmarks as in a conversation of thousands of turns, after a few characters."""
     with (
-        patch.object(landmarks, "BLOCK", block),
-        patch.object(landmarks, "MOST_LANDMARKS", 8),
+        patch.object(indexes, "BLOCK", block),
+        patch.object(indexes, "MOST_LANDMARKS", 8),
         patch.object(tree_match, "FAR", far),
     ):
         yield
