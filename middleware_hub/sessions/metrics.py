@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from router.observability.tallies import CountTally, HistogramTally
 
+logger = logging.getLogger(__name__)
+
+_EVENTS = ("created", "finalized", "deleted", "expired", "expired_unexported", "evicted", "loaded")
 _HELD = {
     "tito_sessions_open": "Sessions held",
     "tito_sessions_nodes": "Messages held by sessions",
@@ -29,6 +33,10 @@ class SessionMetrics:
             ("event",),
             registry=registry,
         )
+        for event in _EVENTS:
+            self.sessions.labels(
+                event
+            )  # else no alert sees the first loss: a series that begins at 1 has not increased
         self.turns = CountTally(
             registry,
             "tito_session_turns",
@@ -82,6 +90,14 @@ class SessionMetrics:
             ("step",),
             (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
         )
+
+    def expired(self, session_id: str, ttl: float, *, lost: bool) -> None:
+        """Count a session whose time to live is over; `lost`: it had samples that no client got, which the log says."""
+        self.sessions.labels("expired_unexported" if lost else "expired").inc()
+        if lost:
+            logger.warning(
+                "session %s was forgotten after %g s without a request, before it was exported", session_id, ttl
+            )
 
     def watch(self, *held: Callable[[], float]) -> None:
         """Register gauges that read how many sessions, messages, sampled turns and tokens are held."""

@@ -260,13 +260,7 @@ class SessionRegistry:
 
     def _expire(self, session: Session) -> None:
         lost = not session.exported and session.trie.head is not None
-        self._metrics.sessions.labels("expired_unexported" if lost else "expired").inc()
-        if lost:
-            logger.warning(
-                "session %s was forgotten after %g s without a request, before it was exported",
-                session.id,
-                session.ttl,
-            )
+        self._metrics.expired(session.id, session.ttl, lost=lost)
         self._end(session)
 
     async def sweep_store(self, archive: Archive[Session]) -> None:
@@ -284,8 +278,7 @@ class SessionRegistry:
                 with suppress(SessionOverError):  # this router has missed that it ended, see `StoredLog`
                     if await session.happen(Ended("expired", time=time.time())):
                         self._expire(session)
-        ended = await archive.sweep(lambda *name: name in self._sessions)
-        self._metrics.sessions.labels("expired").inc(ended)
+        await archive.sweep(lambda *name: name in self._sessions)
 
     async def _hand_over(self) -> None:
         """Write what the store did not take before, also of sessions that were deleted since."""

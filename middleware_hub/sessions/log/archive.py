@@ -35,7 +35,7 @@ from middleware_hub.sessions.log.events import (
     tenant_of,
     tenant_prefix,
 )
-from middleware_hub.sessions.log.history import close_log
+from middleware_hub.sessions.log.history import close_log, unexported
 from middleware_hub.sessions.log.stored_log import StoredLog
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session
@@ -204,7 +204,9 @@ class Archive:
             await session.abort()
             raise
         if not session.over and self._expired(log.time, session.ttl):
-            await self._end(info.log, log.last, "expired")
+            if await self._end(info.log, log.last, "expired"):
+                lost = not session.exported and session.trie.head is not None
+                self._metrics.expired(session.id, session.ttl, lost=lost)
             session.apply(Ended(time=time.time(), why="expired"))
         if session.over:
             self._shelf.held(-session.tokens)
@@ -288,12 +290,11 @@ class Archive:
 
     # Time --------------------------------------------------------------------------------------------------------------
 
-    async def sweep(self, held: Callable[[str, str], bool]) -> int:
-        """End some of the sessions whose time is over and that this router does not hold; return how many.
+    async def sweep(self, held: Callable[[str, str], bool]) -> None:
+        """End some of the sessions whose time is over and that this router does not hold, and count them.
 
         The logs of those that ended long ago are forgotten. Each call goes on where the last one stopped.
         """
-        ended = 0
         for _ in range(_PAGES):
             page = await self._store.logs(PREFIX, after=self._swept, limit=_SWEPT)
             self._swept = page[-1].log if len(page) == _SWEPT else PREFIX
@@ -311,19 +312,19 @@ class Archive:
                 await asyncio.sleep(0)
             if old:
                 await self._store.forget_logs(old)
-            ended += over
             if self._swept == PREFIX or not (old or over):
                 break
-        return ended
 
     async def _sweep(self, info: LogInfo, used: float) -> bool:
         first = await self._store.read(info.log, limit=1)
         made = read(first[0]) if first else None
-        return (
-            isinstance(made, Created)
-            and self._expired(used, made.ttl)
-            and await self._end(info.log, info.last, "expired")
-        )
+        if not isinstance(made, Created) or not self._expired(used, made.ttl):
+            return False
+        lost = await unexported(self._store, info.log)
+        if not await self._end(info.log, info.last, "expired"):
+            return False
+        self._metrics.expired(id_of(info.log), made.ttl, lost=lost)
+        return True
 
     def _expired(self, used: float, ttl: float) -> bool:
         return self._store.now() - max(used, self._opened) > ttl

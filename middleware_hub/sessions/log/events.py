@@ -232,8 +232,8 @@ class Archive(Protocol[S]):
     def names(self, tenant: str) -> AsyncIterator[str]:
         """Yield the ids of all sessions of a tenant."""
 
-    async def sweep(self, held: Callable[[str, str], bool]) -> int:
-        """End some of the sessions whose time is over and that are not held here (tenant, id); return how many."""
+    async def sweep(self, held: Callable[[str, str], bool]) -> None:
+        """End some of the sessions whose time is over and that are not held here (tenant, id), and count them."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

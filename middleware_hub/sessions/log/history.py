@@ -6,16 +6,17 @@ session may do that at once, and none of them has to read it again.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from middleware_hub.sessions.log.events import Ended, stored
-from middleware_hub.store.errors import ClosedLogError, LogMovedError
+from middleware_hub.sessions.log.events import Ended, Exported, TurnCommitted, read, stored
+from middleware_hub.store.errors import ClosedLogError, DamagedRecordError, LogMovedError
 from middleware_hub.store.paths import TextPath
-from middleware_hub.store.protocol import Batch, Refill
+from middleware_hub.store.protocol import Batch, Refill, Store
 from middleware_hub.store.records import Blob, Event, SpanRecord
 
 _AT_ONCE: Final = 200
@@ -102,3 +103,18 @@ async def close_log(store: Refill, log: str) -> None:
             last = moved.last
         except ClosedLogError:
             return None
+
+
+async def unexported(store: Store, log: str) -> bool:
+    """Whether a session has samples that no client got, by its log alone; a damaged one may have."""
+    samples, exported, after = 0, 0, 0
+    try:
+        while page := await store.read(log, after=after, limit=_AT_ONCE):
+            for event in map(read, page):
+                samples += isinstance(event, TurnCommitted)
+                exported = event.samples if isinstance(event, Exported) else exported
+            after = page[-1].number
+            await asyncio.sleep(0)
+    except DamagedRecordError:
+        return True
+    return exported < samples

@@ -17,6 +17,7 @@ from tests.middleware_hub.sessions.test_shared_sessions import BODY, Routers, cl
 from tests.support.usual import usual
 
 WEEK = 7 * 86_400.0
+UNEXPORTED = "expired_unexported"
 Later = Callable[[float], None]
 
 
@@ -125,3 +126,31 @@ def test_a_damaged_log_does_not_stop_the_sweeping(tmp_path: Path, later: Later) 
             assert await names(one) == ["session//s0"]
 
     asyncio.run(work())
+
+
+def test_a_session_that_no_router_has_in_memory_is_told_when_its_samples_are_lost(
+    tmp_path: Path, later: Later, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a restart: `SessionLost` calls a person by this count."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one = await both.another()
+            for name in ("lost", "got", "empty", "asked"):
+                await one.call("POST", "/sessions", {"session_id": name, "ttl_s": 100.0})
+                if name != "empty":
+                    path = f"/sessions/{name}/v1/chat/completions"
+                    assert (await one.call("POST", path, BODY))[0] == 200
+            assert (await one.call("GET", "/sessions/got/trajectories"))[0] == 200
+            await both.end(one)
+            other = await both.another()
+            # Prometheus sees no increase in a series that begins with its first loss.
+            assert other.registry.get_sample_value("tito_sessions_total", {"event": UNEXPORTED}) == 0
+            later(200)
+            assert (await other.call("GET", "/sessions/asked"))[0] == 404
+            await sweep(other)
+            assert [other.metric("tito_sessions_total", event=event) for event in ("expired", UNEXPORTED)] == [2, 2]
+
+    asyncio.run(work())
+    told = [record.message.split()[1] for record in caplog.records if "was forgotten after" in record.message]
+    assert sorted(told) == ["asked", "lost"]
