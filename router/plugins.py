@@ -60,8 +60,8 @@ class MiddlewareFactory(Protocol):
 
 def load(path: str) -> MiddlewareFactory:
     """Return the class at `pkg.mod:Class`. Raises BadRequestError that says which part of the path is wrong."""
-    module_name, colon, name = path.partition(":")
-    if not (module_name and colon and name):
+    module_name, _, name = path.partition(":")
+    if not module_name or not name or module_name.startswith("."):
         raise BadRequestError(f"--middleware {path!r} is not of the form pkg.mod:Class")
     try:
         module = importlib.import_module(module_name)

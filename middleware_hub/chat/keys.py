@@ -94,8 +94,8 @@ def load(name: str) -> KeyFunction:
     """
     if name in _NAMED:
         return _NAMED[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute or module.startswith("."):
         raise BadRequestError(f"--session-match must be canonical, strict or pkg.mod:function, not {name!r}")
     try:
         found = getattr(importlib.import_module(module), attribute)

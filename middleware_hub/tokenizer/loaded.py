@@ -61,8 +61,12 @@ def load(path: str, *, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backen
     Raises:
         BadRequestError: it cannot be loaded.
     """
+    try:
+        there = Path(path).is_dir()
+    except OSError as error:  # this user may not look into the folder above it
+        raise BadRequestError(f"--tokenizer-path {path}: {error.strerror}") from error
     # The content of a hub id may change, and foreign code may do anything.
-    folder = None if trust_remote_code or not Path(path).is_dir() else Path(path)
+    folder = Path(path) if there and not trust_remote_code else None
     key = None if folder is None else kept.fingerprint(folder, LIBRARIES, _VERSION)
     content = None if key is None else kept.get(key)
     if content is not None:

@@ -25,7 +25,7 @@ class Keys:
         self._tenants: dict[bytes, str] = {}
         for given in api_keys:
             name, key = _split(given)
-            digest = _digest(_checked("--api-key", key).encode())
+            digest = _digest(key.encode())
             if self._tenants.setdefault(digest, name) != name:
                 raise BadRequestError(f"--api-key: tenants {self._tenants[digest]!r} and {name!r} have the same key")
         self._admins = tuple(dict.fromkeys(_digest(_checked("--admin-key", key).encode()) for key in admin_keys))
@@ -71,7 +71,7 @@ def _split(given: str) -> tuple[str, str]:
     """Return the tenant and the key. A key without a tenant is a tenant of its own, named by a digest that hides the key."""
     matched = _NAMED.fullmatch(given)
     assert matched is not None
-    name, key = matched.groups()
+    name, key = matched[1], _checked("--api-key", matched[2])
     return name or "key-" + hashlib.blake2b(key.encode(), digest_size=4).hexdigest(), key
 
 

@@ -35,7 +35,7 @@ def between(low: int, high: int) -> Limit:
     return Limit(lambda number: low <= number <= high, f"must be {low} to {high}, not")
 
 
-NOT_NEGATIVE = Limit(lambda number: number >= 0, "must not be negative, got")
+NOT_NEGATIVE = at_least(0)
 SHARE = replace(between(0, 1), metavar="SHARE")
 FACTOR = replace(at_least(1), metavar="X")
 UNLIMITED = Limit(lambda _: True, "")

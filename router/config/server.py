@@ -84,6 +84,9 @@ class ServerConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, value in ("--host", self.host), ("--router-id", self.router_id or ""):
+            if not _is_text(value):
+                raise BadRequestError(f"{name} {value!r} is not UTF-8")
         if not self.api_keys and not self.insecure and not _is_loopback(self.host):
             raise BadRequestError(
                 f"--host {self.host} lets other machines in: set --api-key, or --insecure to let everyone in"
@@ -124,6 +127,14 @@ class TraceConfig(Section):
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
             raise ValueError(url)
         return url if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1/traces"
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # Python keeps the bytes of a command line that are no text as surrogates
+        return False
+    return True
 
 
 def _is_loopback(host: str) -> bool:

@@ -179,7 +179,13 @@ def test_every_flag_arrives() -> None:
         ((*PLAIN, "--port", "70000"), ("--port",)),
         ((*PLAIN, "--max-body-bytes", "0"), ("--max-body-bytes",)),
         ((*PLAIN, "--shutdown-grace", "-1"), ("--shutdown-grace",)),
+        ((*PLAIN, "--shutdown-grace", "inf"), ("--shutdown-grace", "inf")),
+        ((*PLAIN, "--abort-retry-wait", "1e999"), ("--abort-retry-wait", "inf")),
         ((*PLAIN, "--abort-retries", "0"), ("--abort-retries",)),
+        ((*PLAIN, "--api-key", "\udcff"), ("--api-key", "ASCII")),  # bytes of a command line that are no UTF-8
+        ((*PLAIN, "--router-id", "\udcff"), ("--router-id", "UTF-8")),
+        ((*PLAIN, "--host", "\udcff", "--insecure"), ("--host", "UTF-8")),
+        (("--middleware", ".no:Thing", "--port", "0"), (".no:Thing", "pkg.mod:Class")),
         (("--middleware", "no.such:Thing", "--port", "0"), ("no.such",)),
         ((*PLAIN, "--port", "many"), ("--port", "--help")),
         ((*PLAIN, "--nonsense"), ("--nonsense", "--help")),

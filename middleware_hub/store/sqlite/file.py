@@ -56,8 +56,9 @@ _BESIDE: Final = (
 
 def place_of(path: str) -> Path:
     """Return the file for the PATH of `sqlite:PATH`: a folder has the file `store.sqlite3` in it."""
-    found = Path(path).expanduser()
-    if found.is_dir() or (not found.exists() and (path.endswith("/") or not found.suffix)):
+    # Unlike those of Path, these functions take what this user may not see for missing: making or opening it says why.
+    found = Path(os.path.expanduser(path))
+    if os.path.isdir(found) or (not os.path.exists(found) and (path.endswith("/") or not found.suffix)):
         return found / _NAME
     return found
 
@@ -303,7 +304,7 @@ def _check_log(path: Path) -> None:
     file.
     """
     log, index = log_of(path), index_of(path)
-    if not log.exists() and index.exists() and not log.exists():
+    if not os.path.exists(log) and os.path.exists(index) and not os.path.exists(log):
         raise StoreUnreachableError(
             f"{log} was removed, and what was recorded last may be nowhere else. If a router still uses this store, stop it: "
             f"it puts all it has into the file. Else put the log back; or remove {index} as well, to go on without what is lost"

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from middleware_hub.chat.keys import adapter_of, call_id, canonical, setting_of, strict
+from middleware_hub.chat.keys import adapter_of, call_id, canonical, load, setting_of, strict
 from middleware_hub.chat.messages import ChatRequest
+from router.errors import BadRequestError
 
 
 def calls(*given: tuple[Any, str, Any]) -> list[dict[str, Any]]:
@@ -153,3 +154,9 @@ def test_a_call_has_the_same_id_only_at_the_same_place() -> None:
     short = call_id(b"k", 3, 0, "look", '{"a": 1}', short=True)
     assert len(short) == 9
     assert short.isalnum()
+
+
+@pytest.mark.parametrize("name", ["best", ":", "json:", ":loads", ".json:loads"])
+def test_what_names_no_function_is_refused(name: str) -> None:
+    with pytest.raises(BadRequestError, match="--session-match must be"):
+        load(name)

@@ -236,6 +236,9 @@ def test_a_place_where_no_file_can_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused(f"sqlite:{tmp_path}/file/store.sqlite3", StoreUnreachableError, "cannot be made|cannot be opened")
     refused("sqlite:/proc/none/store.sqlite3", StoreUnreachableError, "cannot be made")
+    # As in a folder that this user may not see: a system call fails with something else than "there is no such file".
+    refused(f"sqlite:{tmp_path}/{'x' * 300}", StoreUnreachableError, "cannot be made")
+    refused(f"sqlite:{tmp_path}/{'x' * 300}.sqlite3", StoreUnreachableError, "cannot be opened|unable to open")
 
 
 # A file that is not the one that was opened -----------------------------------------------------------------------------

@@ -402,6 +402,9 @@ def test_a_folder_that_is_not_there_is_not_taken_for_a_hub_id(tmp_path: Path) ->
     for path in (str(tmp_path / "nope"), "./nope", "../nope/nope", "~/nope"):
         with pytest.raises(BadRequestError, match=r"--tokenizer-path .*nope: there is no such folder"):
             Tokenizer.load(path)
+    # As for a folder that this user may not see: a system call fails with something else than "there is no such file".
+    with pytest.raises(BadRequestError, match=r"--tokenizer-path .*x: File name too long"):
+        Tokenizer.load(str(tmp_path / ("x" * 300)))
 
 
 def test_a_file_is_not_taken_for_a_hub_id_and_its_folder_is_named(
