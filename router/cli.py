@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -32,12 +34,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     program that Ctrl-C ends before it handles signals, such as while it loads, exits with 130.
     """
     given = sys.argv[1:] if argv is None else list(argv)
+    if os.getpid() == 1:  # of a container: the kernel gives such a process no signal that it does not handle
+        signal.signal(signal.SIGTERM, _end)
     try:
         if given and given[0] in COMMANDS:
             _loaded(COMMANDS[given[0]]).main(given[1:])
         _route(given)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _end(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def _route(given: Sequence[str]) -> NoReturn:

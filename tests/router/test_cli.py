@@ -321,6 +321,20 @@ def test_ctrl_c_while_it_loads_is_no_traceback(tmp_path: Path) -> None:
     assert process.returncode == 130
 
 
+def test_the_first_process_of_a_container_is_ended_while_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would load, serve, and be killed at the end of its time to stop."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    try:
+        with pytest.raises(SystemExit):
+            main(["--version"])
+        with pytest.raises(SystemExit) as stop:
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stop.value.code == 143
+
+
 @pytest.mark.parametrize("number", usual([signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
 def test_idle_process_stops_with_0(number: signal.Signals) -> None:
     async def run() -> None:
