@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import http.client
 import re
+import resource
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -130,6 +132,52 @@ def balanced(name: str, folder: Path, routers: list[str]) -> Iterator[Balanced]:
     finally:
         process.terminate()
         process.wait(10)
+
+
+MANY = 1_500
+"""Requests at once: more than Envoy lets through by itself (1,024)."""
+
+
+class Holding:
+    """A router that counts requests to /held and answers none of them."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == "/held":
+            self.held += 1
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        elif scope["type"] == "http":
+            await send_json(send, 200, b'"one"')
+
+
+async def _all_arrive(port: int, arrived: Callable[[], int]) -> None:
+    """Send `MANY` requests at once, and return when routers have all of them."""
+    opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(MANY)))
+    for _, writer in opened:
+        writer.write(b"POST /held HTTP/1.1\r\nhost: router\r\ncontent-length: 2\r\n\r\n{}")
+    deadline = time.monotonic() + 60
+    while arrived() < MANY:
+        assert time.monotonic() < deadline, f"only {arrived()} of {MANY} requests reach a router"
+        await asyncio.sleep(0.05)  # a poll of another process: there is nothing to wait on
+    for _, writer in opened:
+        writer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BALANCERS)
+def test_all_generations_of_a_run_are_in_flight_at_once(name: str, tmp_path: Path) -> None:
+    """A run has thousands of generations in flight, and each of them takes minutes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 16_384), hard))
+    both = Holding(), Holding()
+    try:
+        with serve(both[0]) as one, serve(both[1]) as two, balanced(name, tmp_path, [one, two]) as front:
+            asyncio.run(_all_arrive(front.port, lambda: sum(router.held for router in both)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 TRIES = 4
