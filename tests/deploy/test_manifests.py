@@ -111,13 +111,28 @@ def test_no_secret_stands_in_a_manifest_other_than_a_secret() -> None:
     assert "--store=@/etc/tito-store/url" in arguments(TEMPORARY)
 
 
-def test_more_than_one_replica_needs_a_store() -> None:
+def test_more_than_one_router_needs_a_store() -> None:
     from helm_python import HelmError
 
     with pytest.raises(HelmError, match="more than one replica needs a store"):
         rendered({"tokenizerPath": "/m", "replicas": 2})
     with pytest.raises(HelmError, match="tokenizerPath"):
         rendered({"replicas": 1})
+    with pytest.raises(HelmError, match="more than one process needs a store"):
+        rendered({**LEAST, "processes": 2})
+
+
+def test_prometheus_has_a_key_where_the_routers_have_some() -> None:
+    from helm_python import HelmError
+
+    watched = {**LEAST, "serviceMonitor": {"enabled": True}}
+    (one,) = (one for (kind, _), one in rendered(watched).items() if kind == "ServiceMonitor")
+    assert "authorization" not in one["spec"]["endpoints"][0]
+    with pytest.raises(HelmError, match=r"keys\.metrics"):
+        rendered({**watched, "keys": {"client": ["math:KEY1"]}})
+    for keys in ({"client": ["math:KEY1"], "metrics": "KEY1"}, {"existingSecret": "mine"}):
+        (one,) = (one for (kind, _), one in rendered({**watched, "keys": keys}).items() if kind == "ServiceMonitor")
+        assert one["spec"]["endpoints"][0]["authorization"]["credentials"]["key"] == "metrics"
     with pytest.raises(HelmError, match="url"):
         rendered({"tokenizerPath": "/m", "store": {"url": "sqlite:/x"}})
 
