@@ -14,6 +14,10 @@ from router.workers.worker import Worker
 
 _ROUTE_CLASSES: Mapping[str, str] = {
     "/generate": "generate",
+    "/v1/completions": "generate",
+    "/v1/chat/completions": "turn",
+    "/v1/messages": "turn",
+    "/v1/responses": "turn",
     "/retrieve_from_text": "retrieve",
     "/radix_tree/explain": "radix_tree",
     "/radix_tree/stats": "radix_tree",
