@@ -226,10 +226,10 @@ class BusyError(Exception):
     """Another process is writing."""
 
 
-def begin(connection: sqlite3.Connection, *, patient: bool = True) -> None:
+def begin(connection: sqlite3.Connection, ends: Callable[[], float | None], *, patient: bool = True) -> None:
     """Begin to write when no other process writes. Raises BusyError if it shall not wait for that, and sqlite3.Error.
 
-    The connection does not wait by itself (its `busy_timeout` is 0), because it would try too seldom.
+    It waits until `ends` at most. The connection does not wait by itself (`busy_timeout` is 0): it would try too seldom.
     """
     deadline = time.monotonic() + _BUSY_SECONDS
     while True:
@@ -237,7 +237,8 @@ def begin(connection: sqlite3.Connection, *, patient: bool = True) -> None:
             connection.execute("BEGIN IMMEDIATE")
             return
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or (patient and time.monotonic() > deadline):
+            late = time.monotonic() > min(deadline, ends() or deadline)
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or (patient and late):
                 raise
             if not patient:
                 raise BusyError from error
@@ -300,8 +301,7 @@ def _check_log(path: Path) -> None:
     """Raise StoreUnreachableError if only the log was removed.
 
     SQLite removes the index of the log (`-shm`) before the log, and makes it after the log. So if there is an index and no log,
-    the log was removed by other means. Perhaps a process still writes to it: a second log beside that one would damage the
-    file.
+    the log was removed by other means. Perhaps a process still writes to it: a second log beside it would damage the file.
     """
     log, index = log_of(path), index_of(path)
     if not os.path.exists(log) and os.path.exists(index) and not os.path.exists(log):

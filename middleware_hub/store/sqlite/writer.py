@@ -43,10 +43,11 @@ _HELD_UP: Final = 0.02
 """While another process writes, the event loop tries again each `_AGAIN` seconds, and the thread after `_HELD_UP`."""
 _SLOW: Final = 0.1
 _SLOW_FOR: Final = 5.0
-"""After two groups within `_SLOW_FOR` seconds took `_SLOW` each, the event loop writes none for `_SLOW_FOR` seconds. A single
-slow group may have waited for a processor, not for the disk."""
+"""After two groups within `_SLOW_FOR` took `_SLOW` each, the loop writes none for as long. One may have lacked a processor."""
 _TRIM_EVERY: Final = 256
 """Groups after which old news is deleted."""
+_LAST: Final = 2.0
+"""Seconds for which a writer that is closed still waits for a process that holds the file, for all that waits together."""
 
 _LOOK: Final = Job(Prepared([]), None)
 """Wakes the thread to check whether the log is too long."""
@@ -69,7 +70,7 @@ class Writer:
         self._queue: SimpleQueue[Job | None] = SimpleQueue()
         self._marks: dict[bytes, Mark] = {}
         self._marks_lock = threading.Lock()
-        self._closed = False
+        self._ends: float | None = None  # set when it is closed
         self.groups = self.appends = self.conflicts = 0
         self._known = Whereabouts()
         self._version, self._heard = -1, False
@@ -87,7 +88,7 @@ class Writer:
         gathered with it.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if self._closed:
+        if self._ends is not None:
             future.set_exception(StoreUnreachableError(f"the store {self._path} is closed"))
             return future
         job = Job(work, future if wait else None)
@@ -160,8 +161,7 @@ class Writer:
 
     def _flush(self, jobs: list[Job]) -> None:
         """Write what was held up and what was gathered, try again soon, or hand it to the thread."""
-        held_up, self._held_up = self._held_up, []
-        jobs = [*held_up, *jobs]
+        jobs, self._held_up = [*self._held_up, *jobs], []
         if not jobs:
             return
         size = sum(job.work.size for job in jobs if isinstance(job.work, Prepared))
@@ -205,8 +205,8 @@ class Writer:
 
     async def close(self) -> None:
         """Write what is waiting, and end."""
-        if not self._closed:
-            self._closed = True
+        if self._ends is None:
+            self._ends = monotonic() + _LAST
             self._hand_over(self._take_waiting())
             self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
@@ -281,7 +281,7 @@ class Writer:
     def _begin(self, *, patient: bool = True) -> None:
         """Begin a transaction. Raises StoreUnreachableError if the file is gone, else as `begin`."""
         self.same.check()
-        begin(self._connection, patient=patient)
+        begin(self._connection, lambda: self._ends, patient=patient)
 
     def _transaction(self, jobs: list[Job], *, careful: bool = False) -> list[Answer]:
         answers: list[Answer] = []
