@@ -33,10 +33,8 @@ class SessionMetrics:
             ("event",),
             registry=registry,
         )
-        for event in _EVENTS:
-            self.sessions.labels(
-                event
-            )  # else no alert sees the first loss: a series that begins at 1 has not increased
+        for event in _EVENTS:  # else no alert sees the first loss: a series that begins at 1 has not increased
+            self.sessions.labels(event)
         self.turns = CountTally(
             registry,
             "tito_session_turns",
