@@ -29,8 +29,7 @@ from middleware_hub.radix.judge import Verdict
 from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import Namespace
 from middleware_hub.radix.responder import Recorder, Responder
-from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
-from middleware_hub.spans.answer_json import encoded
+from middleware_hub.radix.retrieval import RetrievalRequest
 from middleware_hub.spans.chain import printed_ids
 from middleware_hub.tokenizer import id_checks
 from middleware_hub.trajectories.calls import Calls
@@ -293,17 +292,15 @@ class RadixTreeMiddleware:
             answer = await retrieval.retrieve(
                 self.tree, self.tokenizer, namespace, text, request, request.expected(number), self.memory
             )
-            found = answer["trajectories"] if request.cover else [answer]
-            for one in found:
-                self.metrics.retrievals.labels(str(one["exact"]).lower()).inc()
-                for reason in one["reasons"]:
+            for exact, reasons in answer.sequences:
+                self.metrics.retrievals.labels(str(exact).lower()).inc()
+                for reason in reasons:
                     self.metrics.retrieval_reasons.labels(reason).inc()
-            heavy = sum(one["token_length"] for one in found) > MANY_TOKENS
-            parts += (b",", await offload(heavy, encoded, answer))
+            parts += (b",", *answer.pieces)
             self._keep_to_budget()
             await asyncio.sleep(0)
         word = affinity.of_text(first_values(scope), self.tree.match(namespace, texts[0]))
-        answered = parts[1] if isinstance(request.text, str) else [b"[", *parts[1:], b"]"]
+        answered = parts[1:] if isinstance(request.text, str) else [b"[", *parts[1:], b"]"]
         await send_json(send, 200, answered, [(affinity.HEADER, word)])
 
     async def _asked(self, scope: Scope, receive: Receive) -> RetrievalRequest:

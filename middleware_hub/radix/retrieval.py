@@ -11,9 +11,10 @@ needs those listed replies that neither the first sequence nor another listed re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -23,9 +24,10 @@ from middleware_hub.persistence.per_token_answer import TOP_P, per_token_fields
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace, Recall
 from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.answer_json import encoded
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
 from middleware_hub.spans.per_token import ROW_FIELDS
-from middleware_hub.spans.trajectory import Trajectory, flatten
+from middleware_hub.spans.trajectory import SharedMask, Trajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.json import JSON_ERRORS, decode_object
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
@@ -128,6 +130,13 @@ class RetrievalRequest(msgspec.Struct):
 _FIELDS = frozenset(RetrievalRequest.__struct_fields__) - {"ignored"}
 
 
+class Answered(NamedTuple):
+    """An answer as pieces of JSON, and of each of its sequences whether it is exact, and its reasons."""
+
+    pieces: list[bytes]
+    sequences: list[tuple[bool, list[str]]]
+
+
 async def retrieve(
     tree: RadixTree,
     tokenizer: Tokenizer,
@@ -136,7 +145,7 @@ async def retrieve(
     request: RetrievalRequest,
     expected: Sequence[str] = (),
     memory: Backing | None = None,
-) -> dict[str, Any]:
+) -> Answered:
     """Return the answer for one text; `expected` are the replies that the caller lists for it; `memory` fills the tree.
 
     Raises:
@@ -176,7 +185,15 @@ async def retrieve(
     missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name)]
     flat = _with_edits(flat, expected)
     flat, extras = await with_extras(tree, memory, flat, request)
-    return {**await offload(heavy, answer_of, tree, text, recall, flat, request, missing), **extras}
+    body, told = await _written(heavy, partial(answer_of, tree, text, recall, flat, request, missing), extras)
+    return Answered([body], [told])
+
+
+async def _written(
+    heavy: bool, answer: Callable[[], dict[str, Any]], extras: dict[str, Any]
+) -> tuple[bytes, tuple[bool, list[str]]]:
+    made = {**await offload(heavy, answer), **extras}
+    return await offload(heavy, encoded, made), (made["exact"], made["reasons"])
 
 
 async def with_extras(
@@ -200,28 +217,38 @@ async def _cover(
     request: RetrievalRequest,
     expected: Sequence[str],
     memory: Backing | None,
-) -> dict[str, Any]:
+) -> Answered:
     """Answer with the chain of the text, and the fewest others that hold the rest of the replies whole."""
     others = replies_to_add(tree, namespace, first, expected)
-    if memory is not None:  # for the other samples that their texts have
-        await asyncio.gather(*(memory.cover(namespace, tree.text_of(one)) for one in others))
-    masks = SharedMask(first, others)
-    # Collected now, so that the answers contain what is evicted while they are built.
-    chains = [(tree.recall_generation(one), tree.text_of(one)) for one in others]
+    masks = SharedMask(first, [one.span for one in others])
     missing = [name for name in dict.fromkeys(_missing(expected, first)) if tree.reply(namespace, name) is None]
-    masks.apply(0, first)
-    first = _with_edits(first, expected)
-    heavy = len(first.token_ids) > MANY_TOKENS
-    first, extras = await with_extras(tree, memory, first, request)
-    answers = [{**await offload(heavy, answer_of, tree, text, recall, first, request, missing), **extras}]
-    for number, (other, whole) in enumerate(chains, 1):
-        await asyncio.sleep(0)
-        heavy = other.cut.tokens > MANY_TOKENS
-        flat = await offload(heavy, flatten, other.cut.span, other.cut.take)
-        masks.apply(number, flat)
-        flat, extras = await with_extras(tree, memory, flat, request)
-        answers.append({**await offload(heavy, answer_of, tree, whole, other, flat, request, missing), **extras})
-    return {"trajectories": answers, "missing": missing}
+    for one in others:
+        tree.hold(one.span)  # so that the answers contain what would be evicted while they are built
+    try:
+        masks.apply(0, first)
+        heavy, first = len(first.token_ids) > MANY_TOKENS, _with_edits(first, expected)
+        first, extras = await with_extras(tree, memory, first, request)
+        answer = partial(answer_of, tree, text, recall, first, request, missing)
+        written = [await _written(heavy, answer, extras)]
+        # Each is written before the next is made: thousands of long ones are much as JSON, and several times that as numbers.
+        for number, one in enumerate(others, 1):
+            await asyncio.sleep(0)
+            whole = tree.text_of(one)
+            if memory is not None:  # for the other samples that this text has
+                await memory.cover(namespace, whole)
+            other = tree.recall_generation(one)
+            heavy = other.cut.tokens > MANY_TOKENS
+            flat = await offload(heavy, flatten, other.cut.span, other.cut.take)
+            masks.apply(number, flat)
+            flat, extras = await with_extras(tree, memory, flat, request)
+            answer = partial(answer_of, tree, whole, other, flat, request, missing)
+            written.append(await _written(heavy, answer, extras))
+    finally:
+        for one in others:
+            tree.release(one.span)
+    pieces = [piece for body, _ in written for piece in (b",", body)]
+    end = b'],"missing":%b}' % msgspec.json.encode(missing)
+    return Answered([b'{"trajectories":[', *pieces[1:], end], [told for _, told in written])
 
 
 def replies_to_add(
@@ -246,33 +273,6 @@ def chains_to_add(first: Trajectory, replies: Iterable[Generation]) -> list[Gene
     for span in listed:
         inside.update(part for part, take in links(span.parent, span.take) if take == part.count)
     return sorted((one for span, one in listed.items() if span not in inside), key=lambda one: one.serial)
-
-
-class SharedMask:
-    """Leaves mask 1 of each reply to one sequence: the first of those that hold the most of it.
-
-    Args:
-        first: a flattened sequence.
-        others: the replies that the other sequences end with.
-    """
-
-    def __init__(self, first: Trajectory, others: Sequence[Generation]) -> None:
-        self._most: dict[TokenSpan, tuple[int, int]] = {}
-        self._note(0, ((turn.span, turn.end - turn.start) for turn in first.turns))
-        for number, generation in enumerate(others, 1):
-            span = generation.span
-            self._note(number, ((part, take) for part, take in links(span, span.count) if part.sampled))
-
-    def _note(self, number: int, turns: Iterable[tuple[TokenSpan, int]]) -> None:
-        for span, size in turns:
-            if size > self._most.get(span, (0, 0))[0]:
-                self._most[span] = size, number
-
-    def apply(self, number: int, sequence: Trajectory) -> None:
-        """Set the mask of replies that belong to another sequence to 0; `number` counts the sequences from 0, the first one."""
-        for turn in sequence.turns:
-            if self._most[turn.span][1] != number:
-                sequence.loss_mask[turn.start : turn.end] = 0
 
 
 def _with_edits(found: Trajectory, expected: Sequence[str]) -> Trajectory:

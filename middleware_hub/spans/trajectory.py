@@ -122,3 +122,29 @@ def version_runs(versions: Versions, count: int) -> Iterable[tuple[str, int, int
         if begin < min(end, count):
             yield version, begin, min(end, count)
         begin = max(begin, end)
+
+
+class SharedMask:
+    """Leaves mask 1 of each reply to one sequence: the first of those that hold the most of it.
+
+    Args:
+        first: a flattened sequence.
+        others: the replies that the other sequences end with; each sequence is the chain up to there.
+    """
+
+    def __init__(self, first: Trajectory, others: Sequence[TokenSpan]) -> None:
+        self._most: dict[TokenSpan, tuple[int, int]] = {}
+        self._note(0, ((turn.span, turn.end - turn.start) for turn in first.turns))
+        for number, span in enumerate(others, 1):
+            self._note(number, ((part, take) for part, take in links(span, span.count) if part.sampled))
+
+    def _note(self, number: int, turns: Iterable[tuple[TokenSpan, int]]) -> None:
+        for span, size in turns:
+            if size > self._most.get(span, (0, 0))[0]:
+                self._most[span] = size, number
+
+    def apply(self, number: int, sequence: Trajectory) -> None:
+        """Set the mask of replies that belong to another sequence to 0; `number` counts the sequences from 0, the first one."""
+        for turn in sequence.turns:
+            if self._most[turn.span][1] != number:
+                sequence.loss_mask[turn.start : turn.end] = 0

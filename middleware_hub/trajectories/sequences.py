@@ -18,10 +18,10 @@ from middleware_hub.radix import retrieval
 from middleware_hub.radix.cut import end_of
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Recall
-from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest, SharedMask
+from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.answer_json import encoded
-from middleware_hub.spans.trajectory import flatten
+from middleware_hub.spans.trajectory import SharedMask, flatten
 from middleware_hub.trajectories.ledger import STEP
 from middleware_hub.trajectories.samples import Built, Member, Sample, SampleTrajectories
 from router.http.offload import offload
@@ -61,7 +61,7 @@ class Sequences:
         # Taken before the first await, so that they contain what is evicted meanwhile.
         first = flatten(*recall.cut[:2])
         others = retrieval.chains_to_add(first, found)
-        masks = SharedMask(first, others)
+        masks = SharedMask(first, [one.span for one in others])
         chains = [(one, self._tree.text_of(one)) for one in (last, *others)]
         answers, exact, versions = [], True, dict[str, None]()
         for number, (generation, text) in enumerate(chains):

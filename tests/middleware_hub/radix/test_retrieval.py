@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.radix.node import Generation
-from middleware_hub.radix.retrieval import SharedMask, replies_to_add, trajectory
+from middleware_hub.radix.retrieval import replies_to_add, trajectory
 from middleware_hub.spans.chain import TokenSpan, links
-from middleware_hub.spans.trajectory import flatten
+from middleware_hub.spans.trajectory import SharedMask, flatten
 from tests.middleware_hub.radix.talk import NS, Talk
 from tests.middleware_hub.toy import AB, BA, EOS, SPACE, A, B
 
@@ -65,7 +65,7 @@ def test_no_token_is_trained_twice_and_each_listed_reply_whole(
     listed = data.draw(st.lists(st.sampled_from(range(len(made))), unique=True), label="listed")
     sequences = [flatten(first.span, cut)]
     others = replies_to_add(talk.tree, NS, sequences[0], [f"r{number}" for number in listed])
-    masks = SharedMask(sequences[0], others)
+    masks = SharedMask(sequences[0], [one.span for one in others])
     sequences += [flatten(one.span, len(one.span)) for one in others]
     trained: list[tuple[int, int]] = []
     for number, flat in enumerate(sequences):

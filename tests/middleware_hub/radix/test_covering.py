@@ -1,0 +1,65 @@
+"""An answer with many sequences takes the memory of its JSON, and says what an eviction would have taken meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from typing import Any, cast
+
+import msgspec
+
+from middleware_hub.radix.retrieval import Answered, RetrievalRequest, retrieve
+from middleware_hub.tokenizer.tokenizer import Tokenizer
+from tests.middleware_hub.radix.talk import NS, Talk
+from tests.middleware_hub.toy import EOS, A, B
+
+NO_TOKENIZER = cast(Tokenizer, None)  # every text is recorded
+
+
+def covering(talk: Talk, text: str, names: list[str]) -> Any:
+    return retrieve(talk.tree, NO_TOKENIZER, NS, text, RetrievalRequest(text, cover=True), names)
+
+
+def told(answer: Answered) -> Any:
+    return msgspec.json.decode(b"".join(answer.pieces))
+
+
+def test_the_sequences_are_written_one_after_the_other() -> None:
+    talk = Talk()
+    prompt = "a b " * 1000
+    turns = [talk.say(prompt, [A] * number + [B, EOS], f"r{number}") for number in range(1, 41)]
+    names = [f"r{number}" for number in range(1, 41)]
+    asyncio.run(covering(talk, turns[0].text, names[:2]))  # what is made at the first use
+
+    async def scenario() -> tuple[Answered, int]:
+        gc.collect()
+        tracemalloc.start()
+        try:
+            answer = await covering(talk, turns[0].text, names)
+            return answer, tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    answer, peak = asyncio.run(scenario())
+    assert len(told(answer)["trajectories"]) == len(answer.sequences) == 40
+    assert peak < 2 * sum(map(len, answer.pieces)), "the numbers of all sequences were there at the same time"
+
+
+def test_what_is_evicted_meanwhile_is_in_the_answer() -> None:
+    talk = Talk(max_tokens=10_000)
+    turns = [talk.say("a b ", [A] * number + [B, EOS], f"r{number}") for number in range(1, 9)]
+
+    async def scenario() -> Any:
+        asked = asyncio.create_task(covering(talk, turns[0].text, [f"r{number}" for number in range(1, 9)]))
+        while not asked.done():
+            await asyncio.sleep(0)
+            talk.tree.max_tokens = 0
+            talk.tree.collect()
+        return told(await asked)
+
+    found = asyncio.run(scenario())
+    assert [one["tokens"] for one in found["trajectories"]] == [turn.ids for turn in turns]
+    assert found["missing"] == []
+    talk.collect(0)
+    assert talk.tree.stats.tokens == 0, "nothing is kept when the answer is written"
