@@ -30,6 +30,8 @@ from router.http.responses import send_json
 
 PING_SECONDS = 15.0
 """How long a stream may be silent. Proxies and clients take a longer silence for its end."""
+PIECES_AT_ONCE = 256
+"""Pieces of a stream that are written in one step. Thousands may wait: the client was slow, or it adopts a whole reply."""
 
 
 class Exchanges(Protocol):
@@ -156,18 +158,23 @@ class _ChatReply:
         out = [stream.begin(generations[0].prompt.tokens)]
         sent, running = [0] * len(generations), set(range(len(generations)))
         while running:
+            room, behind = PIECES_AT_ONCE, False
             for index in sorted(running):
                 generation = generations[index]
-                pieces = generation.building.pieces
-                out += [stream.piece(index, *piece) for piece in pieces[sent[index] :]]
-                sent[index] = len(pieces)
+                pieces = generation.building.pieces[sent[index] : sent[index] + room]
+                out += [stream.piece(index, *piece) for piece in pieces]
+                sent[index] += len(pieces)
+                room -= len(pieces)
+                behind = sent[index] < len(generation.building.pieces)
+                if behind:
+                    break
                 if generation.answer is not None:
                     out.append(stream.finish(index, generation.answer))
                 if generation.over or self._exchange.over:
                     running.discard(index)
             if running:
                 await self._send_on(out)
-                await self._news_or_ping(stream)
+                await (asyncio.sleep(0) if behind else self._news_or_ping(stream))
         await self._exchange.all_over()
         # If some of several samples failed, the others are the reply, as in a reply in one piece.
         answers = self._exchange.answers

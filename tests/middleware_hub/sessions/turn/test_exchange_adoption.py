@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.sessions.chats import PIECES_AT_ONCE
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import TurnGeneration
 from tests.middleware_hub.sessions.in_process import Client, Room, until
@@ -93,3 +94,33 @@ def test_an_adopted_exchange_that_loses_its_client_is_an_orphan_again() -> None:
         assert (room.session.samples, len(room.engine.log)) == (1, 1)
 
     asyncio.run(asyncio.wait_for(work(), 60))
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_long_reply_is_handed_over_in_steps(samples: int) -> None:
+    """A stream that nobody read may wait as thousands of pieces: written all at once, they would hold up others."""
+
+    async def scenario() -> None:
+        room = Room()
+        await room.open()
+        body = {"messages": [{"role": "user", "content": "a"}], "stream": True, "n": samples, "max_tokens": 5000}
+        said = [room.engine.says(f"one two {number} " * 400, hold=1) for number in range(samples)]
+        first = room.ask(body, key="k")
+        await room.engine.arrived(samples)
+        await first.leave()
+        for one in said:
+            one.go.set()
+        await until(lambda: room.metric("tito_session_replies_total", recorded="exact", reason="") == samples)
+        again = room.ask(body, key="k")
+        status, events = await again.answer()
+        assert status == 200
+        texts = [""] * samples
+        for event in events[:-1]:
+            for choice in event["choices"]:
+                texts[choice["index"]] += choice["delta"].get("content") or ""
+        assert texts == [one.text for one in said]
+        most = max(part.get("body", b"").count(b"data: ") for part in again.out)
+        assert len(events) > 4 * PIECES_AT_ONCE, "it is long"
+        assert most <= PIECES_AT_ONCE + 2 * samples + 2, f"{most} events were written in one step"
+
+    asyncio.run(scenario())
