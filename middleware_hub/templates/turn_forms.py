@@ -17,12 +17,10 @@ from typing import Any, Literal, NamedTuple
 
 from middleware_hub.chat.messages import Message
 from middleware_hub.templates.reads import reads_of
+from middleware_hub.templates.remembered import options_key, remember
 from middleware_hub.templates.renderer import Messages, Options, Renderer, RenderingError, Tools, check_options
 from middleware_hub.templates.trials import ASKED, ASKING, CALL, ONE, RESULT, SHORT, TOOL, TWO
 from router.errors import BadRequestError
-
-REMEMBERED = 1024
-"""How many sets of options, and of tool names, are remembered. Clients choose both."""
 
 MOST_ASKED = 16
 """Generation prompts that are compared before one is rendered."""
@@ -331,20 +329,3 @@ def _alike(one: str, other: str) -> int:
     """Return the length of the common beginning."""
     shorter = min(len(one), len(other))
     return next((i for i in range(shorter) if one[i] != other[i]), shorter)
-
-
-def options_key(options: Options) -> tuple[object, ...]:
-    """Return what a tail may depend on: the value of a plain option, the presence of a list or object (`documents`)."""
-    if not options:
-        return ()
-    return tuple(
-        (name, repr(value) if value is None or isinstance(value, str | int | float) else None)
-        for name, value in sorted(options.items())
-    )
-
-
-def remember(memory: dict[tuple[object, ...], Any], key: tuple[object, ...], value: object) -> None:
-    """Store something in a memory of limited size."""
-    if len(memory) >= REMEMBERED:
-        memory.clear()
-    memory[key] = value

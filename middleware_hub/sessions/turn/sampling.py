@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ from router.engines.sglang.request import GenerateRequest
 
 REMEMBERED = 1024
 """Sets of options that were found harmless: in a conversation they are the same at every turn."""
+_SHORT = 1024
+"""Bytes up to which options are remembered as they are. Of longer ones (a schema, a grammar) a digest is."""
 
 
 class TurnSampling:
@@ -53,12 +56,13 @@ class TurnSampling:
         if request.top_logprobs:
             fields["top_logprobs_num"] = request.top_logprobs
         options = msgspec.json.encode({**request.extra, **fields})
-        if options in self._checked:
+        known = options if len(options) <= _SHORT else blake2b(options).digest()
+        if known in self._checked:
             return
         id_checks.check_options(self._vocabulary, GenerateRequest.parse(options))
         if len(self._checked) >= REMEMBERED:
             self._checked.clear()
-        self._checked.add(options)
+        self._checked.add(known)
 
     def _limit(self, session: Session, wanted: Any, prompt: ComposedPrompt) -> int | None:
         limits = [wanted] if isinstance(wanted, int) else []
