@@ -26,10 +26,13 @@ from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from router.engines.sglang.worker_request import new_rid
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, first_values, text_of
+from router.http.offload import offload
 from router.http.responses import send_json
 
 PING_SECONDS = 15.0
 """How long a stream may be silent. Proxies and clients take a longer silence for its end."""
+MANY_TOKENS = 1000
+"""A reply with logprobs of more tokens than this is written in a thread: each token is an object or twenty."""
 PIECES_AT_ONCE = 256
 """Pieces of a stream that are written in one step. Thousands may wait: the client was slow, or it adopts a whole reply."""
 
@@ -142,7 +145,10 @@ class _ChatReply:
                 answered.append(one)
         if not answers:
             raise self._exchange.failure
-        body = self._dialect.whole(self._request, self._head(), answers)
+        if self._request.logprobs and sum(one.completion_tokens for one in answers) > MANY_TOKENS:
+            body = await offload(True, self._dialect.whole, self._request, self._head(), answers)
+        else:
+            body = self._dialect.whole(self._request, self._head(), answers)
         self._client.stop_watching()
         await send_json(self._send, 200, body, self._headers(answered, _recorded(self._exchange.generations)))
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
 from middleware_hub.chat.messages import ChatRequest, Piece, Text, ToolCall
@@ -20,6 +21,9 @@ from router.errors import RouterError
 
 UNLIKELY = -9999.0
 """OpenAI's logprob for an impossible token: JSON has no infinity."""
+
+_PIECE = 200
+"""Tokens whose logprobs are written at once."""
 
 _encode = msgspec.json.encode
 
@@ -184,14 +188,17 @@ def token_name(token_id: int) -> str:
 def _logprobs(logprobs: Sequence[TokenLogprob] | None, *, as_ids: bool) -> dict[str, Any] | None:
     if logprobs is None:
         return None
-    content = [
-        {
-            **_token(one.token_id, one.spelled, one.logprob, as_ids=as_ids),
-            "top_logprobs": [_token(*other, as_ids=as_ids) for other in one.top],
-        }
-        for one in logprobs
-    ]
-    return {"content": content, "refusal": None}
+    if len(logprobs) <= _PIECE:
+        return {"content": [_with_alternatives(one, as_ids) for one in logprobs], "refusal": None}
+    # A long reply is written piece by piece: as objects it takes ten times the memory of its JSON.
+    starts = range(0, len(logprobs), _PIECE)
+    pieces = [_encode([_with_alternatives(one, as_ids) for one in logprobs[at : at + _PIECE]])[1:-1] for at in starts]
+    return {"content": Raw(b"[%b]" % b",".join(pieces)), "refusal": None}
+
+
+def _with_alternatives(one: TokenLogprob, as_ids: bool) -> dict[str, Any]:
+    top = [_token(*other, as_ids=as_ids) for other in one.top]
+    return {**_token(one.token_id, one.spelled, one.logprob, as_ids=as_ids), "top_logprobs": top}
 
 
 def _token(token_id: int, spelled: bytes, logprob: float, *, as_ids: bool) -> dict[str, Any]:

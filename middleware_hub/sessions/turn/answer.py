@@ -106,6 +106,10 @@ class AnswerBuilder:
         self.calls.append(made)
         return made
 
+    def spelled(self, reply: Reply) -> list[TokenLogprob] | None:
+        """Spell all tokens of a reply; None if the client wants no logprobs. May take a second; may run in a thread."""
+        return self._tokens.all(reply)
+
     def begins_with(self, echo: Message, before: str = "") -> bool:
         """Whether an echo is `before` and the beginning of what has been sampled so far, which is not empty."""
         thought = "".join([piece.text for piece, _ in self.pieces if isinstance(piece, Reasoning)])
@@ -128,7 +132,7 @@ class AnswerBuilder:
         prompt_ids: bytes = b"",
         cut_off: bool = False,
     ) -> Answer:
-        """End the text, and return the whole answer.
+        """End the text, and return the whole answer, without the logprobs of its tokens: see `spelled`.
 
         Args:
             fields, meta: its top level and its `meta_info`, raw.
@@ -157,7 +161,6 @@ class AnswerBuilder:
             tool_calls=tuple(self.calls),
             finish="tool_calls" if finish == "stop" and self.calls else finish,
             prompt_tokens=prompt_tokens,
-            logprobs=self._tokens.all(reply) if self._request.logprobs else None,
             # Copies, because a slice would keep the whole reply in memory as long as the session lives.
             extra={name: value.copy() for name, value in further.items()} if further else {},
             ids=[*reply.ids] if wants_ids else None,

@@ -36,6 +36,7 @@ from router.engines.sglang.reply import Reply, UnreadableReplyError
 from router.engines.sglang.stream import StreamedReply
 from router.errors import RouterError, UpstreamError
 from router.http.bodies import own_body, with_body
+from router.http.offload import offload
 from router.http.reply import WatchedReply
 from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
@@ -43,6 +44,8 @@ from router.observability.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
+MANY_LOGPROBS = 5000
+"""Logprobs, alternatives included, of one reply: more of them are spelled in a thread."""
 _ABORT_SECONDS = 10.0
 """How long a worker may take to return what it has sampled once its generation is told to end."""
 
@@ -233,6 +236,10 @@ class TurnGeneration:
         sent = self.prompt.ids.written
         answer = self.building.answer(reply, fields, meta, prompt_tokens=asked.prompt_tokens, prompt_ids=sent)
         await self._commit(asked, reply, answer)
+        request = self._plan.request
+        if request.logprobs:
+            heavy = len(reply.ids) * (1 + (request.top_logprobs or 0)) > MANY_LOGPROBS
+            answer = msgspec.structs.replace(answer, logprobs=await offload(heavy, self.building.spelled, reply))
         self.answer = answer
 
     async def _keep(self, asked: Expectation, received: WorkerReply) -> None:
