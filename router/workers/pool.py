@@ -182,7 +182,9 @@ class WorkerPool:
             logger.log(
                 level, "worker %s is %s%s", worker.url, worker.state.value, f": {complaint}" if complaint else ""
             )
-        self._update_routable()
+        # That looks at all workers, and each of a thousand is probed every second while it is away.
+        if changed or worker.outdated is self._at_version(worker):
+            self._update_routable()
         self.on_room()
         if changed and worker.state is WorkerState.QUARANTINED:
             self.on_quarantine(worker)

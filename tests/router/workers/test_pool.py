@@ -233,6 +233,14 @@ def test_room_is_reported() -> None:
     assert len(calls) == 3
 
 
+def test_a_probe_that_shows_nothing_new_looks_at_no_other_worker() -> None:
+    pool = make_pool(3)
+    before = pool.routable
+    for worker in pool.list():
+        pool.probed(worker, None)
+    assert pool.routable is before, "each of a thousand workers is probed every second while it is away"
+
+
 def test_the_version_gate_excludes_workers_at_other_weights() -> None:
     pool = make_pool(3, health=HealthConfig(version_gate=True))
     one, two, three = pool.list()
