@@ -35,11 +35,10 @@ from typing import NamedTuple
 
 from middleware_hub.chat.messages import Message
 from middleware_hub.templates.clock import at_time, tells_time
-from middleware_hub.templates.remembered import options_key, remember
-from middleware_hub.templates.renderer import Messages, Options, RenderingError, Tools, check_options
+from middleware_hub.templates.renderer import Messages, Options, RenderingError, Tools, check_options, remember
 from middleware_hub.templates.slots import Slots
 from middleware_hub.templates.trials import CALL, CALLED, EARLIER, RESULT, SAID, SHORT, SPOKEN, TOOL
-from middleware_hub.templates.turn_forms import CLOSED, NOT_ONCE, Own, TurnForms
+from middleware_hub.templates.turn_forms import CLOSED, NOT_ONCE, Own, TurnForms, options_key
 from router.errors import BadRequestError
 
 

@@ -41,6 +41,9 @@ _MEDIA = {
 }
 """OpenAI's kinds of parts, and the kinds that templates expect. A worker translates them in the same way."""
 
+REMEMBERED = 1024
+"""How many sets of options, and of tool names, are remembered. Clients choose both."""
+
 
 class RenderingError(Exception):
     """The template's text around a turn cannot be separated from the turn itself.
@@ -283,3 +286,16 @@ def _spelled(call: Message) -> Message:
     if isinstance(arguments, str):
         return call
     return {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
+
+
+def remember(memory: dict[tuple[object, ...], Any], key: tuple[object, ...], value: object) -> None:
+    """Store something in a memory of limited size."""
+    if len(memory) >= REMEMBERED:
+        memory.clear()
+    memory[key] = value
+
+
+def alike(one: str, other: str) -> int:
+    """Return the length of the common beginning."""
+    shorter = min(len(one), len(other))
+    return next((i for i in range(shorter) if one[i] != other[i]), shorter)

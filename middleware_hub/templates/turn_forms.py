@@ -13,14 +13,26 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 from middleware_hub.chat.messages import Message
 from middleware_hub.templates.reads import reads_of
-from middleware_hub.templates.remembered import options_key, remember
-from middleware_hub.templates.renderer import Messages, Options, Renderer, RenderingError, Tools, check_options
+from middleware_hub.templates.renderer import (
+    Messages,
+    Options,
+    Renderer,
+    RenderingError,
+    Tools,
+    alike,
+    check_options,
+    remember,
+)
 from middleware_hub.templates.trials import ASKED, ASKING, CALL, ONE, RESULT, SHORT, TOOL, TWO
 from router.errors import BadRequestError
+
+LONGEST_KEY = 1024
+"""Characters of a set of options that is remembered as it is; of a longer one a digest is."""
 
 MOST_ASKED = 16
 """Generation prompts that are compared before one is rendered."""
@@ -173,12 +185,12 @@ class TurnForms(Renderer):
 
     def _apart(self, text: str, other: str) -> tuple[str, str]:
         """Return what two texts begin with, and the rest of the first one, with whole special tokens."""
-        alike = _alike(text, other)
+        common = alike(text, other)
         # Phi-3 ends with EOS if no reply is asked for, so the common beginning ends before a whole special token.
-        if alike < len(other):
-            cut = (match.start() for match in self._special.finditer(text) if match.start() < alike < match.end())
-            alike = next(cut, alike)
-        return text[:alike], text[alike:]
+        if common < len(other):
+            cut = (match.start() for match in self._special.finditer(text) if match.start() < common < match.end())
+            common = next(cut, common)
+        return text[:common], text[common:]
 
     # What is a turn's own -----------------------------------------------------------------------------------------------
 
@@ -294,7 +306,7 @@ class TurnForms(Renderer):
         """
         if calling.endswith(speaking):
             return calling[: len(calling) - len(speaking)]
-        differs = len(calling) - _alike(calling[::-1], speaking[::-1])
+        differs = len(calling) - alike(calling[::-1], speaking[::-1])
         starts = [match.start() for match in self._special.finditer(calling) if match.start() < differs]
         return calling[: starts[-1] if starts else differs]
 
@@ -325,7 +337,13 @@ def _ending(text: str, known: Sequence[str]) -> str:
     return found
 
 
-def _alike(one: str, other: str) -> int:
-    """Return the length of the common beginning."""
-    shorter = min(len(one), len(other))
-    return next((i for i in range(shorter) if one[i] != other[i]), shorter)
+def options_key(options: Options) -> tuple[object, ...]:
+    """Return what a tail may depend on: the value of a plain option, the presence of a list or object (`documents`)."""
+    if not options:
+        return ()
+    key = tuple(
+        (name, repr(value) if value is None or isinstance(value, str | int | float) else None)
+        for name, value in sorted(options.items())
+    )
+    spelled = str(key)  # surrogates are escaped
+    return key if len(spelled) <= LONGEST_KEY else (blake2b(spelled.encode()).digest(),)

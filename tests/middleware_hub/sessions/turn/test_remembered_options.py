@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from middleware_hub.templates.remembered import options_key
+from middleware_hub.templates.turn_forms import options_key
 from tests.middleware_hub.sessions.in_process import Room
 
 LONG = 1_000_000
