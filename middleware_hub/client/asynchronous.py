@@ -15,7 +15,7 @@ from aiohttp.tracing import Trace
 from middleware_hub.client import operations
 from middleware_hub.client.claims import Claim, ClaimOptions
 from middleware_hub.client.operations import GenerateOptions, Operation, Prompt, RetrieveOptions
-from middleware_hub.client.sending import BROKEN, ClientOptions, Sending, broken_stream
+from middleware_hub.client.sending import BROKEN, ClientOptions, Sending, broken_stream, retry_after
 from middleware_hub.client.streams import Lines, StreamReader
 from middleware_hub.client.trajectory import Cover, Trajectory
 from middleware_hub.client.wire import Answer, Call, Piece, Reply, read_json
@@ -99,7 +99,7 @@ class AsyncClient(Sending):
     @asynccontextmanager
     async def _sent(self, call: Call, *, whole: bool = False) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send until there is an answer that counts; `whole`: with all of its body, which is otherwise still to be read."""
-        attempt = 0
+        attempt, least = 0, 0.0
         while True:
             attempt += 1
             asked = self.url
@@ -109,12 +109,14 @@ class AsyncClient(Sending):
                 if whole:
                     await found.read()
             except BROKEN as error:
-                wait = self.go_on(call, attempt, asked, None, error)
+                wait = self.go_on(call, attempt, asked, None, error, least)
             else:
-                wait = self.go_on(call, attempt, asked, found, None) if found.status >= 400 else None
+                least = max(least, retry_after(found))
+                wait = self.go_on(call, attempt, asked, found.status, None, least) if found.status >= 400 else None
                 if wait is None:
                     break
                 found.close()
+            least = 0.0 if wait else least
             await asyncio.sleep(wait or 0.0)
         try:
             yield found

@@ -73,18 +73,18 @@ class Sending:
         return {"method": call.method, "url": self.url + call.path, "data": call.content(), "headers": headers}
 
     def go_on(
-        self, call: Call, attempt: int, asked: str, answer: aiohttp.ClientResponse | None, error: Exception | None
+        self, call: Call, attempt: int, asked: str, status: int | None, error: Exception | None, least: float = 0.0
     ) -> float | None:
         """Decide what follows a failure: return the seconds to wait before the next attempt, or None if there is none.
 
         Args:
             asked: the address that failed. Of many requests that fail there at once, the first one goes on to the next
                 address, and the others follow: if each moved on by one, they would come back to the failed address.
-            answer: one with an error as its status, of which only the head is read.
+            status: that of an answer; None if there was none.
+            least: the seconds that routers have asked to wait since the last wait.
 
         Raises UnreachableError for an exception without a further attempt.
         """
-        status = None if answer is None else answer.status
         if status is not None:
             harmless = may_go_again(call, status)
         else:
@@ -94,7 +94,7 @@ class Sending:
         if harmless and attempt < self.retries.attempts:
             # Try every router once before a wait.
             rounds = attempt // len(self.urls)
-            return 0.0 if not rounds else _spread(self.retries.wait(rounds, _retry_after(answer)))
+            return 0.0 if not rounds else _spread(self.retries.wait(rounds, least))
         if error is None:
             return None
         raise self._unreachable(call, attempt, error) from error
@@ -115,14 +115,14 @@ class Sending:
         )
 
 
-def _retry_after(answer: aiohttp.ClientResponse | None) -> float:
+def retry_after(answer: aiohttp.ClientResponse) -> float:
     """Return the seconds that an answer asks to wait. A date, which no router and no load balancer sends, counts as 0."""
-    said = "" if answer is None else answer.headers.get("retry-after", "")
+    said = answer.headers.get("retry-after", "")
     return float(said) if said.isascii() and said.isdecimal() else 0.0
 
 
 def _spread(seconds: float) -> float:
-    """Return this much or up to a half more: what was refused together must not come back together."""
+    """Return these seconds, or up to half as much again: clients refused at the same time do not return at the same time."""
     return seconds * random.uniform(1.0, 1.5)
 
 

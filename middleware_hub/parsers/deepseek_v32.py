@@ -31,7 +31,8 @@ _PARAMETER_OR_END = Tags(_PARAMETER, _INVOKE_END)
 _END = Tags(_INVOKE_END)
 _STRING, _JSON = '" string="true">', '" string="false">'
 _KEY_END = Tags(_STRING, _JSON, '">')
-_VALUE_END = Tags("</｜DSML｜parameter>", *_ENDS)
+_VALUE_CLOSE = "</｜DSML｜parameter>"
+_VALUE_END = Tags(_VALUE_CLOSE, _INVOKE_END, *_ENDS)
 
 
 class DeepSeekV32(SectionParser):
@@ -67,7 +68,7 @@ class DeepSeekV32(SectionParser):
             key = yield from reader.run(_KEY)
             kind = yield from reader.expect(_KEY_END)
             value = yield from reader.until(_VALUE_END)
-            if (yield from reader.expect(_VALUE_END)) in _ENDS:
+            if (yield from reader.expect(_VALUE_END)) != _VALUE_CLOSE:
                 raise Malformed
             if kind == _STRING:
                 values[key] = spell_string(value)

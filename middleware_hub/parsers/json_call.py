@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 from middleware_hub.chat.messages import Call
 from middleware_hub.parsers.json_text import FLAT_OBJECT, STRING, is_json, json_members
@@ -19,11 +20,11 @@ _USUAL = re.compile(
 """Most calls, after their `{`, in one step: a name, and arguments that are a flat object."""
 
 
-def json_call(reader: Reader, *, strict: bool) -> Reading[Call]:
+def json_call(reader: Reader, *, strict: bool, ids: re.Pattern[str] | None = None) -> Reading[Call]:
     """Return the call whose `{` has been read.
 
     `strict` is for formats in which nothing but this object marks a call: it must have an object of arguments and no unknown
-    keys. Otherwise arguments may be missing, null, or an object in a string.
+    keys. Otherwise arguments may be missing, null, or an object in a string. `ids`: the call keeps an `id` of this form.
     """
 
     def allowed(key: str, first: str) -> bool:
@@ -45,7 +46,9 @@ def json_call(reader: Reader, *, strict: bool) -> Reading[Call]:
     name: str = json.loads(members["name"])
     if not name.strip():
         raise Malformed
-    return Call(name, _arguments(given[0] if given else "null"))
+    number: Any = json.loads(members["id"]) if ids is not None and "id" in members else ""
+    known = isinstance(number, str) and ids is not None and ids.fullmatch(number)
+    return Call(name, _arguments(given[0] if given else "null"), number if known else "")
 
 
 def _arguments(value: str) -> str:

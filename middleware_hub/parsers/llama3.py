@@ -25,7 +25,7 @@ _BRACE = Tags("{")
 class Llama3(TaggedParser):
     """Drops `;` and white space between calls."""
 
-    names: ClassVar[tuple[str, ...]] = ("llama3", "llama3_json")
+    names: ClassVar[tuple[str, ...]] = ("llama3", "llama3_json", "llama4_json")
     template_tags: ClassVar[tuple[str, ...]] = ("<|start_header_id|>", '{"name": ', '"parameters": ')
     needs_special: ClassVar[bool] = True
     opening = Tags(_TAG)

@@ -23,11 +23,12 @@ _KEY = re.compile(r"[^<>\"\r\n]+")
 _CLOSE = Tags('">')
 _END = "</minimax:tool_call>"
 _PARAMETER_OR_END = Tags('<parameter name="', "</invoke>")
-_VALUE_END = Tags("</parameter>", _END)
+_VALUE_CLOSE = "</parameter>"
+_VALUE_END = Tags(_VALUE_CLOSE, "</invoke>", _END)
 
 
 class MiniMaxM2(SectionParser):
-    """Takes a value with all of its white space. `</minimax:tool_call>` never occurs inside a value."""
+    """Takes a value with all of its white space. `</invoke>` and `</minimax:tool_call>` never occur inside a value."""
 
     names: ClassVar[tuple[str, ...]] = ("minimax-m2", "minimax_m2")
     template_tags: ClassVar[tuple[str, ...]] = ("<minimax:tool_call>", "<invoke name=", "<parameter name=")
@@ -49,7 +50,7 @@ class MiniMaxM2(SectionParser):
             key = yield from reader.run(_KEY)
             yield from reader.expect(_CLOSE)
             value = yield from reader.until(_VALUE_END)
-            if (yield from reader.expect(_VALUE_END)) == _END:
+            if (yield from reader.expect(_VALUE_END)) != _VALUE_CLOSE:
                 raise Malformed
             values[key] = self._schemas.spell(name, key, value)
             yield from reader.white()

@@ -56,13 +56,13 @@ class Mistral(TaggedParser):
         yield from reader.white()
         if opening == ",":
             yield from reader.expect(_BRACE)
-            return (yield from json_call(reader, strict=False))
+            return (yield from json_call(reader, strict=False, ids=_ID))
         begun = yield from reader.maybe(_LIST_OR_OBJECT)
         if begun == "[":
             yield from reader.white()
             yield from reader.expect(_BRACE)
         if begun:
-            call = yield from json_call(reader, strict=False)
+            call = yield from json_call(reader, strict=False, ids=_ID)
             self.trailer = _LIST_END if begun == "[" else None
             return call
         return (yield from self._named())

@@ -129,7 +129,9 @@ def _string(reader: Reader, quote: str) -> Reading[str]:
         if escape in _NUMBERED:
             pieces.append((yield from _numbered(reader, _NUMBERED[escape])))
         else:
-            pieces.append(_ESCAPES[escape] if escape else "\\")
+            # `\/` is JSON's, which has no single quotes.
+            known = escape and (escape != "/" or quote == '"')
+            pieces.append(_ESCAPES[escape] if known else f"\\{escape}")
     try:
         # JSON writes some characters as two halves.
         whole = "".join(pieces).encode("utf-16-le", "surrogatepass").decode("utf-16-le")

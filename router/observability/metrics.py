@@ -17,7 +17,6 @@ _ROUTE_CLASSES: Mapping[str, str] = {
     "/v1/completions": "generate",
     "/v1/chat/completions": "turn",
     "/v1/messages": "turn",
-    "/v1/responses": "turn",
     "/retrieve_from_text": "retrieve",
     "/radix_tree/explain": "radix_tree",
     "/radix_tree/stats": "radix_tree",

@@ -120,6 +120,8 @@ def test_more_than_one_router_needs_a_store() -> None:
         rendered({"replicas": 1})
     with pytest.raises(HelmError, match="more than one process needs a store"):
         rendered({**LEAST, "processes": 2})
+    with pytest.raises(HelmError, match="url"):
+        rendered({"tokenizerPath": "/m", "store": {"url": "sqlite:/x"}})
 
 
 def test_prometheus_has_a_key_where_the_routers_have_some() -> None:
@@ -133,8 +135,6 @@ def test_prometheus_has_a_key_where_the_routers_have_some() -> None:
     for keys in ({"client": ["math:KEY1"], "metrics": "KEY1"}, {"existingSecret": "mine"}):
         (one,) = (one for (kind, _), one in rendered({**watched, "keys": keys}).items() if kind == "ServiceMonitor")
         assert one["spec"]["endpoints"][0]["authorization"]["credentials"]["key"] == "metrics"
-    with pytest.raises(HelmError, match="url"):
-        rendered({"tokenizerPath": "/m", "store": {"url": "sqlite:/x"}})
 
 
 def test_what_waits_outlives_the_pod() -> None:

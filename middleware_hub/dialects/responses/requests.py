@@ -55,6 +55,9 @@ _KEPT_ELSEWHERE = {
 }
 """Fields that need a server which keeps responses. Leaving them out would answer another question."""
 
+_OTHER_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
+"""Fields of chat completions, and their names here. A worker would take them for something else, or for nothing."""
+
 _LOGPROBS = "message.output_text.logprobs"
 _PARTS = ("input_text", "output_text")
 _SYSTEM = ("system", "developer")
@@ -69,11 +72,21 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     for key in fields.present(_KEPT_ELSEWHERE):
         if fields.take(key, ANYTHING):
             raise unsupported(f"`{key}` is not supported: {_KEPT_ELSEWHERE[key]}", key)
+    for key in fields.present(_OTHER_NAMES):
+        raise BadRequestError(f"`{key}` is `{_OTHER_NAMES[key]}` in the Responses API", param=key)
+    if (fields.take_within("n", 1, LARGEST) or 1) > 1:
+        raise BadRequestError("a response is one sample: for `n` use /v1/chat/completions", param="n")
     if fields.take_within("top_logprobs", 0, LARGEST) or _LOGPROBS in (fields.take("include", STRINGS) or ()):
         raise BadRequestError("logprobs have no place in this dialect: use /v1/chat/completions", param="include")
     instructions = fields.take("instructions", STRING)
     messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     messages += _messages(fields.need("input", _INPUT))
+    continues = fields.take("continue_final_message", BOOLEAN) or False
+    if continues and (messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]):
+        raise BadRequestError(
+            "`continue_final_message` needs a message of the assistant's at the end of `input`, without calls",
+            param="continue_final_message",
+        )
     tools = _tools(fields)
     sampling = read_sampling(fields)
     add_format(sampling, "text.format", (fields.take("text", OBJECT) or {}).get("format"))
@@ -85,6 +98,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
         sampling=finish(sampling, fields.take_within("max_output_tokens", 1, LARGEST)),
         stream=fields.take("stream", BOOLEAN) or False,
         stream_usage=True,
+        continue_final=continues,
         parallel_calls=fields.take("parallel_tool_calls", BOOLEAN) is not False,
         call_choice=_choice(fields, tools),
         model=fields.take("model", STRING) or "",

@@ -134,6 +134,10 @@ def write_mistral_list(name: str, arguments: dict[str, Any]) -> str:
     return f'[TOOL_CALLS] [{{"name": {dumps(name)}, "arguments": {dumps(arguments)}}}]'
 
 
+def write_mistral_list_with_id(name: str, arguments: dict[str, Any]) -> str:
+    return f'[TOOL_CALLS] [{{"name": {dumps(name)}, "arguments": {dumps(arguments)}, "id": "9Ae3bDc2F"}}]'
+
+
 def write_pythonic(name: str, arguments: dict[str, Any]) -> str:
     return f"[{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})]"
 
@@ -347,10 +351,10 @@ FORMATS = {
     "mistral": Format(
         Mistral,
         oracle(naive_formats.mistral, ["[TOOL_CALLS]"]),
-        (write_mistral, write_mistral_with_id, write_mistral_list),
+        (write_mistral, write_mistral_with_id, write_mistral_list, write_mistral_list_with_id),
         ("[TOOL_CALLS]", "[TOOL_CALLS]f", "[TOOL_CALLS] [", '{"name": "f"}', "[ARGS]", "[CALL_ID]", ",", "]"),
         trailers=("]",),
-        ids={"write_mistral_with_id": "9Ae3bDc2F"},
+        ids={"write_mistral_with_id": "9Ae3bDc2F", "write_mistral_list_with_id": "9Ae3bDc2F"},
     ),
     "gemma4": Format(
         Gemma4,

@@ -12,7 +12,7 @@ from middleware_hub.parsers.base import Sampled
 from tests.middleware_hub.parsers.naive import NUMBER, WHITE, Fault, Naive, without_margins
 
 
-def envelope(read: Naive, *, strict: bool) -> Call:
+def envelope(read: Naive, *, strict: bool, ids: str = "(?!)") -> Call:
     """An object with `name` and `arguments`, its brace gone over."""
     found: dict[str, str] = {}
     read.white()
@@ -56,7 +56,9 @@ def envelope(read: Naive, *, strict: bool) -> Call:
         arguments = "{}"
     if not arguments.startswith("{"):
         raise Fault
-    return Call(json.loads(found["name"]), arguments)
+    number = json.loads(found.get("id", '""'))
+    known = isinstance(number, str) and re.fullmatch(ids, number)
+    return Call(json.loads(found["name"]), arguments, number if known else "")
 
 
 def hermes(read: Naive) -> Call:
@@ -163,7 +165,9 @@ def deepseek_v32(read: Naive) -> Call:
     while read.need('<｜DSML｜parameter name="', "</｜DSML｜invoke>") != "</｜DSML｜invoke>":
         key = read.word(lambda char: char not in '<>"\r\n')
         kind = read.need('" string="true">', '" string="false">', '">')
-        value = read.until("</｜DSML｜parameter>", "</｜DSML｜function_calls>", "</｜DSML｜tool_calls>")
+        value = read.until(
+            "</｜DSML｜parameter>", "</｜DSML｜invoke>", "</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"
+        )
         if "true" in kind:
             values[key] = json.dumps(value, ensure_ascii=False)
         else:
@@ -182,7 +186,7 @@ def minimax_m2(read: Naive) -> Call:
     while read.need('<parameter name="', "</invoke>") != "</invoke>":
         key = read.word(lambda char: char not in '<>"\r\n')
         read.need('">')
-        values[key] = typed(name, key, read.until("</parameter>", "</minimax:tool_call>"))
+        values[key] = typed(name, key, read.until("</parameter>", "</invoke>", "</minimax:tool_call>"))
         read.white()
     return Call(name, spelled(values))
 
@@ -216,7 +220,7 @@ def mistral(read: Naive) -> Call:
             read.white()
     if listed or read.char() == "{":
         read.need("{")
-        call = envelope(read, strict=False)
+        call = envelope(read, strict=False, ids="[0-9A-Za-z]{9}")
     else:
         name, number = read.name("[]"), ""
         read.white()

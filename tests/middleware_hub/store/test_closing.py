@@ -23,7 +23,7 @@ def test_closing_does_not_wait_for_a_process_that_holds_the_file(tmp_path: Path)
         try:
             asked = [asyncio.ensure_future(store.trim(f"log {number}", 1)) for number in range(8)]
             await asyncio.sleep(0)
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(15):
                 await store.close()
             for one in asked:
                 with suppress(StoreError):

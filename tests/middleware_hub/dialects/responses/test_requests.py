@@ -149,6 +149,11 @@ def test_sampling_and_the_template() -> None:
     assert bytes(request.extra["lora_path"]) == b'"a"'
 
 
+def test_the_last_message_may_be_continued() -> None:
+    assert not parse(input=[USER, said("The answer")]).continue_final
+    assert parse(input=[USER, said("The answer")], continue_final_message=True).continue_final
+
+
 @pytest.mark.parametrize("key", ["store", "metadata", "truncation", "service_tier", "prompt_cache_key", "user"])
 def test_bookkeeping_reaches_no_worker(key: str) -> None:
     assert parse(**{key: "x"}) == parse()
@@ -183,6 +188,11 @@ def test_what_is_null_is_absent() -> None:
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "json_schema"),
         ({"text": {"format": "text"}}, "text.format.type", "json_schema"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "a JSON schema"),
+        ({"max_tokens": 9}, "max_tokens", "max_output_tokens"),
+        ({"messages": [USER]}, "messages", "`input`"),
+        ({"n": 2}, "n", "one sample"),
+        ({"continue_final_message": True}, "continue_final_message", "at the end of `input`"),
+        ({"input": [USER, CALL], "continue_final_message": True}, "continue_final_message", "without calls"),
         ({"max_output_tokens": 0}, "max_output_tokens", "from 1"),
         ({"top_logprobs": 2}, "include", "chat/completions"),
         ({"include": ["message.output_text.logprobs"]}, "include", "chat/completions"),
