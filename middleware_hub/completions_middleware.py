@@ -87,10 +87,11 @@ class Completions:
             replies = split_list(reply.body, request.replies) if request.listed else [Raw(reply.body)]
         except UnreadableReplyError as error:
             raise unreadable(error) from error
-        found, heavy = [], request.logprobs is not None and len(reply.body) > LIGHT
+        found = []
         for answer, raw in zip(answers, replies, strict=True):
-            found.append(await offload(heavy, answer.whole, raw))
+            found.append(await offload(request.logprobs is not None and len(raw) > LIGHT, answer.whole, raw))
             await asyncio.sleep(0)  # a batch may be large
+        heavy = request.logprobs is not None and len(reply.body) > LIGHT
         await send_json(send, 200, await offload(heavy, choices.whole, found), _passed_on(reply.start))
 
     def _parsed(self, body: bytes) -> CompletionRequest:

@@ -31,10 +31,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the router or one of `COMMANDS`.
 
     The router exits with 0 after draining, 1 when stopped at once, 2 on a bad configuration or a store that it cannot use. A
-    program that Ctrl-C ends before it handles signals, such as while it loads, exits with 130.
+    program that Ctrl-C ends before it handles signals, such as while it loads, exits with 130; as process 1 of a container it
+    then also exits at a SIGTERM, with 143.
     """
     given = sys.argv[1:] if argv is None else list(argv)
-    if os.getpid() == 1:  # of a container: the kernel gives such a process no signal that it does not handle
+    if os.getpid() == 1:  # in a container: the kernel delivers to it only the signals for which it has a handler
         signal.signal(signal.SIGTERM, _end)
     try:
         if given and given[0] in COMMANDS:

@@ -39,6 +39,7 @@ RETOKENIZED = "retokenized"
 EDITED_TURN = "edited_turn"
 MANY_TOKENS = 50_000
 """Answers of more tokens than this are built in a thread, off the event loop."""
+_AT_ONCE = 32  # texts that the store is asked for
 
 
 class RetrievalRequest(msgspec.Struct):
@@ -153,8 +154,9 @@ async def retrieve(
         NotExactError: `strict`, and something would have to be encoded, or is older than `max_staleness`.
     """
     asked = memory is None or await memory.cover(namespace, text, expected, parent=request.request_id)
-    names = [request.request_id] if asked else [request.request_id, None]  # the store may have the named reply
-    recall = next(filter(None, (tree.recall(namespace, text, request_id=name) for name in names)), None)
+    recall, unasked = tree.recall(namespace, text, request_id=request.request_id), [] if asked else [STORE_UNREACHABLE]
+    if recall is None and not asked:  # the store may have the named reply
+        recall, unasked = tree.recall(namespace, text), [STORE_UNREACHABLE, UNKNOWN_REPLY]
     if memory is not None:
         memory.retrieved(recall)
     if recall is None:
@@ -165,19 +167,16 @@ async def retrieve(
     cut = recall.cut
     if cut.start < len(text) and request.strict:
         raise NotExactError(
-            f"only the first {cut.start} of {len(text)} characters are recorded; POST /radix_tree/explain shows where "
-            "the text leaves what was recorded",
+            f"only the first {cut.start} of {len(text)} characters are recorded: see POST /radix_tree/explain",
             exact_chars=cut.start,
-            reasons=[RETOKENIZED],
+            reasons=[RETOKENIZED, *unasked],
         )
     start, tail = cut.span is None, b""
     if cut.start < len(text):
         # The chain cannot change meanwhile: spans are immutable, and `cut` holds them.
         tail = pack_ids(await tokenizer.encode(text[cut.start :], start=start))
     heavy = cut.tokens + len(tail) // 4 > MANY_TOKENS
-    flat = await offload(heavy, flatten, cut.span, cut.take, tail)
-    if not asked:
-        flat = replace(flat, reasons=tuple(dict.fromkeys((*flat.reasons, STORE_UNREACHABLE))))
+    flat = (await offload(heavy, flatten, cut.span, cut.take, tail)).because(*unasked)
     if memory is not None and expected:
         await memory.cover(namespace, text, expected)  # some replies may have been collected meanwhile
     if request.cover:
@@ -231,15 +230,18 @@ async def _cover(
         answer = partial(answer_of, tree, text, recall, first, request, missing)
         written = [await _written(heavy, answer, extras)]
         # Each is written before the next is made: thousands of long ones are much as JSON, and several times that as numbers.
-        for number, one in enumerate(others, 1):
+        unasked = list[str]()
+        for number, one in enumerate(others):
+            if number % _AT_ONCE == 0:
+                texts = [tree.text_of(one) for one in others[number : number + _AT_ONCE]]
+                if memory is not None and not unasked:  # for the other samples that these texts have
+                    answered = await asyncio.gather(*(memory.cover(namespace, whole) for whole in texts))
+                    unasked = [] if all(answered) else [STORE_UNREACHABLE]
             await asyncio.sleep(0)
-            whole = tree.text_of(one)
-            if memory is not None:  # for the other samples that this text has
-                await memory.cover(namespace, whole)
-            other = tree.recall_generation(one)
+            whole, other = texts[number % _AT_ONCE], tree.recall_generation(one)
             heavy = other.cut.tokens > MANY_TOKENS
-            flat = await offload(heavy, flatten, other.cut.span, other.cut.take)
-            masks.apply(number, flat)
+            flat = (await offload(heavy, flatten, other.cut.span, other.cut.take)).because(*unasked)
+            masks.apply(number + 1, flat)
             flat, extras = await with_extras(tree, memory, flat, request)
             answer = partial(answer_of, tree, whole, other, flat, request, missing)
             written.append(await _written(heavy, answer, extras))
@@ -278,9 +280,7 @@ def chains_to_add(first: Trajectory, replies: Iterable[Generation]) -> list[Gene
 def _with_edits(found: Trajectory, expected: Sequence[str]) -> Trajectory:
     """Add the reason `edited_turn` if a sequence holds only a part of a listed reply: the caller expects all of its tokens."""
     cut = [turn.span for turn in found.turns if turn.end - turn.start < turn.span.visible]
-    if len(_not_among(expected, cut)) < len(expected):
-        return replace(found, reasons=(*found.reasons, EDITED_TURN))
-    return found
+    return found.because(EDITED_TURN) if len(_not_among(expected, cut)) < len(expected) else found
 
 
 def _missing(expected: Iterable[str], found: Trajectory) -> list[str]:
@@ -309,7 +309,7 @@ def answer_of(
         reasons.append("cut_in_token")
     if cut.start < len(text):
         reasons.append(RETOKENIZED)
-    if missing:
+    if missing and UNKNOWN_REPLY not in reasons:
         reasons.append(UNKNOWN_REPLY)
     exact = recall.exact and INEXACT.isdisjoint(reasons)
     answer: dict[str, Any] = {

@@ -21,7 +21,7 @@ from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import MemoRoom
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey, end_what_was_read
-from middleware_hub.sessions.turn.generation import TurnGeneration
+from middleware_hub.sessions.turn.generation import MANY_LOGPROBS, TurnGeneration
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from router.engines.sglang.worker_request import new_rid
 from router.http.disconnect import ClientConnection
@@ -31,8 +31,6 @@ from router.http.responses import send_json
 
 PING_SECONDS = 15.0
 """How long a stream may be silent. Proxies and clients take a longer silence for its end."""
-MANY_TOKENS = 1000
-"""A reply with logprobs of more tokens than this is written in a thread: each token is an object or twenty."""
 PIECES_AT_ONCE = 256
 """Pieces of a stream that are written in one step. Thousands may wait: the client was slow, or it adopts a whole reply."""
 
@@ -145,10 +143,12 @@ class _ChatReply:
                 answered.append(one)
         if not answers:
             raise self._exchange.failure
-        if self._request.logprobs and sum(one.completion_tokens for one in answers) > MANY_TOKENS:
-            body = await offload(True, self._dialect.whole, self._request, self._head(), answers)
+        request, head = self._request, self._head()
+        if request.logprobs:
+            told = (1 + request.top_logprobs) * sum(len(one.logprobs or ()) for one in answers)
+            body = await offload(told > MANY_LOGPROBS, self._dialect.whole, request, head, answers)
         else:
-            body = self._dialect.whole(self._request, self._head(), answers)
+            body = self._dialect.whole(request, head, answers)
         self._client.stop_watching()
         await send_json(self._send, 200, body, self._headers(answered, _recorded(self._exchange.generations)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,6 +71,10 @@ class Trajectory:
     def response_length(self) -> int:
         """Return the number of tokens from the first sampled one to the end; 0 if none was sampled."""
         return len(self.token_ids) - self.weight_versions[0][1] if self.weight_versions else 0
+
+    def because(self, *reasons: str) -> Trajectory:
+        """Return this sequence with further reasons, each once."""
+        return replace(self, reasons=tuple(dict.fromkeys((*self.reasons, *reasons)))) if reasons else self
 
 
 def flatten(span: TokenSpan | None, take: int, tail: bytes = b"") -> Trajectory:

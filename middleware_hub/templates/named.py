@@ -16,6 +16,7 @@ def one_of(named: Mapping[str, str]) -> str | None:
     tools, default = named.get("tool_use"), named.get("default")
     if not tools or not default:
         return tools or default or next(iter(named.values()), None)
+    tools, default = (source.replace("\r\n", "\n").replace("\r", "\n") for source in (tools, default))
     # Jinja drops a newline after a block, and one at the end of a template; `+` keeps spaces in front of a block.
     first, last = (source.removesuffix("\n") for source in (tools, default))
     return f"{_FOR_TOOLS}{first}{{%+ else %}}\n{last}{{%+ endif %}}"

@@ -181,7 +181,7 @@ class TurnForms(Renderer):
             head, found, _ = turn.partition(self._sentinel)
             text, prompt = self._apart(asking, head if found else asking)
         said = plain[-1]["content"]
-        return (text, prompt) if isinstance(said, str) and said not in prompt else (asking, "")
+        return (text, prompt) if isinstance(said, str) and said in text else (asking, "")
 
     def _apart(self, text: str, other: str) -> tuple[str, str]:
         """Return what two texts begin with, and the rest of the first one, with whole special tokens."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from msgspec import Raw
@@ -75,7 +74,7 @@ class Sequences:
                     flat.loss_mask[turn.start : turn.end] = 0
                     outside = outside or turn.span.stored is None or turn.span.stored.id not in in_group
             if outside:
-                flat = replace(flat, reasons=(*flat.reasons, OUTSIDE_GROUP))
+                flat = flat.because(OUTSIDE_GROUP)
             flat, extras = await retrieval.with_extras(self._tree, self._memory, flat, request)
             recall = Recall(cut, True, _names(generation))
             answer = {

@@ -256,7 +256,8 @@ def test_what_cannot_be_looked_up_is_not_exact(
             assert not found["exact"]
             assert "store_unreachable" in found["reasons"]
             named = router.stack.retrieve(text, request_id=first["meta_info"]["id"])
-            assert (named["exact"], named["reasons"]) == (found["exact"], found["reasons"]), "the store may have it"
+            assert not named["exact"]
+            assert {*named["reasons"]} == {*found["reasons"], "unknown_reply"}, "the store may have it"
             second = router.stack.post("/generate", {"text": text + " so", "sampling_params": sampling})
             assert second.headers["x-radix-reasons"] == "store_unreachable"
         found = router.stack.retrieve(text)

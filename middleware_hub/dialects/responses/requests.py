@@ -6,6 +6,7 @@ calls. They are one message inside.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +59,7 @@ _KEPT_ELSEWHERE = {
 _OTHER_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 """Fields of chat completions, and their names here. A worker would take them for something else, or for nothing."""
 
+_ITEM_ID = re.compile(r"(?:rs|msg|fc)_(.+)_[0-9]+")
 _LOGPROBS = "message.output_text.logprobs"
 _PARTS = ("input_text", "output_text")
 _SYSTEM = ("system", "developer")
@@ -76,8 +78,14 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
         raise BadRequestError(f"`{key}` is `{_OTHER_NAMES[key]}` in the Responses API", param=key)
     if (fields.take_within("n", 1, LARGEST) or 1) > 1:
         raise BadRequestError("a response is one sample: for `n` use /v1/chat/completions", param="n")
-    if fields.take_within("top_logprobs", 0, LARGEST) or _LOGPROBS in (fields.take("include", STRINGS) or ()):
-        raise BadRequestError("logprobs have no place in this dialect: use /v1/chat/completions", param="include")
+    wanted = {
+        "include": _LOGPROBS in (fields.take("include", STRINGS) or ()),
+        "top_logprobs": fields.take_within("top_logprobs", 0, LARGEST),
+        "logprobs": fields.take("logprobs", BOOLEAN),
+    }
+    for key, value in wanted.items():
+        if value:
+            raise BadRequestError("logprobs have no place in this dialect: use /v1/chat/completions", param=key)
     instructions = fields.take("instructions", STRING)
     messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     messages += _messages(fields.need("input", _INPUT))
@@ -110,23 +118,23 @@ class _Turn:
     """Collects the items of one turn of the model's, in the order in which they come."""
 
     def __init__(self) -> None:
+        self._reply = ""
         self._reasoning: list[str] = []
         self._texts: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._last = ""
 
-    def takes(self, kind: str) -> bool:
-        """Return whether the next item belongs to the same turn.
+    def takes(self, kind: str, item: dict[str, Any]) -> bool:
+        """Return whether the next item belongs to the same turn: by the reply that its id names, if it has one of ours.
 
-        A turn reasons before all else, and says one text in one message, in pieces only if there are calls in between.
+        Without ids, two messages in a row are two turns. All else goes on: something follows a turn's calls before the next.
         """
-        if kind == "reasoning":
-            return self._last in ("", "reasoning")
-        return kind != "message" or self._last != "message"
+        reply = _reply_of(item)
+        return reply == self._reply if reply and self._reply else (kind, self._last) != ("message", "message")
 
     def add(self, kind: str, place: str, item: dict[str, Any]) -> None:
         """Read an item. Raises BadRequestError."""
-        self._last = kind
+        self._last, self._reply = kind, _reply_of(item) or self._reply
         if kind == "message":
             self._texts.append(said(f"{place}.content", _as_texts(item.get("content"))))
         elif kind == "reasoning":
@@ -136,6 +144,12 @@ class _Turn:
 
     def message(self) -> Message:
         return assistant_message("".join(self._texts), "".join(self._reasoning), self._calls)
+
+
+def _reply_of(item: dict[str, Any]) -> str:
+    """Return the id of the reply that an item is of; empty if its id is not one that this router gave it."""
+    found = _ITEM_ID.fullmatch(item["id"]) if isinstance(item.get("id"), str) else None
+    return found[1] if found else ""
 
 
 def _messages(given: str | list[Any]) -> list[Message]:
@@ -152,7 +166,7 @@ def _messages(given: str | list[Any]) -> list[Message]:
             raise wrong(place, item, "an object")
         kind = _kind(place, item)
         if kind in ("reasoning", "function_call") or (kind == "message" and item.get("role") == "assistant"):
-            if turn is None or not turn.takes(kind):
+            if turn is None or not turn.takes(kind, item):
                 found += _ended(turn)
                 turn = _Turn()
             turn.add(kind, place, item)

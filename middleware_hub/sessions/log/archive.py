@@ -320,10 +320,9 @@ class Archive:
         made = read(first[0]) if first else None
         if not isinstance(made, Created) or not self._expired(used, made.ttl):
             return False
-        lost = await unexported(self._store, info.log)
         if not await self._end(info.log, info.last, "expired"):
             return False
-        self._metrics.expired(id_of(info.log), made.ttl, lost=lost)
+        self._metrics.expired(id_of(info.log), made.ttl, lost=await unexported(self._store, info.log))
         return True
 
     def _expired(self, used: float, ttl: float) -> bool:

@@ -148,6 +148,8 @@ class AnswerBuilder:
                 said += alike
             elif text := "".join(map(_TEXT, alike)):
                 texts[kind].append(text)
+                if said and type(said[-1]) is kind:  # an empty piece of another kind was in between
+                    text = getattr(said.pop(), "text", "") + text
                 said.append(kind(text))
         further = further_fields(fields, meta)
         finish, wants_ids = "abort" if cut_off else finish_of(reply), self._request.token_ids

@@ -235,11 +235,11 @@ class TurnGeneration:
             self.building.whole(reply, received.alternatives() if self._plan.request.top_logprobs else None)
         sent = self.prompt.ids.written
         answer = self.building.answer(reply, fields, meta, prompt_tokens=asked.prompt_tokens, prompt_ids=sent)
-        await self._commit(asked, reply, answer)
         request = self._plan.request
-        if request.logprobs:
-            heavy = len(reply.ids) * (1 + (request.top_logprobs or 0)) > MANY_LOGPROBS
+        if request.logprobs:  # before the commit: what fails leaves nothing
+            heavy = len(reply.ids) * (1 + request.top_logprobs) > MANY_LOGPROBS
             answer = msgspec.structs.replace(answer, logprobs=await offload(heavy, self.building.spelled, reply))
+        await self._commit(asked, reply, answer)
         self.answer = answer
 
     async def _keep(self, asked: Expectation, received: WorkerReply) -> None:

@@ -102,9 +102,19 @@ SAID = {"role": "assistant", "content": "a"}
         pytest.param([thought("H"), thought("m.")], [{**SAID, "content": "", "reasoning_content": "Hm."}], id="cut"),
         pytest.param([said("a"), said("a")], [SAID, SAID], id="two messages are two turns"),
         pytest.param(
-            [said("a"), thought("Hm."), said("a")],
+            [thought("H"), said("a"), thought("m."), CALL],
+            [{**SAID, "reasoning_content": "Hm.", "tool_calls": [CALLED]}],
+            id="reasoning in between",
+        ),
+        pytest.param(
+            [{**said("a"), "id": "msg_r1_0"}, {**thought("Hm."), "id": "rs_r2_0"}, {**said("a"), "id": "msg_r2_1"}],
             [SAID, {**SAID, "reasoning_content": "Hm."}],
-            id="a turn begins with its reasoning",
+            id="of two replies",
+        ),
+        pytest.param(
+            [{**said("a"), "id": "msg_r1_0"}, {**said("b"), "id": "msg_r1_1"}],
+            [{**SAID, "content": "ab"}],
+            id="of one reply",
         ),
         pytest.param(
             [CALL, RESULT, said("a")],
@@ -194,7 +204,8 @@ def test_what_is_null_is_absent() -> None:
         ({"continue_final_message": True}, "continue_final_message", "at the end of `input`"),
         ({"input": [USER, CALL], "continue_final_message": True}, "continue_final_message", "without calls"),
         ({"max_output_tokens": 0}, "max_output_tokens", "from 1"),
-        ({"top_logprobs": 2}, "include", "chat/completions"),
+        ({"top_logprobs": 2}, "top_logprobs", "chat/completions"),
+        ({"logprobs": True}, "logprobs", "chat/completions"),
         ({"include": ["message.output_text.logprobs"]}, "include", "chat/completions"),
     ],
 )
