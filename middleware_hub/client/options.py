@@ -1,6 +1,6 @@
 """Checks of the options that functions of the client take by name.
 
-A misspelt name would otherwise do nothing: without its `group_size` a group is never complete.
+Otherwise a misspelt name would do nothing: a misspelt `group_size`, for example, leaves a group incomplete for ever.
 """
 
 from __future__ import annotations

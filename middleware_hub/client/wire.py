@@ -139,7 +139,8 @@ class Retries:
         first: seconds before the second attempt; each further wait is twice as long, up to `longest`. A router may ask for
             more, also up to `longest` (`retry-after`). A wait is up to a half longer, so that requests spread.
         resample: whether to ask again for a generation whose connection broke. If its first sample exists, no client knows its
-            name, and it only costs time. But with a `rollout_id` it is one of its rollout's replies for those who claim that.
+            name, and it only costs time. With a `rollout_id`, however, it counts as a reply
+            of the rollout, and a claim of the rollout contains it.
     """
 
     attempts: int = 6

@@ -25,7 +25,7 @@ _HEADER = re.compile(r"(?:functions\.)?+(.+):[0-9]+")
 
 
 class KimiK2(TaggedParser):
-    """Yields each call at its own end. A header without a number is an id of another kind, in which no name can be told."""
+    """Yields each call at its own end. A header without a number, which has no function's name, is text."""
 
     names: ClassVar[tuple[str, ...]] = ("kimi-k2", "kimi_k2")
     template_tags: ClassVar[tuple[str, ...]] = (_CALLS, *_ARGUMENTS.tags)

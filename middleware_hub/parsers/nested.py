@@ -13,10 +13,11 @@ class Notation(NamedTuple):
     """How keys and values are written.
 
     Attributes:
-        openings: what begins a value that is no bare word: braces, brackets and quotes.
+        openings: the tags that begin a value other than a bare word: braces, brackets and quotes.
         key: reads the key of a member, up to its value, in something that ends with this closer; returns JSON text.
         scalar: reads the value that this opening has begun, or a bare word if there was none; returns JSON text.
-        closes: what may end something; `follows`: the same and the comma.
+        closes: the tags that may end an object or a list.
+        follows: those tags and the comma.
     """
 
     openings: Tags

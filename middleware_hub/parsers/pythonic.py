@@ -4,7 +4,8 @@
 <|python_start|>[get_weather(city='Oslo')]<|python_end|>
 <|tool_call_start|>[get_weather(city='Oslo')]<|tool_call_end|>
 
-A list without a tag is one of calls only at the beginning, or after another one. Values are literals, or JSON.
+A list without a tag counts as calls only at the beginning of the text, or directly after other calls. Values are Python
+literals or JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _DIGIT = Tags(*"0123456789abcdefABCDEF")
 
 
 class Pythonic(TaggedParser):
-    """Yields each call with the comma or the bracket that follows it, without which it may be something else."""
+    """Yields each call with the comma or the bracket that follows it, because until then the text may be something else."""
 
     names: ClassVar[tuple[str, ...]] = ("pythonic", "llama4_pythonic")
     template_tags: ClassVar[tuple[str, ...]] = ("[func_name1(",)
@@ -86,7 +87,7 @@ class Pythonic(TaggedParser):
 
 
 class Lfm2(Pythonic):
-    """As `pythonic`, but always after its tag."""
+    """As `pythonic`, but a list must follow the tag."""
 
     names: ClassVar[tuple[str, ...]] = ("lfm2",)
     template_tags: ClassVar[tuple[str, ...]] = ("<|tool_call_start|>[", "]<|tool_call_end|>")

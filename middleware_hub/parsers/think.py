@@ -129,7 +129,7 @@ class Gemma4Think(Think):
 
 
 class KimiK2Think(Think):
-    """`kimi-k2`: as `think`, but the model may go over to its calls without an end tag."""
+    """`kimi-k2`: as `think`, but the model may begin its calls without an end tag."""
 
     names: ClassVar[tuple[str, ...]] = ("kimi-k2", "kimi_k2")
     template_tags: ClassVar[tuple[str, ...]] = (*Think.template_tags, "<|tool_calls_section_begin|>")
@@ -148,7 +148,7 @@ class MistralThink(Think):
 
 
 class SeedThink(Think):
-    """`seed-oss`: its prompt may go on to the first reflection on the budget of thoughts."""
+    """`seed-oss`: the prompt may end with `<seed:cot_budget_reflect>`, the model's remark on its budget."""
 
     names: ClassVar[tuple[str, ...]] = ("seed-oss", "seed_oss")
     template_tags: ClassVar[tuple[str, ...]] = ("<seed:think>", "</seed:think>")

@@ -242,7 +242,7 @@ def test_a_turn_that_ends_on_a_line_of_its_own_ends_once(tmp_path: Path, reply: 
     assert prompts[-1] == "".join(between) + asked.format("And 1?") + "<|im_start|>assistant\n"
 
 
-def test_a_prompt_that_is_written_in_any_case_may_be_missing_in_the_history(tmp_path: Path) -> None:
+def test_a_generation_prompt_that_is_always_written_need_not_be_in_the_history(tmp_path: Path) -> None:
     template = tmp_path / "asks_always.jinja"
     template.write_text(ASKS_ALWAYS)
     with stack("qwen", styles=("cumulative",), sessions={"chat_template": str(template)}) as made:

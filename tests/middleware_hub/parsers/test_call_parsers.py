@@ -406,7 +406,7 @@ DSML = '<｜DSML｜invoke name="f"/>'
         ("mistral", "[TOOL_CALLS]f{}[TOOL_CALLS]f{}", [F, F]),
     ],
 )
-def test_further_calls_stand_only_in_what_was_opened(name: str, text: str, found: list[Sampled]) -> None:
+def test_further_calls_count_only_inside_an_open_section_or_list(name: str, text: str, found: list[Sampled]) -> None:
     parser = FORMATS[name].parser
     assert run(parser(TOOLS), [text]) == found
     assert run(parser(TOOLS), list(text)) == found

@@ -125,7 +125,7 @@ def test_request_header_hygiene() -> None:
     asyncio.run(main())
 
 
-def test_no_client_renames_a_generation_behind_the_body() -> None:
+def test_a_client_cannot_rename_a_generation_by_a_header() -> None:
     """A worker that takes the header's id would not find the generation when the router aborts it by the body's."""
 
     async def main() -> None:

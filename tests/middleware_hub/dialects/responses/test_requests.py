@@ -228,7 +228,7 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, words: str) 
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
     ],
 )
-def test_what_needs_another_server_is_told_so(fields: dict[str, Any], param: str) -> None:
+def test_fields_that_need_stored_responses_are_refused(fields: dict[str, Any], param: str) -> None:
     found = error(**fields)
     assert (found.details["param"], found.details["code"]) == (param, "unsupported_content")
 
