@@ -21,6 +21,8 @@ _PAGE: Final = 128
 """Records that one command reads."""
 _ROOTS: Final = 64
 """Conversations that are read at once."""
+_ASKED: Final = 16_384
+"""Records that are looked for at once, counted once for each conversation in which they may be."""
 
 
 class Conversation(NamedTuple):
@@ -103,16 +105,18 @@ class Reading:
 
     async def roots_of(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """Return the roots of records, by searching one conversation after the other, a last resort."""
-        wanted = list(dict.fromkeys(ids))
+        wanted, key = list(dict.fromkeys(ids)), self._keys.root
         found: dict[bytes, bytes] = {}
-        key = self._keys.root
         async for roots in self.roots():
-            pairs = [(root, one) for root in roots for one in wanted]
-            commands: list[Command] = [("HEXISTS", key(root), one) for root, one in pairs]
-            replies = await self._servers.read(commands)
-            found.update({one: root for (root, one), there in zip(pairs, replies, strict=True) if there})
-            if len(found) == len(wanted):
+            wanted = [one for one in wanted if one not in found]
+            if not wanted:
                 break
+            some = max(1, _ASKED // len(wanted))
+            for at in range(0, len(roots), some):
+                names = roots[at : at + some]
+                replies = await self._servers.read([("HMGET", key(root), *wanted) for root in names])
+                for root, bodies in zip(names, replies, strict=True):
+                    found.update({one: root for one, body in zip(wanted, bodies, strict=True) if body is not None})
         return found
 
     async def own(self, pattern: bytes, others: tuple[bytes, ...]) -> AsyncIterator[list[bytes]]:
