@@ -1,4 +1,4 @@
-"""`sampling_params` for SGLang's `/generate`, from the fields that both dialects share: OpenAI's and SGLang's own.
+"""`sampling_params` for SGLang's `/generate`, from the fields that all dialects share: OpenAI's and SGLang's own.
 
 The limits are those of SGLang 0.5.23, checked here so that the error comes in the client's dialect, before anything is
 tokenized. Limits that depend on the vocabulary are checked where it is known.

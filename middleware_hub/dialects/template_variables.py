@@ -1,4 +1,4 @@
-"""Variables for the chat template, from the fields that both dialects share."""
+"""Variables for the chat template, from the fields that all dialects share."""
 
 from __future__ import annotations
 
