@@ -48,7 +48,7 @@ TOKENS = st.builds(
 @st.composite
 def answers(draw: st.DrawFn, *, logprobs: bool = False) -> Answer:
     """One answer; its finish fits what is in it."""
-    calls = tuple(draw(st.lists(CALLS, max_size=3)))
+    calls = tuple(draw(st.lists(CALLS, max_size=3, unique_by=lambda call: call.id)))
     prompt = draw(st.integers(0, 10_000))
     return Answer(
         generation_id=draw(st.uuids()).hex,
