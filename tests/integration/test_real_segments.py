@@ -37,7 +37,8 @@ def test_a_turn_meets_what_the_one_before_left_in_the_cache(
     chain: list[int] = []
     finish = ""
     for number in range(4):
-        body: dict[str, Any] = {"messages": messages, "max_tokens": 20, "temperature": 0.8}
+        # The seed: a random model may sample a special token in mid-reply, and the template then writes another turn.
+        body: dict[str, Any] = {"messages": messages, "max_tokens": 20, "temperature": 0.8, "seed": number}
         body |= {"return_prompt_token_ids": True, **({} if in_session else {"return_trajectory": True})}
         answer = call(f"{url}{root}/v1/chat/completions", body)
         assert answer.status == 200, answer.content
