@@ -32,6 +32,7 @@ from middleware_hub.client import (
 from middleware_hub.client.wire import Answer, Call
 from middleware_hub.integrations.groups import as_number
 from router.http.responses import send_json
+from tests.support.engine_server import free_port
 from tests.support.serving import read_request, serve, serving_socket
 from tests.support.stack import Stack, stack
 
@@ -293,6 +294,35 @@ def test_a_client_waits_as_long_as_the_router_asks_plus_a_random_time(asked: byt
     first = waits[::2]
     assert all(least <= wait <= 1.5 * least for wait in first), waits
     assert len(set(first)) == 4, "clients that were refused together come back together"
+
+
+@pytest.mark.parametrize("answers", [False, True], ids=["refuses the connection", "asks for less"])
+def test_what_one_router_asks_for_counts_until_the_client_waits(answers: bool) -> None:
+    """The client comes back to the first address as late as that asked, whatever the next one does."""
+    waits: list[float] = []
+
+    class Waiting(AsyncClient):
+        def go_on(self, *args: Any) -> float | None:
+            wait = super().go_on(*args)
+            waits.append(wait or 0.0)
+            return None if wait is None else wait / 1000
+
+    async def router(scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, 503, b'{"error": {"message": "full"}}', [(b"retry-after", b"5")])
+
+    async def other(scope: Scope, receive: Receive, send: Send) -> None:
+        await send_json(send, 503, b'{"error": {"message": "full"}}', [(b"retry-after", b"1")])
+
+    async def ask(*urls: str) -> None:
+        async with Waiting(urls, retries=Retries(attempts=3)) as client:
+            with pytest.raises(OverloadedError):
+                await client.explain("Hi")
+
+    with serve(router) as url, serve(other) as second_url:
+        asyncio.run(ask(url, second_url if answers else f"http://127.0.0.1:{free_port()}"))
+    first, second, *_ = waits
+    assert first == 0, "the other address is asked at once"
+    assert 5 <= second <= 7.5
 
 
 def _one_option_more(client: Client, option: str) -> list[Callable[[], object]]:

@@ -289,3 +289,10 @@ def test_calls_get_ids_that_the_template_takes(tmp_path: Path) -> None:
         assert second.sent[: len(first.chain)] == first.chain
         (only,) = agent.finalize()
     assert (only["exact"], only["num_turns"]) == (True, 2)
+
+
+@pytest.mark.parametrize("said", ["Hello", "endoftext", "t", ""])
+def test_a_generation_prompt_does_not_depend_on_the_words_before_it(said: str) -> None:
+    template = ChatTemplate(ASKS_ALWAYS, {})
+    whole = template.whole([user(said)], None, {})
+    assert template.asked_here(whole, [user(said)], None, {}) == "<|endoftext|>"

@@ -314,6 +314,10 @@ def test_llama3_takes_for_a_call_only_what_looks_like_one(text: str, found: list
             "minimax-m2",
             '<minimax:tool_call><invoke name="f"><parameter name="a">1</minimax:tool_call></parameter></invoke>',
         ),
+        (
+            "minimax-m2",
+            '<minimax:tool_call><invoke name="f"><parameter name="a">1</invoke></parameter></invoke></minimax:tool_call>',
+        ),
         ("mistral", "[ARGS]{}"),
         ("mistral", "[TOOL_CALLS]f[ARGS][]"),
         ("mistral", "[TOOL_CALLS]f[CALL_ID]123456789{}"),
@@ -324,6 +328,11 @@ def test_llama3_takes_for_a_call_only_what_looks_like_one(text: str, found: list
         (
             "deepseek-v32",
             '<｜DSML｜tool_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="yes">1</｜DSML｜parameter>',
+        ),
+        (
+            "deepseek-v32",
+            '<｜DSML｜tool_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" string="true">1</｜DSML｜invoke>'
+            "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>",
         ),
         *(
             ("lfm2", f"<|tool_call_start|>[{inner}]<|tool_call_end|>")
@@ -399,6 +408,7 @@ DSML = '<｜DSML｜invoke name="f"/>'
         ("pythonic", "[f(), [f()]", [F, Text(" [f()]")]),
         ("pythonic", "<|python_start|>[f()]<|python_end|> x [f()]", [F, Text(" x [f()]")]),
         ("mistral", '[TOOL_CALLS] [{"name": "f"} , {"name": "f"}]', [F, F]),
+        ("mistral", '[TOOL_CALLS][{"name": "f"}, {"name": "f", "id": "9Ae3bDc2F"}]', [F, Call("f", "{}", "9Ae3bDc2F")]),
         ("mistral", '[TOOL_CALLS][{"name": "f"},,{"name": "f"}]', [F, Text(',,{"name": "f"}]')]),
         ("mistral", '[TOOL_CALLS][{"name": "f"}],{"name": "f"}', [F, Text(',{"name": "f"}')]),
         ("mistral", "[TOOL_CALLS]f[ARGS]{}]", [F, Text("]")]),

@@ -60,6 +60,36 @@ def test_what_is_evicted_meanwhile_is_in_the_answer() -> None:
 
     found = asyncio.run(scenario())
     assert [one["tokens"] for one in found["trajectories"]] == [turn.ids for turn in turns]
+    assert [sum(one["loss_mask"]) for one in found["trajectories"]] == [number + 2 for number in range(1, 9)]
     assert found["missing"] == []
     talk.collect(0)
     assert talk.tree.stats.tokens == 0, "nothing is kept when the answer is written"
+
+
+class Away:
+    """A memory whose store knows one text, and cannot be asked for others."""
+
+    def __init__(self, known: str) -> None:
+        self.known = known
+        self.asked: list[str] = []
+
+    async def cover(self, _: Any, text: str, *__: Any, **___: Any) -> bool:
+        self.asked.append(text)
+        return text == self.known
+
+    def retrieved(self, _: Any) -> None: ...
+
+
+def test_sequences_that_the_store_could_not_be_asked_for_say_so() -> None:
+    talk = Talk()
+    turns = [talk.say("a b ", [A] * number + [B, EOS], f"r{number}") for number in range(1, 81)]
+    memory = Away(turns[0].text)
+    request = RetrievalRequest(turns[0].text, cover=True)
+    names = [f"r{number}" for number in range(1, 81)]
+    first, *others = told(
+        asyncio.run(retrieve(talk.tree, NO_TOKENIZER, NS, turns[0].text, request, names, cast(Any, memory)))
+    )["trajectories"]
+    assert (first["exact"], first["reasons"]) == (True, [])
+    assert {(one["exact"], *one["reasons"]) for one in others} == {(False, "store_unreachable")}
+    assert [one["tokens"] for one in others] == [turn.ids for turn in turns[1:]]
+    assert len(memory.asked) < len(turns) / 2, "a store that is away is not asked again"

@@ -23,8 +23,13 @@ LISTS_TOOLS = (
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize(
     ("default", "for_tools"),
-    [(CHATML, LISTS_TOOLS), ("\n  " + CHATML + "\n  \n", "\n" + LISTS_TOOLS + " \n"), ("qwen2_5", "llama3_1")],
-    ids=["plain", "blanks", "published"],
+    [
+        (CHATML, LISTS_TOOLS),
+        ("\n  " + CHATML + "\n  \n", "\n" + LISTS_TOOLS + " \n"),
+        (CHATML + "hi\r\n", LISTS_TOOLS + "hi\r\n"),
+        ("qwen2_5", "llama3_1"),
+    ],
+    ids=["plain", "blanks", "lines of Windows", "published"],
 )
 def test_it_writes_what_transformers_does(default: str, for_tools: str, tools: list[Tool] | None) -> None:
     named = {"default": default, "tool_use": for_tools}

@@ -53,6 +53,26 @@ def test_many_logprobs_do_not_hold_up_others(
     assert stream or here.isdisjoint(written) is beside
 
 
+def test_logprobs_that_cannot_be_spelled_leave_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client gets an error and asks again: a turn that it never saw would be a second sample."""
+
+    def failing(*_: Any) -> Any:
+        raise RuntimeError("no spelling")
+
+    async def scenario() -> None:
+        room = Room()
+        await room.open()
+        body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True}
+        with monkeypatch.context() as broken:
+            broken.setattr(SampledTokens, "all", failing)
+            status, _ = await room.ask(body).answer()
+        assert status == 500
+        assert room.session.trie.head is None
+        assert (await room.ask(body).answer())[0] == 200
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("as_ids", [False, True])
 def test_a_long_list_is_written_as_a_short_one(as_ids: bool) -> None:
     tokens = [TokenLogprob(n, b"x\xff%d" % n, -n / 7, [(n, b"y", -1.0)] * (n % 3)) for n in range(1001)]
