@@ -11,19 +11,19 @@ from typing import NamedTuple, cast
 
 from middleware_hub.chat.messages import Tool
 from middleware_hub.parsers.base import CallParser, NamedCallParser, NamedReasoningParser, ReasoningParser
-from middleware_hub.parsers.deepseek import DeepSeek
-from middleware_hub.parsers.deepseek_v32 import DeepSeekV32
-from middleware_hub.parsers.gemma4 import Gemma4
-from middleware_hub.parsers.glm import Glm
-from middleware_hub.parsers.harmony import Harmony
-from middleware_hub.parsers.hermes import Hermes
-from middleware_hub.parsers.kimi_k2 import KimiK2
-from middleware_hub.parsers.llama3 import Llama3
-from middleware_hub.parsers.minimax_m2 import MiniMaxM2
-from middleware_hub.parsers.mistral import Mistral
+from middleware_hub.parsers.formats.deepseek import DeepSeek
+from middleware_hub.parsers.formats.deepseek_v32 import DeepSeekV32
+from middleware_hub.parsers.formats.gemma4 import Gemma4
+from middleware_hub.parsers.formats.glm import Glm
+from middleware_hub.parsers.formats.harmony import Harmony
+from middleware_hub.parsers.formats.hermes import Hermes
+from middleware_hub.parsers.formats.kimi_k2 import KimiK2
+from middleware_hub.parsers.formats.llama3 import Llama3
+from middleware_hub.parsers.formats.minimax_m2 import MiniMaxM2
+from middleware_hub.parsers.formats.mistral import Mistral
+from middleware_hub.parsers.formats.pythonic import Lfm2, Pythonic
+from middleware_hub.parsers.formats.qwen_coder import QwenCoder, SeedOss
 from middleware_hub.parsers.plain import Plain
-from middleware_hub.parsers.pythonic import Lfm2, Pythonic
-from middleware_hub.parsers.qwen_coder import QwenCoder, SeedOss
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.parsers.think import Gemma4Think, KimiK2Think, MistralThink, SeedThink, Think
 from router.errors import BadRequestError

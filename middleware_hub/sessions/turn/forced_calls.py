@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from middleware_hub.chat.messages import Tool
-from middleware_hub.parsers.hermes import Hermes
+from middleware_hub.parsers.formats.hermes import Hermes
 from router.errors import BadRequestError
 
 

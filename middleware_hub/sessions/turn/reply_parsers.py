@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 from middleware_hub import parsers
 from middleware_hub.chat.messages import Call, ChatRequest, Reasoning
 from middleware_hub.parsers.base import CallParser, ReasoningParser, Sampled, SampledParser
-from middleware_hub.parsers.harmony import Harmony
+from middleware_hub.parsers.formats.harmony import Harmony
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.sessions.turn.forced_calls import structural_tag
 from middleware_hub.sessions.turn.plan import TurnPlan

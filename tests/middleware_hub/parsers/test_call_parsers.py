@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from middleware_hub.chat.messages import Call, Reasoning, Text
 from middleware_hub.parsers.base import Sampled
+from middleware_hub.parsers.formats.harmony import Harmony
+from middleware_hub.parsers.formats.hermes import Hermes
 from middleware_hub.parsers.grammar import GrammarParser
-from middleware_hub.parsers.harmony import Harmony
-from middleware_hub.parsers.hermes import Hermes
 from tests.conftest import examples
 from tests.middleware_hub.parsers.formats import (
     FORMATS,

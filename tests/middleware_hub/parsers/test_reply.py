@@ -171,7 +171,7 @@ def test_a_reply_says_whether_special_tokens_are_to_be_seen() -> None:
 
 def test_a_class_of_ones_own() -> None:
     path = "middleware_hub.parsers"
-    parser = create(f"{path}.hermes:Hermes", f"{path}.think:Think", TOOLS, starts_inside=True)
+    parser = create(f"{path}.formats.hermes:Hermes", f"{path}.think:Think", TOOLS, starts_inside=True)
     assert run(parser, [f"Hm.</think>{CALL}"]) == [Reasoning("Hm."), F]
 
 
