@@ -14,6 +14,7 @@ from typing import Any
 
 import openai
 import pytest
+import tokenizers
 
 from middleware_hub.client import NotUsableError, conversation
 from router.embedded.worker import EmbeddedWorker
@@ -25,6 +26,8 @@ from tests.trainers import trainers
 from tests.trainers.test_samples import say
 
 QUESTION = "Question: how long is the Elbe?\n"
+OBSERVATION = "Are you sure?"
+"""What `examples/trl_grpo.py` appends to a first turn."""
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +294,10 @@ def grpo(url: str, model: Path, output: Path, *flags: str) -> list[dict[str, Any
     assert done.returncode == 0, done.stderr[-4000:]
     samples = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
     assert [one["step"] for one in samples] == [0] * 4 + [1] * 4
-    assert any(0 in one["mask"] for one in samples), "no rollout had a second turn"
+    decode = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json")).decode
+    # The stop string may cut the only token of a first turn. Then the prompt reaches up to the second turn.
+    assert any(OBSERVATION in decode(one["prompt_ids"] + one["completion_ids"]) for one in samples), "one turn each"
+    assert all(0 in one["mask"] for one in samples if OBSERVATION in decode(one["completion_ids"]))
     return samples
 
 
