@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import sqlite3
 import time
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from middleware_hub.store.opening import open_store
 from middleware_hub.store.paths import TextPath
 from middleware_hub.store.protocol import Query, Store
 from middleware_hub.store.records import encode
+from middleware_hub.store.sqlite.file import connect
 from tests.middleware_hub.store.world import NS, Turn, World, closed, ids
 
 TOKENS = 200
@@ -233,7 +233,7 @@ def test_open(benchmark: BenchmarkFixture, loop: asyncio.AbstractEventLoop, tmp_
 
     loop.run_until_complete(make())
     body = encode(turn.reply)
-    with sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None) as connection:
+    with connect(tmp_path / "store.sqlite3") as connection:
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute("PRAGMA cache_size = -500000")
         connection.execute("BEGIN")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 import time
 import uuid
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from middleware_hub.client import Client, Conversation, RefusedError, Session
+from middleware_hub.store.sqlite.file import connect
 from middleware_hub.trajectories import claims
 from router.config import StoreConfig
 from tests.support.asking import until
@@ -659,8 +659,9 @@ def test_a_damaged_session_keeps_no_others_from_their_trainer(tmp_path: Path, wh
         session.chat([{"role": "user", "content": "Hello"}], max_tokens=4)
         session.finalize()
         client.close()
-    with sqlite3.connect(tmp_path / "store.sqlite3") as file:
-        assert file.execute(DAMAGE[what]).rowcount == 1
+    with connect(tmp_path / "store.sqlite3") as file:
+        file.execute(DAMAGE[what])
+        assert file.changes() == 1
     file.close()
     with stack("qwen", styles=("cumulative",), store=store) as served:
         buffer = Buffer(served, "space")

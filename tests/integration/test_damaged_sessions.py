@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from middleware_hub.store.sqlite.file import connect
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_store_trouble import NAME, router
 from tests.middleware_hub.store_cli.running import status
@@ -50,15 +50,15 @@ def chat(made: Program, name: str) -> Answer:
 
 
 def damage(path: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(path / "store" / NAME)) as file:
+    with closing(connect(path / "store" / NAME)) as file:
         for statement in statements:
-            assert file.execute(statement).rowcount > 0, statement
-        file.commit()
+            file.execute(statement)
+            assert file.changes() > 0, statement
 
 
 def last_record_of_b(path: Path) -> str:
     """Return the statement that removes the record of the sampled tokens of "b"."""
-    with closing(sqlite3.connect(path / "store" / NAME)) as file:
+    with closing(connect(path / "store" / NAME)) as file:
         (body,) = file.execute(f"SELECT body FROM events WHERE {_OF_B} AND number = {_LAST_OF_B}").fetchone()
         ids = [row[0] for row in file.execute("SELECT id FROM records ORDER BY n DESC")]
     named = next(one for one in ids if one in body)

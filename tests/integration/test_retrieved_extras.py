@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from middleware_hub.store.sqlite.file import connect
 from router.config import StoreConfig
 from tests.support.redis_server import empty_redis
 from tests.support.stack import Stack, stack
@@ -255,10 +256,10 @@ def test_a_damaged_store_is_told(tmp_path: Path) -> None:
         talk = Rollout(made, "")
         count = len(learned(made)["first"]) - 1
         text = talk.say("Ask: a\n", "One is enough.", routed_experts=told(np.arange(count * 3)))
-    import sqlite3
 
-    with sqlite3.connect(tmp_path / "store.sqlite3") as file:
-        assert file.execute("UPDATE blobs SET body = substr(body, 1, 20)").rowcount == 1
+    with connect(tmp_path / "store.sqlite3") as file:
+        file.execute("UPDATE blobs SET body = substr(body, 1, 20)")
+        assert file.changes() == 1
     file.close()
     with stack("qwen", styles=("cumulative",), store=store) as made:
         answer = talk.retrieve(text, made)

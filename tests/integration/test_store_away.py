@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
-import sqlite3
 import subprocess
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from middleware_hub.store.sqlite.file import connect
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from router.peers.presence import LEASE_SECONDS
@@ -271,7 +271,7 @@ def test_a_lock_that_is_held(local: Place) -> None:
         one.wait_until_up()
         with Clients(one) as clients:
             until(lambda: len(clients.said) > 20, "it runs", 20)
-            with sqlite3.connect(local.folder / "store.sqlite3", isolation_level=None) as holder:
+            with contextlib.closing(connect(local.folder / "store.sqlite3")) as holder:
                 holder.execute("BEGIN IMMEDIATE")
                 begun = time.monotonic()
                 until(lambda: clients.unsaved() > 40, "it goes on without the store", 20)
@@ -279,7 +279,6 @@ def test_a_lock_that_is_held(local: Place) -> None:
                 clients.nobody_waits(begun)
                 one.kill()  # and nobody had time to hand anything over
                 holder.execute("COMMIT")
-            holder.close()
         assert clients.said
         one.start()
         one.wait_until_up()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from middleware_hub.client import Client
 from middleware_hub.store.errors import NOT_SAVED_COMMENT
+from middleware_hub.store.sqlite.file import connect
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_killed_routers import TOLD, Answered
 from tests.support import templates
@@ -69,7 +69,7 @@ def filled(worker: EmbeddedWorker, folder: Path) -> list[Answered]:
 
 
 def change(folder: Path, statement: str) -> None:
-    connection = sqlite3.connect(folder / "store" / NAME)
+    connection = connect(folder / "store" / NAME)
     with connection:
         connection.execute(statement)
     connection.close()
@@ -236,12 +236,13 @@ def test_what_waits_for_room_at_the_end_is_said(worker: EmbeddedWorker, tmp_path
 def test_a_damaged_record_is_told(worker: EmbeddedWorker, tmp_path: Path, damaged: int) -> None:
     """What comes before it is exact. What builds on it is not, and says so each time; no token is wrong."""
     said = filled(worker, tmp_path)
-    connection = sqlite3.connect(tmp_path / "store" / NAME)
+    connection = connect(tmp_path / "store" / NAME)
     rows = connection.execute("SELECT n, body FROM records ORDER BY n").fetchall()
     n, body = rows[2 * damaged + 1]  # each turn is a context and a reply
     with connection:
         spoilt = (body[:-1] + bytes((body[-1] ^ 1,)), n)
-        assert connection.execute("UPDATE records SET body = ? WHERE n = ?", spoilt).rowcount == 1
+        connection.execute("UPDATE records SET body = ? WHERE n = ?", spoilt)
+        assert connection.changes() == 1
     connection.close()
     with router(worker, f"{tmp_path}/store/", tmp_path) as made:
         made.wait_until_up()

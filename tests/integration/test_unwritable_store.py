@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.store.sqlite.file import connect
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_store_trouble import NAME, router
 from tests.support import templates
@@ -35,7 +35,7 @@ def made(tmp_path: Path) -> Iterator[Program]:
 
 @contextmanager
 def locked(store: Path) -> Iterator[None]:
-    with closing(sqlite3.connect(store, isolation_level=None)) as other:
+    with closing(connect(store)) as other:
         other.execute("BEGIN EXCLUSIVE")
         yield
         other.execute("ROLLBACK")

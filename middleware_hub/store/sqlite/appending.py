@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+import apsw
 
 from middleware_hub.store.errors import (
     ClosedLogError,
@@ -141,7 +142,7 @@ class Group:
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        connection: apsw.Connection,
         jobs: Sequence[Prepared],
         others: Others,
         known: Whereabouts,
@@ -242,8 +243,7 @@ class Group:
         for _, key, *_, body in (*rows, *self._records):
             if key == record:
                 return bytes(body)
-        (body,) = self._connection.execute("SELECT body FROM records WHERE id = ?", (record,)).fetchone()
-        return bytes(body)
+        return bytes(self._connection.execute("SELECT body FROM records WHERE id = ?", (record,)).get)
 
     def _number(self, job: Prepared) -> list[int]:
         ends: dict[str, tuple[int, int]] = {}
@@ -287,7 +287,7 @@ class Group:
         return [(name, self._logs[name]) for name in self._changed.difference(new)]
 
 
-def write_marks(connection: sqlite3.Connection, found: Mapping[bytes, Mark]) -> None:
+def write_marks(connection: apsw.Connection, found: Mapping[bytes, Mark]) -> None:
     """Merge marks into those that are stored. Marks of missing roots are left out."""
     for some in padded(list(found.values()), 64):
         values = ",".join(["(?,?,?,?)"] * len(some))

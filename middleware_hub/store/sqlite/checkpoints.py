@@ -10,12 +10,13 @@ A log that was removed while it is in use is put into the file at once, all of i
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+import apsw
 
 from middleware_hub.store.errors import StoreError
 from middleware_hub.store.sqlite.appending import Prepared
@@ -51,7 +52,7 @@ class Checkpoints:
         """Return whether there is a step to take."""
         return self.pages > _CHECKPOINT_PAGES if self._helping is None else self._helping.done()
 
-    def go_on(self, connection: sqlite3.Connection) -> None:
+    def go_on(self, connection: apsw.Connection) -> None:
         """Take the next step, if one is due. `connection` is the writer's, between two groups."""
         if self._same.lacks_log:
             self._rescue(connection)
@@ -66,12 +67,12 @@ class Checkpoints:
             if not self.pages:
                 self._begin_log(connection)
 
-    def finish(self, connection: sqlite3.Connection) -> None:
+    def finish(self, connection: apsw.Connection) -> None:
         """Put all of the log into the file."""
         self._helper.shutdown()
         self._checkpoint(connection)
 
-    def _rescue(self, connection: sqlite3.Connection) -> None:
+    def _rescue(self, connection: apsw.Connection) -> None:
         """Put all of a removed log into the file; the rest, if any, is left for the next time."""
         if not self._rescued and self._checkpoint(connection) == 0:
             self._rescued = True
@@ -92,16 +93,16 @@ class Checkpoints:
         self._checkpoint(connection)
         connection.close()
 
-    def _begin_log(self, connection: sqlite3.Connection) -> None:
+    def _begin_log(self, connection: apsw.Connection) -> None:
         """Write something now, because SQLite waits for the disk at the first page of a log that begins again."""
-        with suppress(sqlite3.Error):
+        with suppress(apsw.Error):
             connection.execute("INSERT OR REPLACE INTO meta VALUES ('log', '')")
 
-    def _checkpoint(self, connection: sqlite3.Connection) -> int | None:
+    def _checkpoint(self, connection: apsw.Connection) -> int | None:
         """Put the log into the file, and return how many pages could not be; None if that failed."""
         try:
-            busy, pages, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        except sqlite3.Error as error:
+            busy, pages, moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").get
+        except apsw.Error as error:
             logger.warning("%s", store_error(self._path, error))
             return None
         return None if busy else int(pages - moved)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+import apsw
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
 
@@ -17,6 +18,7 @@ _APPLICATION: Final = 0x7170_746F
 _PAGE: Final = 4096
 _BUSY_SECONDS: Final = 20.0
 _NAME: Final = "store.sqlite3"
+_OPEN: Final = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
 _FRAME_HEAD: Final = 24
 _WAL_HEAD: Final = 32
 
@@ -63,17 +65,16 @@ def place_of(path: str) -> Path:
     return found
 
 
-def connect(path: Path, *, synced: bool = False, how: str = "") -> sqlite3.Connection:
+def connect(path: Path, *, synced: bool = False, how: str = "") -> apsw.Connection:
     """Return a connection to a file, for any thread, but only one at a time.
 
     `synced`: whether a commit waits until it is on the disk. `how`: SQLite's options, as in a URI. Raises a StoreError.
     """
-    name = f"{path.absolute().as_uri()}?{how}" if how else path
+    name = f"{path.absolute().as_uri()}?{how}" if how else str(path)
     with mapped(path):
-        connection = sqlite3.connect(
-            name, _BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256, uri=bool(how)
-        )
+        connection = apsw.Connection(name, _OPEN, statementcachesize=256)
         try:
+            connection.set_busy_timeout(round(1000 * _BUSY_SECONDS))
             for setting in (
                 f"synchronous = {'FULL' if synced else 'NORMAL'}",
                 "temp_store = MEMORY",
@@ -109,7 +110,7 @@ def prepare(path: Path, fingerprint: str | None) -> int:
             connection.execute(f"PRAGMA page_size = {_PAGE}")  # before anything else, and of a new file only
             _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
             try:
-                (count,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                count = connection.execute("SELECT count(*) FROM sqlite_master").get
                 if not count and fingerprint is not None:
                     connection.execute("COMMIT")
                     _make(connection, fingerprint)
@@ -126,10 +127,10 @@ def prepare(path: Path, fingerprint: str | None) -> int:
         connection.close()
 
 
-def _make(connection: sqlite3.Connection, fingerprint: str) -> None:
+def _make(connection: apsw.Connection, fingerprint: str) -> None:
     _patiently(lambda: connection.execute("PRAGMA journal_mode = WAL"))
     connection.execute("BEGIN IMMEDIATE")
-    if connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):  # else another process was first
+    if connection.execute("SELECT count(*) FROM sqlite_master").get == 0:  # else another process was first
         for statement in (*_TABLES, *_SINCE_2, *_BESIDE):
             connection.execute(statement)
         connection.execute("INSERT INTO meta VALUES ('fingerprint', ?)", (fingerprint,))
@@ -138,28 +139,28 @@ def _make(connection: sqlite3.Connection, fingerprint: str) -> None:
     connection.execute("COMMIT")
 
 
-def check(connection: sqlite3.Connection, path: Path, fingerprint: str | None) -> None:
+def check(connection: apsw.Connection, path: Path, fingerprint: str | None) -> None:
     """Raise StoreMismatchError if a file is no store, or not one of this tokenizer or of a format that is known."""
-    if connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION,):
+    if connection.execute("PRAGMA application_id").get != _APPLICATION:
         raise StoreMismatchError(f"{path} is a database of something else: name another path with --store")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    version = connection.execute("PRAGMA user_version").get
     if not 1 <= version <= FORMAT:
         raise StoreMismatchError(f"{path} has format {version}, and this router knows {FORMAT}: update the router")
-    row = connection.execute("SELECT value FROM meta WHERE key = 'fingerprint'").fetchone()
-    if fingerprint is not None and (row is None or row[0] != fingerprint):
+    found = connection.execute("SELECT value FROM meta WHERE key = 'fingerprint'").get
+    if fingerprint is not None and found != fingerprint:
         raise StoreMismatchError(
-            f"{path} was made with another tokenizer ({None if row is None else row[0]}, and this one is {fingerprint}): "
+            f"{path} was made with another tokenizer ({found}, and this one is {fingerprint}): "
             "its ids mean other words. Start with the tokenizer it was made with, or name another path with --store"
         )
 
 
-def _grow(connection: sqlite3.Connection) -> None:
+def _grow(connection: apsw.Connection) -> None:
     """Migrate a file of an earlier version to this one. Routers that have it open can still use it."""
-    beside = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'forgotten'").fetchone()
-    if beside and connection.execute("PRAGMA user_version").fetchone() == (FORMAT,):
+    beside = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'forgotten'").get
+    if beside and connection.execute("PRAGMA user_version").get == FORMAT:
         return
     _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
-    if connection.execute("PRAGMA user_version").fetchone() == (1,):  # else another process was first
+    if connection.execute("PRAGMA user_version").get == 1:  # else another process was first
         for change in _SINCE_2:
             connection.execute(change)
         connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -175,8 +176,8 @@ def _patiently(statement: Callable[[], object]) -> None:
         try:
             statement()
             return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+        except apsw.BusyError:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
 
@@ -191,8 +192,8 @@ def _torn(path: Path) -> int:
         return 0
     connection = connect(path)
     try:
-        busy, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        (page,) = connection.execute("PRAGMA page_size").fetchone()
+        busy, frames, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").get
+        page = connection.execute("PRAGMA page_size").get
     finally:
         connection.close()
     return 0 if busy else max(0, log - max(0, int(frames)) * (_FRAME_HEAD + int(page)))
@@ -226,8 +227,8 @@ class BusyError(Exception):
     """Another process is writing."""
 
 
-def begin(connection: sqlite3.Connection, ends: Callable[[], float | None], *, patient: bool = True) -> None:
-    """Begin to write when no other process writes. Raises BusyError if it shall not wait for that, and sqlite3.Error.
+def begin(connection: apsw.Connection, ends: Callable[[], float | None], *, patient: bool = True) -> None:
+    """Begin to write when no other process writes. Raises BusyError if it shall not wait for that, and apsw.Error.
 
     It waits until `ends` at most. The connection does not wait by itself (`busy_timeout` is 0): it would try too seldom.
     """
@@ -236,19 +237,18 @@ def begin(connection: sqlite3.Connection, ends: Callable[[], float | None], *, p
         try:
             connection.execute("BEGIN IMMEDIATE")
             return
-        except sqlite3.OperationalError as error:
+        except apsw.BusyError as error:
             late = time.monotonic() > min(deadline, ends() or deadline)
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or (patient and late):
-                raise
             if not patient:
                 raise BusyError from error
+            if late:
+                raise
         time.sleep(0.001)
 
 
-def data_version(connection: sqlite3.Connection) -> int:
+def data_version(connection: apsw.Connection) -> int:
     """Return a number that changes when another connection writes."""
-    (version,) = connection.execute("PRAGMA data_version").fetchone()
-    return int(version)
+    return int(connection.execute("PRAGMA data_version").get)
 
 
 class SameFile:
@@ -325,26 +325,26 @@ def mapped(path: Path) -> Iterator[None]:
     """Raise SQLite's errors as errors of the store."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (apsw.Error, UnicodeDecodeError) as error:
         raise store_error(path, error) from error
 
 
-def store_error(path: Path, error: sqlite3.Error) -> StoreUnreachableError | StoreMismatchError | DamagedRecordError:
-    """Return what an error of SQLite means, and what to do."""
-    full_code = getattr(error, "sqlite_errorcode", 0)
+def store_error(path: Path, error: Exception) -> StoreUnreachableError | StoreMismatchError | DamagedRecordError:
+    """Return what an error of SQLite means, and what to do. A UnicodeDecodeError comes from a text that is damaged."""
+    code = getattr(error, "extendedresult", 0)
     # A disk without room for the index of the log is full, which SQLite calls an I/O error.
-    code = sqlite3.SQLITE_FULL if full_code == sqlite3.SQLITE_IOERR_SHMSIZE else full_code & 0xFF
-    if code == sqlite3.SQLITE_NOTADB:
+    code = apsw.SQLITE_FULL if code == apsw.SQLITE_IOERR_SHMSIZE else code & 0xFF
+    if code == apsw.SQLITE_NOTADB:
         return StoreMismatchError(
             f"{path} is no SQLite file, or its first page is damaged: name another path with --store"
         )
-    if code == sqlite3.SQLITE_CORRUPT:
+    if code == apsw.SQLITE_CORRUPT or isinstance(error, UnicodeDecodeError):
         return DamagedRecordError(f"{path} is damaged ({error}): run `tito-router store verify`, and restore a backup")
     advice = {
-        sqlite3.SQLITE_FULL: "the disk is full: make room, or lower --store-max-bytes",
-        sqlite3.SQLITE_READONLY: "it is read-only: give this user the right to write the file and its folder",
-        sqlite3.SQLITE_CANTOPEN: "it cannot be opened: is the folder there, and may this user write in it?",
-        sqlite3.SQLITE_BUSY: f"another process has held its lock for {_BUSY_SECONDS:.0f} s: is one of them stopped?",
-        sqlite3.SQLITE_IOERR: "the disk failed: look at the system's log",
+        apsw.SQLITE_FULL: "the disk is full: make room, or lower --store-max-bytes",
+        apsw.SQLITE_READONLY: "it is read-only: give this user the right to write the file and its folder",
+        apsw.SQLITE_CANTOPEN: "it cannot be opened: is the folder there, and may this user write in it?",
+        apsw.SQLITE_BUSY: f"another process has held its lock for {_BUSY_SECONDS:.0f} s: is one of them stopped?",
+        apsw.SQLITE_IOERR: "the disk failed: look at the system's log",
     }.get(code, "look at the router's log")
     return StoreUnreachableError(f"the store {path}: {error}; {advice}")

@@ -7,10 +7,11 @@ all of it again. If the process dies in between, the next opening of the file fo
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+import apsw
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
 from middleware_hub.store.paths import Place
@@ -55,30 +56,32 @@ class Plan:
         return self.records[0].n if self.records else 0
 
 
-def used_bytes(connection: sqlite3.Connection) -> int:
+def used_bytes(connection: apsw.Connection) -> int:
     """Return the bytes of the pages that hold something."""
     pages, free, size = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        connection.execute(f"PRAGMA {name}").get for name in ("page_count", "freelist_count", "page_size")
     )
     return int((pages - free) * size)
 
 
-def sizes(connection: sqlite3.Connection) -> tuple[int, int, int, int]:
+def sizes(connection: apsw.Connection) -> tuple[int, int, int, int]:
     """Return how many records, conversations and logs there are, and their bytes. What is being forgotten is no record."""
     records, roots, logs = (
-        connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("records", "roots", "logs")
+        connection.execute(f"SELECT count(*) FROM {table}").get for table in ("records", "roots", "logs")
     )
     for root in hidden(connection):
-        records -= connection.execute("SELECT count(*) FROM records WHERE root = ?", (root,)).fetchone()[0]
+        records -= connection.execute("SELECT count(*) FROM records WHERE root = ?", (root,)).get
     return records, roots, logs, used_bytes(connection)
 
 
-def plan(connection: sqlite3.Connection, excess: int) -> list[Plan]:
+def plan(connection: apsw.Connection, excess: int) -> list[Plan]:
     """Return the conversations to forget next: enough for about `excess` bytes, or for some transactions."""
     found: list[Plan] = []
-    roots = connection.execute(
-        "SELECT root, stamp, retrieved FROM roots ORDER BY retrieved DESC, tick, root LIMIT ?", (MOST_ROOTS,)
-    ).fetchall()
+    roots = list(
+        connection.execute(
+            "SELECT root, stamp, retrieved FROM roots ORDER BY retrieved DESC, tick, root LIMIT ?", (MOST_ROOTS,)
+        )
+    )
     records = 0
     for root, stamp, retrieved in roots:
         if excess <= 0 or records >= _RECORDS:
@@ -90,17 +93,17 @@ def plan(connection: sqlite3.Connection, excess: int) -> list[Plan]:
     return found
 
 
-def plan_roots(connection: sqlite3.Connection, roots: Sequence[bytes]) -> list[Plan]:
+def plan_roots(connection: apsw.Connection, roots: Sequence[bytes]) -> list[Plan]:
     """Return the plans for the conversations with these roots. Missing ones are left out."""
     sql = (
         "SELECT roots.root, stamp, retrieved FROM roots JOIN records r ON r.n = roots.root "
         f"WHERE r.id IN ({marks(len(roots))}) ORDER BY roots.root"
     )
-    found = connection.execute(sql, list(roots)).fetchall()
+    found = list(connection.execute(sql, list(roots)))
     return [_planned(connection, Plan(root, stamp, bool(retrieved))) for root, stamp, retrieved in found]
 
 
-def _planned(connection: sqlite3.Connection, found: Plan) -> Plan:
+def _planned(connection: apsw.Connection, found: Plan) -> Plan:
     bodies: dict[int, SpanRecord | None] = {}
     ids: dict[bytes, SpanRecord] = {}
     for n, body in connection.execute("SELECT n, body FROM records WHERE root = ? ORDER BY n", (found.root,)):
@@ -118,7 +121,7 @@ def _planned(connection: sqlite3.Connection, found: Plan) -> Plan:
     return found
 
 
-def forget_some(connection: sqlite3.Connection, plans: list[Plan]) -> tuple[list[Plan], int]:
+def forget_some(connection: apsw.Connection, plans: list[Plan]) -> tuple[list[Plan], int]:
     """Forget what fits into one transaction, in place; return the conversations that are gone, and how many records.
 
     A conversation that has grown since it was planned is left out.
@@ -127,7 +130,7 @@ def forget_some(connection: sqlite3.Connection, plans: list[Plan]) -> tuple[list
     keep_newest(connection)
     while plans and left > 0:
         first = plans[0]
-        (last,) = connection.execute("SELECT max(n) FROM records WHERE root = ?", (first.root,)).fetchone()
+        last = connection.execute("SELECT max(n) FROM records WHERE root = ?", (first.root,)).get
         if (last or 0) > first.last:
             plans.pop(0)
             continue
@@ -144,24 +147,24 @@ def forget_some(connection: sqlite3.Connection, plans: list[Plan]) -> tuple[list
     return gone, _RECORDS - left
 
 
-def _hide(connection: sqlite3.Connection, root: int) -> None:
+def _hide(connection: apsw.Connection, root: int) -> None:
     """Hide a conversation from everything but `forget_rest`, before its first records are deleted."""
     connection.execute("DELETE FROM roots WHERE root = ?", (root,))
     connection.execute("INSERT OR IGNORE INTO meta VALUES (? || ?, ?)", (_HIDDEN, root, root))
 
 
-def _gone(connection: sqlite3.Connection, root: int) -> None:
+def _gone(connection: apsw.Connection, root: int) -> None:
     connection.execute("DELETE FROM roots WHERE root = ?", (root,))
     connection.execute("DELETE FROM meta WHERE key = ? || ?", (_HIDDEN, root))
 
 
-def hidden(connection: sqlite3.Connection) -> list[int]:
+def hidden(connection: apsw.Connection) -> list[int]:
     """Return the hidden conversations: a process died while it forgot them, or another one is at it now."""
-    rows = connection.execute("SELECT value FROM meta WHERE key LIKE ? || '%'", (_HIDDEN,)).fetchall()
+    rows = list(connection.execute("SELECT value FROM meta WHERE key LIKE ? || '%'", (_HIDDEN,)))
     return [int(value) for (value,) in rows]
 
 
-def forget_rest(connection: sqlite3.Connection) -> None:
+def forget_rest(connection: apsw.Connection) -> None:
     """Forget what is left of hidden conversations."""
     for root in hidden(connection):
         keep_newest(connection)
@@ -171,7 +174,7 @@ def forget_rest(connection: sqlite3.Connection) -> None:
         _gone(connection, root)
 
 
-def _delete(connection: sqlite3.Connection, records: list[_Record]) -> None:
+def _delete(connection: apsw.Connection, records: list[_Record]) -> None:
     numbers = [record.n for record in records]
     connection.executemany(
         "DELETE FROM places WHERE key = ? AND length = ? AND hash = ? AND kind = ? AND record = ?",
@@ -184,7 +187,7 @@ def _delete(connection: sqlite3.Connection, records: list[_Record]) -> None:
     connection.execute(f"DELETE FROM records WHERE n IN ({marks(len(numbers))})", numbers)
 
 
-def trim(connection: sqlite3.Connection, log: str, before: int) -> None:
+def trim(connection: apsw.Connection, log: str, before: int) -> None:
     """Forget the events of a log before a number."""
     connection.execute("UPDATE logs SET first = max(first, min(?2, last + 1)) WHERE name = ?1", (log, before))
     connection.execute(
@@ -192,22 +195,23 @@ def trim(connection: sqlite3.Connection, log: str, before: int) -> None:
     )
 
 
-def forget_events(connection: sqlite3.Connection) -> int:
+def forget_events(connection: apsw.Connection) -> int:
     """Forget some events of deleted logs, and return how many: all but the last one of each log."""
-    found = connection.execute(
+    connection.execute(
         "DELETE FROM events WHERE rowid IN (SELECT e.rowid FROM logs l JOIN events e ON e.log = l.log AND e.number < l.last "
         "WHERE l.closed >= 2 LIMIT ?)",
         (_EVENTS,),
     )
-    return found.rowcount
+    return connection.changes()
 
 
-def forget_logs(connection: sqlite3.Connection, names: Sequence[str]) -> int:
+def forget_logs(connection: apsw.Connection, names: Sequence[str]) -> int:
     """Forget those of these logs that are deleted, and return how many."""
     gone = 0
     for name in names:
         connection.execute(
             "DELETE FROM events WHERE log = (SELECT log FROM logs WHERE name = ? AND closed >= 2)", (name,)
         )
-        gone += connection.execute("DELETE FROM logs WHERE name = ? AND closed >= 2", (name,)).rowcount
+        connection.execute("DELETE FROM logs WHERE name = ? AND closed >= 2", (name,))
+        gone += connection.changes()
     return gone

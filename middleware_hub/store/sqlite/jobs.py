@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
+
+import apsw
 
 from middleware_hub.store.sqlite.appending import Prepared
 
 logger = logging.getLogger(__name__)
 
-Step = Callable[[sqlite3.Connection], Any]
+OF_ALL: Final = (apsw.BusyError, apsw.CantOpenError, apsw.FullError, apsw.IOError, apsw.LockedError, apsw.ReadOnlyError)
+"""Errors of the whole file: they do not come from one of the batches that are written together."""
+
+Step = Callable[[apsw.Connection], Any]
 Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
 
 

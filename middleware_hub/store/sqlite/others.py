@@ -9,11 +9,11 @@ deleted after a while, and a router of an earlier version writes none), it start
 
 from __future__ import annotations
 
-import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+import apsw
 import msgspec
 
 from middleware_hub.spans.chain import names_of
@@ -41,17 +41,17 @@ class State(NamedTuple):
     forgotten: str
 
 
-def state(connection: sqlite3.Connection) -> State:
-    found, forgotten = connection.execute(_NEWEST).fetchone()
+def state(connection: apsw.Connection) -> State:
+    found, forgotten = connection.execute(_NEWEST).get
     return State(int(found), str(forgotten))
 
 
-def keep_newest(connection: sqlite3.Connection) -> None:
+def keep_newest(connection: apsw.Connection) -> None:
     """Write the largest number down before records are forgotten."""
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('newest', ?)", (str(state(connection).newest),))
 
 
-def trim_news(connection: sqlite3.Connection, kept: int = FEW_KEPT) -> None:
+def trim_news(connection: apsw.Connection, kept: int = FEW_KEPT) -> None:
     """Delete rows of `news` that are older than so many records."""
     connection.execute("DELETE FROM news WHERE n <= (SELECT max(n) FROM news) - ?", (kept,))
 
@@ -104,12 +104,12 @@ class Others:
         self._hashes: set[bytes] = set()
         self._names: set[bytes] = set()
 
-    def listen(self, connection: sqlite3.Connection) -> State:
+    def listen(self, connection: apsw.Connection) -> State:
         """Read what others wrote, within one moment of the store."""
         with self._lock:
-            rows = connection.execute(
-                "SELECT n, since, writer, entered FROM news WHERE n > ? ORDER BY n", (self._seen,)
-            ).fetchall()
+            rows = list(
+                connection.execute("SELECT n, since, writer, entered FROM news WHERE n > ? ORDER BY n", (self._seen,))
+            )
             found, whole, seen = state(connection), True, self._seen
             for n, since, writer, body in rows:
                 whole = whole and since <= seen

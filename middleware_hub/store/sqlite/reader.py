@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final, TypeVar
+
+import apsw
 
 from middleware_hub.store.look_up import complete
 from middleware_hub.store.protocol import Found, LogInfo, Query
@@ -41,14 +42,14 @@ class Reader:
         self.connection = connect(path, how=how)
         self._same = same
         if not patient:
-            self.connection.execute("PRAGMA busy_timeout = 0")
+            self.connection.set_busy_timeout(0)
         self._known: Container[bytes] = ()
-        self.connection.create_function("known", 1, lambda i: i in self._known)
+        self.connection.create_scalar_function("known", lambda *given: given[0] in self._known, 1)
 
     def newest(self) -> int:
         """Return the number of the last record, or 0."""
         with self._reading():
-            (found,) = self.connection.execute("SELECT max(n) FROM records").fetchone()
+            found = self.connection.execute("SELECT max(n) FROM records").get
         return found or 0
 
     def close(self) -> None:
@@ -61,7 +62,7 @@ class Reader:
             yield
 
     @contextmanager
-    def snapshot(self) -> Iterator[sqlite3.Connection]:
+    def snapshot(self) -> Iterator[apsw.Connection]:
         """Read within one moment of the store."""
         with self._reading():
             self.connection.execute("BEGIN")
@@ -130,14 +131,14 @@ class Reader:
                 "SELECT r.id, tick, stamp, retrieved FROM roots JOIN records r ON r.n = roots.root "
                 f"WHERE roots.root IN ({marks(len(some))})"
             )
-            rows = self.connection.execute(sql, some).fetchall()
+            rows = list(self.connection.execute(sql, some))
             found.update({i: Mark(i, tick, stamp, bool(seen)) for i, tick, stamp, seen in rows if i in ids})
         return found
 
     def blobs(self, record: bytes, names: Sequence[str] | None) -> list[Blob]:
         sql = "SELECT b.name, b.body FROM blobs b JOIN records r ON r.n = b.record WHERE r.id = ? ORDER BY b.name"
         with self._reading():
-            rows = self.connection.execute(sql, (record,)).fetchall()
+            rows = list(self.connection.execute(sql, (record,)))
         return [decode_blob(body) for name, body in rows if names is None or name in names]
 
     def events(self, log: str, after: int, limit: int) -> list[Event]:
@@ -146,19 +147,18 @@ class Reader:
             "ORDER BY number LIMIT ?"
         )
         with self._reading():
-            rows = self.connection.execute(sql, (log, after, limit)).fetchall()
+            rows = list(self.connection.execute(sql, (log, after, limit)))
         return [decode_event(log, number, body) for number, body in rows]
 
     def last(self, log: str) -> int:
         """Return the number of the last event of a log, or 0."""
         with self._reading():
-            row = self.connection.execute("SELECT last FROM logs WHERE name = ?", (log,)).fetchone()
-        return 0 if row is None else int(row[0])
+            return int(self.connection.execute("SELECT last FROM logs WHERE name = ?", (log,)).get or 0)
 
     def announced(self, prefix: str) -> dict[str, bytes]:
         sql = "SELECT name, data, said, until FROM announced WHERE substr(name, 1, length(?1)) = ?1"
         with self._reading():
-            rows = self.connection.execute(sql, (prefix,)).fetchall()
+            rows = list(self.connection.execute(sql, (prefix,)))
         now = monotonic()  # after the read: what is announced again meanwhile is there
         return {name: data for name, data, said, until in rows if said <= now < until}
 
@@ -174,4 +174,4 @@ class Reader:
         """Return (n, id, root, parent, line, body) of the next records."""
         sql = f"SELECT n, id, root, parent, line, body FROM records r WHERE n > ? AND {THERE} ORDER BY n LIMIT ?"
         with self._reading():
-            return self.connection.execute(sql, (after, limit)).fetchall()
+            return list(self.connection.execute(sql, (after, limit)))

@@ -6,12 +6,12 @@ rows go into SQLite, and ids come out of it, by statements for 1, 2, 4, ... rows
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
+import apsw
 import msgspec
 
 _MOST: Final = 256
@@ -43,7 +43,7 @@ def marks(count: int) -> str:
 
 
 def insert(
-    connection: sqlite3.Connection, into: str, rows: Sequence[Row], *, verb: str = "INSERT", then: str = ""
+    connection: apsw.Connection, into: str, rows: Sequence[Row], *, verb: str = "INSERT", then: str = ""
 ) -> None:
     """Insert rows by `{verb} INTO {into} VALUES ... {then}`, in as few steps as possible."""
     at, left = 0, len(rows)
@@ -63,7 +63,7 @@ def _insertion(verb: str, into: str, columns: int, rows: int, then: str) -> str:
 _locations = msgspec.json.Decoder(list[tuple[str, int, int]])
 
 
-def locate(connection: sqlite3.Connection, ids: Iterable[bytes]) -> dict[bytes, Located]:
+def locate(connection: apsw.Connection, ids: Iterable[bytes]) -> dict[bytes, Located]:
     """Return the places of records, in one step."""
     found: dict[bytes, Located] = {}
     for some in padded(list(ids)):
@@ -71,6 +71,6 @@ def locate(connection: sqlite3.Connection, ids: Iterable[bytes]) -> dict[bytes, 
             "SELECT json_group_array(json_array(hex(id), n, root)) FROM records r "
             f"WHERE id IN ({marks(len(some))}) AND {THERE}"
         )
-        (rows,) = connection.execute(sql, some).fetchone()
+        rows = connection.execute(sql, some).get
         found.update({bytes.fromhex(i): Located(n, root) for i, n, root in _locations.decode(rows)})
     return found

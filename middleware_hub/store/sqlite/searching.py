@@ -7,12 +7,12 @@ replies end costs as many steps as there are lengths in it, 256 at most.
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
 
+import apsw
 import msgspec
 
 from middleware_hub.spans.chain import names_of
@@ -97,7 +97,7 @@ class Wanted(NamedTuple):
 class Search:
     """Which records one look-up wants."""
 
-    def __init__(self, connection: sqlite3.Connection, query: Query) -> None:
+    def __init__(self, connection: apsw.Connection, query: Query) -> None:
         self._connection = connection
         self._query = query
         self._path: TextPath = query.path
@@ -112,7 +112,7 @@ class Search:
     def alone(self, horizon: int) -> bytes | None:
         """Return the digest at the last `STEP`-th block end of the text, if no record up to this number continues it."""
         block = last_step(self._size)
-        if not block or self._connection.execute(_PASSED, (self._path.key(block), horizon)).fetchone():
+        if not block or self._connection.execute(_PASSED, (self._path.key(block), horizon)).get:
             return None
         return self._path.digest(block)
 
@@ -121,11 +121,11 @@ class Search:
         path = self._path
         given = b"".join(path.keys(blocks)), _encode(list(range(len(blocks))))
         most = _FEW_ALL + 3 * len(blocks)
-        ((answer,),) = self._connection.execute(_BLOCKS, (*given, most))
+        answer = self._connection.execute(_BLOCKS, (*given, most)).get
         rows = _places.decode(answer)
         if len(rows) < most:  # else a crowd
             return self._ours(blocks, rows)
-        ((answer,),) = self._connection.execute(_LENGTHS, given)
+        answer = self._connection.execute(_LENGTHS, given).get
         places: list[tuple[int, int, bytes]] = []
         for i, length in sorted(_lengths.decode(answer)):
             block = blocks[i]
@@ -167,7 +167,7 @@ class Search:
         path, most = self._path, _FEW + 4 * len(places)
         blob = b"".join([path.key(block) + digest.ljust(HASH) for block, _, digest in places])
         given = blob, _encode([length if digest else None for _, length, digest in places])
-        ((answer,),) = self._connection.execute(_ALL, (*given, most))
+        answer = self._connection.execute(_ALL, (*given, most)).get
         rows = _rows.decode(answer)
         if len(rows) == most:  # a crowd
             for i, *newest in self._connection.execute(_NEWEST, given):
@@ -186,7 +186,7 @@ class Search:
         for parent in self._query.parents:
             for name in names_of(parent):
                 place = name_place(self._path.namespace, name)
-                rows = self._connection.execute(_NAMED, (place.key,)).fetchall()
+                rows = list(self._connection.execute(_NAMED, (place.key,)))
                 if rows:
                     # A record that waited in a spool is entered late.
                     records = [(number, decode_all([body])[0]) for number, body in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -11,6 +10,7 @@ from functools import partial
 from time import monotonic, time
 from typing import Any, Final, TypeVar
 
+import apsw
 from msgspec.structs import replace
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
@@ -323,7 +323,7 @@ class SqliteStore:
         return await self._in_thread(lambda: used_bytes(reader.connection)) - max_bytes
 
 
-def _announce(connection: sqlite3.Connection, name: str, data: bytes, seconds: float) -> None:
+def _announce(connection: apsw.Connection, name: str, data: bytes, seconds: float) -> None:
     now = monotonic()
     connection.execute("DELETE FROM announced WHERE until <= ? OR said > ?", (now, now))
     row = (name, data, now, now + seconds)

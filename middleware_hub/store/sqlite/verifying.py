@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator
 from typing import Any, Final
+
+import apsw
 
 from middleware_hub.store.errors import VERIFY, DamagedRecordError, StoreError, StoreMismatchError
 from middleware_hub.store.paths import NAME
@@ -37,14 +38,14 @@ class Verifier:
             return next(self._pages), True
         except StopIteration:
             return [], False
-        except sqlite3.Error as error:
+        except apsw.Error as error:
             return [Finding("file", f"the file cannot be read on: {error}")], False
         except StoreError as error:
             return [Finding("file", f"the file cannot be read on: {error.message}")], False
 
     def _checks(self) -> Iterator[list[Finding]]:
         with mapped(self._reader.path):
-            rows = self._connection.execute("PRAGMA quick_check(20)").fetchall()
+            rows = list(self._connection.execute("PRAGMA quick_check(20)"))
         yield [Finding("file", str(row[0])) for row in rows if row[0] != "ok"]
         after = 0
         while rows := self._reader.page(after, _PAGE):
@@ -57,14 +58,15 @@ class Verifier:
         yield from self._sealed("blobs", "rowid, name, body", self._blob)
         yield from self._sealed("events", f"rowid, ({_LOG}), number, body", self._event)
         yield self._gaps()
+        yield from self._sealed("roots", "root, stamp", lambda _: ())  # reads the stamps: a damaged text cannot be read
 
     def _there(self, n: int) -> bool:
-        return self._connection.execute(f"SELECT 1 FROM records r WHERE n = ? AND {THERE}", (n,)).fetchone() is not None
+        return self._connection.execute(f"SELECT 1 FROM records r WHERE n = ? AND {THERE}", (n,)).get is not None
 
     def _load(self, record: bytes) -> SpanRecord | None:
-        row = self._connection.execute("SELECT body FROM records WHERE id = ?", (record,)).fetchone()
+        body = self._connection.execute("SELECT body FROM records WHERE id = ?", (record,)).get
         try:
-            return None if row is None else decode(row[0])
+            return None if body is None else decode(body)
         except (DamagedRecordError, StoreMismatchError):
             return None
 
@@ -107,7 +109,7 @@ class Verifier:
             yield Finding("link", f"{name}: a text that it builds on cannot be read", record.id)
             return
         for place in where:
-            if self._connection.execute(_PLACE, (*place, n)).fetchone() is None:
+            if self._connection.execute(_PLACE, (*place, n)).get is None:
                 how = "one of its names" if place.kind == NAME else f"its text (length {place.length}, {place.kind})"
                 yield Finding("index", f"{name} cannot be found by {how}", record.id)
 
@@ -116,7 +118,7 @@ class Verifier:
         for table in ("places", "blobs"):
             sql = f"SELECT count(*) FROM {table} WHERE record NOT IN (SELECT n FROM records)"
             with self._reader.snapshot() as connection:
-                (count,) = connection.execute(sql).fetchone()
+                count = connection.execute(sql).get
             if count:
                 found.append(Finding("index", f"{count} entries of {table} point to records that are not there"))
         return found
@@ -126,7 +128,7 @@ class Verifier:
         while True:
             with mapped(self._reader.path):
                 sql = f"SELECT {columns} FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT ?"
-                rows = self._connection.execute(sql, (after, _PAGE)).fetchall()
+                rows = list(self._connection.execute(sql, (after, _PAGE)))
             if not rows:
                 return
             after = rows[-1][0]
@@ -154,7 +156,7 @@ class Verifier:
             "WHERE (newest IS NOT last AND whole > 0) OR (count != whole AND closed < 2)"
         )
         with self._reader.snapshot() as connection:
-            rows = connection.execute(sql).fetchall()
+            rows = list(connection.execute(sql))
         return [Finding("event", f"the log {name!r} has {count} of {whole} events") for name, whole, count, _ in rows]
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Final
+
+import apsw
 
 from middleware_hub.store.errors import ConflictingRecordError, StoreError, StoreUnreachableError
 from middleware_hub.store.gathering import Gathering
@@ -25,7 +26,7 @@ from middleware_hub.store.records import Mark
 from middleware_hub.store.sqlite.appending import Group, Prepared, Whereabouts, write_marks
 from middleware_hub.store.sqlite.checkpoints import Checkpoints
 from middleware_hub.store.sqlite.file import BusyError, SameFile, begin, connect, data_version, mapped, store_error
-from middleware_hub.store.sqlite.jobs import Answer, Job, Step, answer, result, settle
+from middleware_hub.store.sqlite.jobs import OF_ALL, Answer, Job, Step, answer, result, settle
 from middleware_hub.store.sqlite.others import NEWS_KEPT, Others, state, trim_news
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Writer:
         self._path = path
         self._synced = durability == "disk"
         self._connection = connect(path, synced=self._synced)
-        self._connection.execute("PRAGMA busy_timeout = 0")  # see `begin`
+        self._connection.set_busy_timeout(0)  # see `begin`
         self._turn = threading.Lock()
         self._gathered = Gathering(self._flush, _PATIENCE, _SMALL // 8)
         self._held_up: list[Job] = []
@@ -129,7 +130,7 @@ class Writer:
             self._heard = True
             asyncio.get_running_loop().call_soon(self.look_again)
             return True
-        except sqlite3.Error:  # locked for a moment
+        except apsw.Error:  # locked for a moment
             return False
         finally:
             self._turn.release()
@@ -261,7 +262,7 @@ class Writer:
             self._begin(patient=patient)
             try:
                 answers = self._transaction(jobs)
-            except sqlite3.IntegrityError:  # some record was there already
+            except apsw.ConstraintError:  # some record was there already
                 self._roll_back()
                 self._begin(patient=patient)
                 answers = self._transaction(jobs, careful=True)
@@ -269,9 +270,9 @@ class Writer:
             raise
         except Exception as error:  # noqa: BLE001 - an error of ours goes to whoever waits; the thread has to live
             self._roll_back()
-            if len(jobs) > 1 and not isinstance(error, sqlite3.OperationalError):
+            if len(jobs) > 1 and not isinstance(error, OF_ALL):
                 return [answer for job in jobs for answer in self._append([job])]
-            failure = store_error(self._path, error) if isinstance(error, sqlite3.Error) else error
+            failure = store_error(self._path, error) if isinstance(error, (apsw.Error, UnicodeDecodeError)) else error
             return [answer for job in jobs for answer in result(job, None, failure)]
         self.groups += 1
         self.appends += len(jobs)
@@ -285,13 +286,12 @@ class Writer:
 
     def _transaction(self, jobs: list[Job], *, careful: bool = False) -> list[Answer]:
         answers: list[Answer] = []
-        connection = self._connection
         version = data_version(self._connection)
         if version != self._version:
             self._listen(version)
         self._known.shorten()
         work = [job.work for job in jobs if isinstance(job.work, Prepared)]
-        group = Group(connection, work, self.others, self._known, careful=careful)
+        group = Group(self._connection, work, self.others, self._known, careful=careful)
         for job, batch in zip(jobs, work, strict=True):
             try:
                 answers += result(job, group.take(batch), None)
@@ -302,9 +302,9 @@ class Writer:
                 answers += result(job, None, error)
         group.write()
         if self.groups % _TRIM_EVERY == 0:
-            trim_news(connection, NEWS_KEPT)
+            trim_news(self._connection, NEWS_KEPT)
         self.others.claim(group.last)
-        connection.execute("COMMIT")
+        self._connection.execute("COMMIT")
         self.others.committed()
         self.same.check()  # the file may have been removed meanwhile
         self.note(group.hits)
@@ -321,7 +321,7 @@ class Writer:
             self.same.check()
         except Exception as error:  # noqa: BLE001 - see `_append`
             self._roll_back()
-            return result(job, None, store_error(self._path, error) if isinstance(error, sqlite3.Error) else error)
+            return result(job, None, store_error(self._path, error) if isinstance(error, apsw.Error) else error)
         return result(job, found, None)
 
     def _write_marks(self, *, patient: bool = True) -> None:
@@ -335,7 +335,7 @@ class Writer:
             self._begin(patient=patient)
             write_marks(self._connection, marks)
             self._connection.execute("COMMIT")
-        except (BusyError, StoreUnreachableError, sqlite3.Error):
+        except (BusyError, StoreUnreachableError, apsw.Error):
             if self._connection.in_transaction:
                 self._roll_back()
             self.note(list(marks.values()))
@@ -346,5 +346,5 @@ class Writer:
         if self._connection.in_transaction:
             try:
                 self._connection.execute("ROLLBACK")
-            except sqlite3.Error as error:
+            except apsw.Error as error:
                 logger.error("%s", store_error(self._path, error))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
 from middleware_hub.store.errors import StoreError
 from middleware_hub.store.opening import open_store
-from middleware_hub.store.sqlite.file import place_of
+from middleware_hub.store.sqlite.file import connect, place_of
 
 
 def test_closing_does_not_wait_for_a_process_that_holds_the_file(tmp_path: Path) -> None:
@@ -18,7 +17,7 @@ def test_closing_does_not_wait_for_a_process_that_holds_the_file(tmp_path: Path)
     async def work() -> None:
         store = open_store(f"sqlite:{tmp_path}", durability="process", prefix="")
         await store.open("some tokenizer")
-        other = sqlite3.connect(place_of(str(tmp_path)), isolation_level=None)
+        other = connect(place_of(str(tmp_path)))
         other.execute("BEGIN IMMEDIATE")
         try:
             asked = [asyncio.ensure_future(store.trim(f"log {number}", 1)) for number in range(8)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreMis
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Blob, Event
+from middleware_hub.store.sqlite.file import connect
 from middleware_hub.store.sqlite.writer import Writer
 from tests.middleware_hub.store.world import World, append_all, closed, findings, ids, query, sqlite, with_store
 
@@ -40,14 +40,15 @@ def world(tmp_path: Path) -> World:
 
 
 def change(folder: Path, statement: str, *values: object) -> None:
-    connection = sqlite3.connect(folder / NAME)
+    connection = connect(folder / NAME)
     with connection:
-        assert connection.execute(statement, values).rowcount > 0
+        connection.execute(statement, values)
+        assert connection.changes() > 0
     connection.close()
 
 
 def flip(folder: Path, table: str, where: str, *values: object) -> None:
-    connection = sqlite3.connect(folder / NAME)
+    connection = connect(folder / NAME)
     (body,) = connection.execute(f"SELECT body FROM {table} WHERE {where}", values).fetchone()
     cut = body[:-1] + bytes((body[-1] ^ 1,))
     with connection:
@@ -57,6 +58,9 @@ def flip(folder: Path, table: str, where: str, *values: object) -> None:
 
 def test_a_whole_store_has_no_findings(tmp_path: Path, world: World) -> None:
     assert with_store(sqlite(tmp_path), findings) == []
+
+
+NO_UTF8 = "UPDATE {table} SET {column} = CAST(x'ff31' AS TEXT)"
 
 
 @pytest.mark.parametrize(
@@ -81,6 +85,8 @@ def test_a_whole_store_has_no_findings(tmp_path: Path, world: World) -> None:
         ("event", lambda folder, _: flip(folder, "events", "number = 2")),
         ("event", lambda folder, _: change(folder, "DELETE FROM events WHERE number = 1")),
         ("event", lambda folder, _: change(folder, "DELETE FROM events WHERE number = 2")),
+        ("file", lambda folder, _: change(folder, NO_UTF8.format(table="roots", column="stamp"))),
+        ("file", lambda folder, _: change(folder, NO_UTF8.format(table="logs", column="name"))),
     ],
 )
 def test_verify_finds_it(tmp_path: Path, world: World, kind: str, damage: Callable[[Path, World], None]) -> None:
@@ -112,6 +118,20 @@ def test_a_missing_parent_is_left_out(tmp_path: Path, world: World) -> None:
         found = await store.find(query(world.turns[2].text))
         assert found.damaged
         assert not ids(found) & {turn.reply.id for turn in world.turns[:3]}
+
+    with_store(sqlite(tmp_path), work)
+
+
+def test_a_text_that_is_no_utf8_is_damage(tmp_path: Path, world: World) -> None:
+    """SQLite does not check texts, and has no checksums."""
+    change(tmp_path, NO_UTF8.format(table="roots", column="stamp"))
+    change(tmp_path, NO_UTF8.format(table="logs", column="name"))
+
+    async def work(store: Store) -> None:
+        for asked in (store.find(query(world.turns[0].text)), store.logs(), store.forget(1)):
+            with pytest.raises(DamagedRecordError, match="store verify"):
+                await asked
+        assert (await store.stats()).logs == 1
 
     with_store(sqlite(tmp_path), work)
 
@@ -218,7 +238,7 @@ def refused(address: str, kind: type[StoreError], words: str) -> None:
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("these are notes, and no store of anything at all\n" * 100)
     refused(f"sqlite:{tmp_path / 'notes.txt'}", StoreMismatchError, "name another path")
-    connection = sqlite3.connect(tmp_path / "other.db")
+    connection = connect(tmp_path / "other.db")
     connection.execute("CREATE TABLE t(a)")
     connection.close()
     refused(f"sqlite:{tmp_path / 'other.db'}", StoreMismatchError, "something else")
@@ -226,7 +246,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_refused(tmp_path: Path, world: World) -> None:
-    connection = sqlite3.connect(tmp_path / NAME)
+    connection = connect(tmp_path / NAME)
     connection.execute("PRAGMA user_version = 3")
     connection.close()
     refused(sqlite(tmp_path), StoreMismatchError, "update the router")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from pathlib import Path
 
+import apsw
 import pytest
 
 from middleware_hub.store.errors import LogMovedError, MissingRecordError, StoreUnreachableError
@@ -232,7 +232,7 @@ def test_space_is_used_again(tmp_path: Path) -> None:
             await store.forget(600_000)
             used = (await store.stats()).bytes
             assert used <= 600_000
-            with sqlite3.connect(tmp_path / "store.sqlite3") as connection:
+            with connect(tmp_path / "store.sqlite3") as connection:
                 (pages,) = connection.execute("PRAGMA page_count").fetchone()
             connection.close()
             sizes.append(pages)
@@ -422,8 +422,8 @@ def test_a_full_disk_is_said_and_loses_nothing(tmp_path: Path) -> None:
 
 def test_a_disk_without_room_for_the_index_of_the_log_is_full() -> None:
     """SQLite says "disk I/O error"."""
-    error = sqlite3.OperationalError("disk I/O error")
-    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+    error = apsw.IOError("disk I/O error")
+    error.extendedresult = apsw.SQLITE_IOERR_SHMSIZE
     assert "the disk is full" in store_error(Path("store.sqlite3"), error).message
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sqlite3
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from middleware_hub.store.errors import StoreUnreachableError
@@ -18,7 +18,7 @@ from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event, Mark
 from middleware_hub.store.sqlite import file, writer
-from middleware_hub.store.sqlite.file import FORMAT
+from middleware_hub.store.sqlite.file import FORMAT, connect
 from middleware_hub.store.sqlite.store import SqliteStore
 from tests.conftest import SLOW
 from tests.middleware_hub.store.world import World, address_of, closed, findings, ids, query, sqlite, with_store
@@ -99,7 +99,7 @@ def test_an_append_waits_in_a_thread_for_another_process(tmp_path: Path) -> None
     turns = [world.turn(None, f"user {number}", "reply") for number in range(3)]
 
     async def work(store: Store) -> None:
-        other = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
+        other = connect(tmp_path / "store.sqlite3")
         other.execute("BEGIN IMMEDIATE")
         waiting = []
         for number, turn in enumerate(turns):
@@ -147,12 +147,12 @@ def test_a_lookup_waits_in_a_thread_for_a_file_that_is_locked(tmp_path: Path) ->
         await store.append(turn.batch)
         assert isinstance(store, SqliteStore)
         inline, _ = store._open_readers()
-        inline.connection.create_function("known", 1, lambda _: locked())
+        inline.connection.create_scalar_function("known", locked, 1)
         found = await store.find(query(turn.text))
         assert ids(found) == {record.id for record in turn.records}
 
-    def locked() -> None:
-        raise sqlite3.OperationalError("database is locked")
+    def locked(*_: object) -> None:
+        raise apsw.BusyError("database is locked")
 
     with_store(sqlite(tmp_path), work)
 
@@ -197,12 +197,13 @@ def test_a_file_of_the_first_format_is_brought_up(tmp_path: Path) -> None:
         await store.append(Batch(events=[Event("a", "turn"), Event("a", "turn")]))
 
     with_store(sqlite(tmp_path), work)
-    connection = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
+    connection = connect(tmp_path / "store.sqlite3")
     for change in ("DROP TABLE announced", "ALTER TABLE logs DROP COLUMN first", "PRAGMA user_version = 1"):
         connection.execute(change)
 
     async def again(store: Store) -> None:
-        assert connection.execute("UPDATE logs SET last = last").rowcount == 1
+        connection.execute("UPDATE logs SET last = last")
+        assert connection.changes() == 1
         assert len(await store.read("a")) == 2
         await store.trim("a", 2)
         await store.announce("router/1", b"here", 30.0)
@@ -219,7 +220,7 @@ def test_marks_never_hold_up_the_event_loop(tmp_path: Path, monkeypatch: pytest.
     world = World()
     first, second = (world.turn(None, f"user {number}", "reply") for number in range(2))
     mark = Mark(first.reply.root, second.reply.serial + 1, "2", retrieved=True)
-    other = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None, check_same_thread=False)
+    other = connect(tmp_path / "store.sqlite3")
     append = writer.Writer._append
     sleep, slept = time.sleep, set[threading.Thread]()
 
@@ -261,7 +262,7 @@ def test_what_another_process_holds_up_is_written_in_its_order(
     turns = [world.turn(None, "user", "reply")]
     for number in range(3):
         turns.append(world.turn(turns[-1], f"more {number}", "reply"))
-    other = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
+    other = connect(tmp_path / "store.sqlite3")
 
     async def work(store: Store) -> None:
         assert isinstance(store, SqliteStore)
@@ -299,18 +300,19 @@ def test_who_announces_itself_again_during_a_look_is_there(tmp_path: Path) -> No
         assert isinstance(store, SqliteStore)
         await store.announce("router/other", b"1", 60.0)
         inline, _ = store._open_readers()
-        other = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
+        other = connect(tmp_path / "store.sqlite3")
         again: list[str] = []
 
-        def announce_again(statement: str) -> None:
+        def announce_again(_: object, statement: str, __: object) -> bool:
             if "announced" in statement and not again:
                 again.append(statement)
                 now = time.monotonic()
                 other.execute("UPDATE announced SET data = x'32', said = ?, until = ?", (now, now + 60))
+            return True
 
-        inline.connection.set_trace_callback(announce_again)
+        inline.connection.set_exec_trace(announce_again)
         found = await store.announced("router/")
-        inline.connection.set_trace_callback(None)
+        inline.connection.set_exec_trace(None)
         other.close()
         assert again
         assert list(found) == ["router/other"]

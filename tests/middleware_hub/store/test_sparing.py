@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable
@@ -20,6 +19,7 @@ from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Forgotten, Store
 from middleware_hub.store.records import Event, new_id
 from middleware_hub.store.sqlite import others, writer
+from middleware_hub.store.sqlite.file import connect
 from middleware_hub.store.sqlite.store import SqliteStore
 from tests.conftest import examples
 from tests.middleware_hub.store.world import MEMORY, NS, Turn, World, append_all, ids, query, sqlite, with_store
@@ -293,7 +293,7 @@ def test_a_file_of_a_router_that_writes_no_news_gets_them(tmp_path: Path) -> Non
     world = World()
     before, theirs = (world.turn(None, f"user {number}", "reply") for number in range(2))
     with_store(sqlite(tmp_path), lambda store: store.append(before.batch))
-    with closing(sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)) as connection:
+    with closing(connect(tmp_path / "store.sqlite3")) as connection:
         for change in ("DROP TABLE news", "DROP TRIGGER forgotten", "DELETE FROM meta WHERE key = 'forgotten'"):
             connection.execute(change)
 
@@ -303,7 +303,7 @@ def test_a_file_of_a_router_that_writes_no_news_gets_them(tmp_path: Path) -> Non
         await other.append(theirs.batch)
         without_news(tmp_path)
         assert theirs.reply.id in ids(await mine.find(query(theirs.text, complete=True)))
-        with closing(sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)) as connection:
+        with closing(connect(tmp_path / "store.sqlite3")) as connection:
             connection.execute("DELETE FROM records")
         with pytest.raises(MissingRecordError):
             await mine.append(world.turn(before, "more", "reply").batch)
@@ -344,7 +344,7 @@ PARTS = ["", "a", "ab", "a" * 1_023, "a" * 1_024, "b" * 1_100, "a" * 3_000]
 
 def without_news(folder: Path) -> None:
     """Take away what was said of the last record, as if a router of an earlier version had written it."""
-    with closing(sqlite3.connect(folder / "store.sqlite3", isolation_level=None)) as connection:
+    with closing(connect(folder / "store.sqlite3")) as connection:
         connection.execute("DELETE FROM news WHERE n = (SELECT max(n) FROM news)")
 
 

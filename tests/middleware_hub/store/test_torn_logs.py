@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ import pytest
 from middleware_hub.store.errors import StoreError
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.sqlite import file
+from middleware_hub.store.sqlite.file import connect
 from tests.conftest import SLOW
 from tests.middleware_hub.store.world import MEMORY, World, append_all, closed, findings, ids, query, with_store
 
@@ -81,7 +81,7 @@ def test_a_log_cut_at_any_byte_keeps_whole_commits(folder: Path) -> None:
     for cut in sorted({*range(ends[-4], len(log), STEP), *(cut for cut in near if cut <= len(log))}):
         put(folder / "cut", {**files, f"{NAME}-wal": log[:cut]})
         torn = file.prepare(folder / "cut" / NAME, "toy")
-        connection = sqlite3.connect(folder / "cut" / NAME)
+        connection = connect(folder / "cut" / NAME)
         found = {row[0] for row in connection.execute("SELECT id FROM records")}
         connection.close()
         done = max(end for end in ends if end <= cut)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
+from middleware_hub.store.sqlite.file import connect
 from router.errors import BadRequestError, NotFoundError
 from router.peers import control_log, presence
 from router.peers.channel import ChannelError
@@ -340,7 +340,7 @@ def test_a_damaged_entry_is_passed_over(tmp_path: Path, damaged: list[int], trim
         for url in urls:
             await channel.append("worker_added", encoded(WorkerAdded(url), "x"))
         await channel.trim(trimmed + 1)
-        with sqlite3.connect(tmp_path / "store.sqlite3") as connection:
+        with connect(tmp_path / "store.sqlite3") as connection:
             for number in damaged:
                 connection.execute("UPDATE events SET body = x'00ff00ff' WHERE number = ?", (number,))
         connection.close()

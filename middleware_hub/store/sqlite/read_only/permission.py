@@ -7,8 +7,9 @@ none. A file without a log is in no use, so it is read as one that does not chan
 from __future__ import annotations
 
 import os
-import sqlite3
 from pathlib import Path
+
+import apsw
 
 from middleware_hub.store.errors import StoreMismatchError, StoreUnreachableError
 from middleware_hub.store.sqlite.file import FORMAT, check, connect, index_of, log_of, mapped, place_of
@@ -19,8 +20,8 @@ def cannot_write(path: str, error: StoreUnreachableError | None) -> bool:
     if error is None:
         file = place_of(path)
         return file.is_file() and not os.access(file, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-    code = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+    code = getattr(error.__cause__, "extendedresult", 0) & 0xFF
+    return code in (apsw.SQLITE_READONLY, apsw.SQLITE_CANTOPEN, apsw.SQLITE_FULL, apsw.SQLITE_IOERR)
 
 
 def how_to_read(path: Path, fingerprint: str | None) -> str:
@@ -37,7 +38,7 @@ def how_to_read(path: Path, fingerprint: str | None) -> str:
     try:
         with mapped(path):
             check(connection, path, fingerprint)
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            version = connection.execute("PRAGMA user_version").get
     finally:
         connection.close()
     if version < FORMAT:
