@@ -76,7 +76,8 @@ class Spelling:
         if end is None:
             whole = self._joined(reply, path.text) or self._spell(_numbers(chain_ids(reply, reply.visible)))
             end = TextPath(path.namespace, whole).end()
-        return (True, None) if end.place() == path.end().place() else (False, end)
+        same = end.length == len(path.text) and end.place() == path.end().place()
+        return (True, None) if same else (False, end)
 
     def _straight(self, span: TokenSpan) -> bool:
         """Return whether the ids of a span spell its text; False if that is unknown."""

@@ -15,11 +15,12 @@ class Append:
     Attributes:
         mend, over, apart, parts: see `Saving.append`.
         raises: whether the caller gets errors; else the answer is False.
+        replies: how many are in the batch.
         answered: whether the batch was acknowledged in time.
         task: appends it, and may go on after the answer.
     """
 
-    __slots__ = ("answered", "apart", "batch", "begun", "mend", "over", "parts", "raises", "task")
+    __slots__ = ("answered", "apart", "batch", "begun", "mend", "over", "parts", "raises", "replies", "task")
 
     def __init__(
         self,
@@ -37,14 +38,10 @@ class Append:
         self.apart = apart
         self.parts = parts or (batch,)
         self.raises = raises
+        self.replies = replies_in(batch)
         self.begun = time.monotonic()
         self.answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
-
-    @property
-    def replies(self) -> int:
-        """Return how many replies are in the batch."""
-        return replies_in(self.batch)
 
     def answer(self, saved: bool, error: Exception | None = None) -> None:
         if self.answered.done():
@@ -61,7 +58,7 @@ class Append:
 
 
 def replies_in(batch: Batch) -> int:
-    return sum(record.sampled for record in batch.records)
+    return len([1 for record in batch.records if record.versions is not None])
 
 
 def after_all(count: int, over: Over | None) -> Over | None:

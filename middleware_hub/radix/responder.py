@@ -301,7 +301,7 @@ class Responder:
 
         async def sending(message: Message) -> None:
             nonlocal told
-            if not await self._saved() and self._streaming and not told:
+            if self._streaming and not await self._saved() and not told:  # `whole` waits by itself
                 told = True
                 message = {**message, "body": NOT_SAVED_COMMENT + message.get("body", b"")}
             await send(message)

@@ -67,6 +67,11 @@ class TextEnd(msgspec.Struct, frozen=True, gc=False):
     state: PathState
     rest: str
 
+    @property
+    def length(self) -> int:
+        """Return the number of characters of the whole text."""
+        return BLOCK * self.state.blocks + len(self.rest)
+
     def longer(self, more: str) -> TextEnd:
         """Return the end of the text continued by `more`."""
         state, rest = self.state, self.rest + more
@@ -78,7 +83,7 @@ class TextEnd(msgspec.Struct, frozen=True, gc=False):
         """Return the first three fields of the `Place` of a reply whose whole text ends here; `rest` is less than a block."""
         state, rest = self.state, self.rest.encode("utf-8", "surrogatepass")
         key = state.group + state.digest[_NEAR:KEY]
-        return key, BLOCK * state.blocks + len(self.rest), xxh3_64_digest(state.digest + rest)
+        return key, self.length, xxh3_64_digest(state.digest + rest)
 
 
 class Place(NamedTuple):

@@ -13,6 +13,7 @@ from middleware_hub.store.errors import (
     ConflictingRecordError,
     LogMovedError,
     MissingRecordError,
+    StoreError,
 )
 from middleware_hub.store.paths import Place, TextPath
 from middleware_hub.store.protocol import Batch
@@ -184,48 +185,38 @@ class Group:
 
     def take(self, job: Prepared) -> list[int]:
         """Take a batch and return the numbers of its events. Raises a StoreError if it is refused: then nothing is taken."""
-        located = self._located
-        new: dict[bytes, Located] = {}
+        located, n = self._located, self.last
         rows: list[Row] = []
         places: list[Row] = []
         roots: list[Row] = []
         hits: list[Mark] = []
-        n = self.last
-
-        def where_is(link: bytes | None) -> Located | None:
-            return None if link is None else new.get(link) or located.get(link)
-
-        for record, body, where in zip(job.records, job.bodies, job.places, strict=True):
-            key = record.id
-            if key in new or key in located:
-                if record.sampled and self._body(key, rows) != body:
-                    raise ConflictingRecordError(
-                        f"record {key.hex()} is stored with another content: the first one is kept"
-                    )
-                continue
-            n += 1
-            parent, line, root = where_is(record.parent), where_is(record.line), where_is(record.root)
-            links = record.links
-            if links:
-                missing = tuple(link for link in links if link not in new and link not in located)
-                if missing:
-                    raise MissingRecordError(missing)
-                if root is None or any(at is not None and at.root != root.n for at in (parent, line)):
-                    raise ConflictingRecordError(f"record {key.hex()} builds on records of another root")
-            if root is None or not links:
-                root = Located(n, n)
-                roots.append((n, record.serial, record.stamp, False))
-            elif record.sampled:
-                hits.append(Mark(record.root, record.serial, record.stamp))
-            new[key] = Located(n, root.root)
-            rows.append((n, key, root.root, parent and parent.n, line and line.n, body))
-            places += [(*place, n) for place in where]
-        unknown = tuple(one for one, _, _ in job.blobs if one not in new and one not in located)
-        if unknown:
-            raise MissingRecordError(unknown)
-        numbers = self._number(job) if job.events else []
+        try:
+            for record, body, where in zip(job.records, job.bodies, job.places, strict=True):
+                key = record.id
+                if key in located:
+                    self._check_again(record, body, rows)
+                    continue
+                n += 1
+                parent, line = located.get(record.parent or b""), located.get(record.line or b"")
+                if record.parent is None and record.line is None:
+                    root = n
+                    roots.append((n, record.serial, record.stamp, False))
+                else:
+                    root = self._root_of(record, parent, line)
+                    if record.versions is not None:  # a reply
+                        hits.append(Mark(record.root, record.serial, record.stamp))
+                located[key] = Located(n, root)
+                rows.append((n, key, root, parent and parent.n, line and line.n, body))
+                places += [(*place, n) for place in where]
+            unknown = tuple(one for one, _, _ in job.blobs if one not in located)
+            if unknown:
+                raise MissingRecordError(unknown)
+            numbers = self._number(job) if job.events else []
+        except StoreError:
+            for row in rows:
+                del located[row[1]]
+            raise
         self.last = n
-        located.update(new)
         self._records += rows
         self._places += places
         self._roots += roots
@@ -237,6 +228,23 @@ class Group:
             self._changed.add(event.log)
             self._events.append((event.log, number, body))
         return numbers
+
+    def _root_of(self, record: SpanRecord, parent: Located | None, line: Located | None) -> int:
+        """Return the number of the root of a record that builds on these. Raises a StoreError."""
+        located = self._located
+        if (parent is None and record.parent is not None) or (line is None and record.line is not None):
+            raise MissingRecordError(tuple(link for link in record.links if link not in located))
+        root = located.get(record.root)
+        if root is None or (parent or root).root != root.n or (line or root).root != root.n:
+            raise ConflictingRecordError(f"record {record.id.hex()} builds on records of another root")
+        return root.n
+
+    def _check_again(self, record: SpanRecord, body: bytes, rows: Sequence[Row]) -> None:
+        """Raise ConflictingRecordError if a reply that is there already has another content."""
+        if record.sampled and self._body(record.id, rows) != body:
+            raise ConflictingRecordError(
+                f"record {record.id.hex()} is stored with another content: the first one is kept"
+            )
 
     def _body(self, record: bytes, rows: Sequence[Row]) -> bytes:
         """Return the bytes of a record that is in the file, or about to be."""

@@ -265,16 +265,12 @@ class SameFile:
         self._found_log = _which(self._log)
 
     def __bool__(self) -> bool:
-        return self._in_place and _which(self._log) == self._found_log
+        return _which(self._path, empty=False) == self._found and _which(self._log) == self._found_log
 
     @property
     def lacks_log(self) -> bool:
         """Return whether only the log is gone: its content can still be put into the file."""
-        return self._in_place and _which(self._log) != self._found_log
-
-    @property
-    def _in_place(self) -> bool:
-        return _which(self._path, empty=False) == self._found
+        return _which(self._path, empty=False) == self._found and _which(self._log) != self._found_log
 
     def check(self) -> None:
         """Raise StoreUnreachableError if they are gone."""

@@ -127,10 +127,11 @@ class SqliteStore:
             return False
 
     def spared(self, query: Query) -> Found | None:
-        heard = query.complete and self._open_writer().hear()
+        writer = self._open_writer()
+        heard = query.complete and writer.hear()
         if not query.complete or not (heard or self._listen()):
             return None
-        others, ground, path = self._open_writer().others, self._ground, query.path
+        others, ground, path = writer.others, self._ground, query.path
         if others.count:  # else this process wrote everything that is there
             ground.check(others.epoch)
             before = others.horizon > 0
