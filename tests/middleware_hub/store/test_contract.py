@@ -434,6 +434,32 @@ def test_a_record_stays_in_its_root(run: Run) -> None:
         await append_all(store, [first, other])
         with pytest.raises(ConflictingRecordError, match="another root"):
             await store.append(Batch([second.records[0], moved], {moved.id: second.path}))
+        for root in (
+            first.reply.root,
+            other.reply.root,
+        ):  # that of its parent, or of the reply that its prompt continued
+            between = msgspec.structs.replace(second.reply, line=other.reply.id, root=root)
+            with pytest.raises((ConflictingRecordError, MissingRecordError)):  # Redis looks in one root only
+                await store.append(Batch([second.records[0], between], {between.id: second.path}))
+        await store.append(second.batch)
+        assert await findings(store) == []
+
+    run(work)
+
+
+def test_a_refused_batch_leaves_nothing(run: Run) -> None:
+    """A new conversation that was refused together with a turn that lacks something can be appended by itself."""
+    world = World()
+    lacking = world.turn(world.turn(None, "user", "reply"), "more", "reply")
+    new = world.turn(None, "new", "reply")
+
+    async def work(store: Store) -> None:
+        together = Batch([*new.records, *lacking.records], {**new.batch.paths, **lacking.batch.paths})
+        with pytest.raises(MissingRecordError):
+            await store.append(together)
+        await store.append(new.batch)
+        assert ids(await store.find(query(new.text))) == {record.id for record in new.records}
+        assert await findings(store) == []
 
     run(work)
 
