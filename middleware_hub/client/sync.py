@@ -49,7 +49,7 @@ class Client:
         self._thread = threading.Thread(target=self._loop.run_forever, name="tito-client", daemon=True)
         self._thread.start()
         # A client that nobody closes leaves no thread behind. At the end of Python, see below.
-        self._dropped = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
+        self._dropped = weakref.finalize(self, _end_thread, self._loop, self.asynchronous)
         self._dropped.atexit = False
         _open.add(self)
 
@@ -212,6 +212,16 @@ def _loop() -> asyncio.AbstractEventLoop:
     if hasattr(selectors, "PollSelector"):
         return asyncio.SelectorEventLoop(selectors.PollSelector())
     return asyncio.new_event_loop()
+
+
+def _end_thread(loop: asyncio.AbstractEventLoop, client: AsyncClient) -> None:
+    """Close the connections of a client that was dropped, and end its thread."""
+
+    async def end() -> None:
+        await client.close()
+        loop.stop()
+
+    loop.call_soon_threadsafe(lambda: loop.create_task(end()))
 
 
 async def _next(pieces: Any) -> Piece | None:
