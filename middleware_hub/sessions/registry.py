@@ -254,6 +254,8 @@ class SessionRegistry:
         """Forget sessions whose time to live has passed, and in the others the replies that no client asked for in time."""
         moment = time.monotonic() if now is None else now
         for session in (*self._sessions.values(), *self._chats):
+            if session.trie.in_flight:
+                session.touch()  # a generation is use, and other routers see only what the log says
             session.sweep(moment)
         for session in [one for one in self._sessions.values() if one.log is None and one.expired(moment)]:
             self._expire(session)

@@ -206,7 +206,7 @@ class Session:
         self.tokens += added
         self.samples += 1
         self.exported = False
-        self.touch()
+        self.used = time.monotonic()  # its log has the time of the turn, also where another router's is replayed here
         return added
 
     # Events ------------------------------------------------------------------------------------------------------------

@@ -572,6 +572,54 @@ def test_time_to_live_is_that_of_all_routers(tmp_path: Path, monkeypatch: pytest
     asyncio.run(work())
 
 
+def test_a_generation_keeps_its_session_from_other_routers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another router sees only the log: it must not end a session whose turn runs for longer than the time to live."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other, third = [await both.another() for _ in range(3)]
+            await one.open(ttl_s=100.0)
+            assert (await other.call("GET", "/sessions/s"))[0] == 200  # has it in memory; the third one does not
+            held = one.engine.says("Yes.", hold=1)
+            client = one.ask(BODY)
+            await one.engine.arrived()
+            later = clocks(monkeypatch)
+            for ahead in range(60, 400, 60):
+                later(ahead)
+                for room in (one, other, third):
+                    assert room.app.registry.archive is not None
+                    room.app.registry.sweep()
+                    await until(lambda room=room: all(s.log is None or s.log.settled for s in room.app.registry))
+                    await room.app.registry.sweep_store(room.app.registry.archive)
+            held.go.set()
+            assert (await client.answer())[0] == 200
+            assert len(await exported(third)) == 1
+            later(500)
+            for room in (third, other, one):
+                assert room.app.registry.archive is not None
+                await room.app.registry.sweep_store(room.app.registry.archive)
+            assert (await one.call("GET", "/sessions/s"))[0] == 404
+
+    asyncio.run(work())
+
+
+def test_to_read_a_session_at_another_router_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open(ttl_s=100.0)
+            assert (await one.ask(BODY).answer())[0] == 200
+            assert (await one.ask(more(BODY)).answer())[0] == 200
+            assert other.hub.store is not None
+            (before,) = await other.hub.store.logs("session")
+            clocks(monkeypatch)(60)
+            assert (await other.call("GET", "/sessions/s"))[1]["num_generations"] == 2
+            await until(lambda: other.session.log is not None and other.session.log.settled)
+            assert await other.hub.store.logs("session") == [before]
+
+    asyncio.run(work())
+
+
 def test_no_time_passes_while_no_router_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with routers(tmp_path) as both:
