@@ -192,7 +192,7 @@ class TurnGeneration:
         self.routed = headers.get(b"x-router-reason", b"").decode("latin-1")
 
     def event(self, streamed: StreamedReply) -> None:
-        self.begun = True
+        self.begun = self.begun or not self._plan.trie.closed  # what comes of a session that is over reaches no client
         if self.building.event(streamed):
             self._on_news()
 
@@ -230,7 +230,7 @@ class TurnGeneration:
             if received.error is not None:
                 raise received.error from None  # a stream that breaks off after it says less
             raise
-        self.begun = True
+        self.begun = self.begun or not self._plan.trie.closed
         if not self._plan.request.stream:
             self.building.whole(reply, received.alternatives() if self._plan.request.top_logprobs else None)
         sent = self.prompt.ids.written

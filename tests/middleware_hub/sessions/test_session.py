@@ -58,3 +58,20 @@ def test_a_session_that_is_finalized_twice_at_once() -> None:
         assert room.metric("tito_sessions_total", event="finalized") == 1
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("call", [("POST", "/sessions/s/finalize"), ("DELETE", "/sessions/s")])
+def test_a_stream_that_has_not_begun_when_its_session_ends_is_a_409(call: tuple[str, str]) -> None:
+    """What the worker answers to the abort is its first event: not the beginning of a reply."""
+
+    async def work() -> None:
+        room = Room()
+        await room.open()
+        room.engine.says("one two", hold=0)
+        client = room.ask({**BODY, "stream": True})
+        await room.engine.arrived()
+        assert (await room.call(*call))[0] == 200
+        status, found = await client.answer()
+        assert (status, found["error"]["type"]) == (409, "session_over")
+
+    asyncio.run(work())
