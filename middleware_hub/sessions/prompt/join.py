@@ -7,7 +7,8 @@
 The tail is what the template writes after the text of the turn. If it opens with the token that the model stopped with, that
 token is used once. White space before it (`\\n<|end|>\\n`) belongs to the turn, which has ended. If the tail opens with another
 special token, or with white space and another token that ends turns, the template has no place for the sampled one, which is
-left out: otherwise the model would see two ends. A stop *string* that the client never saw is left out too, unless the tail
+left out: otherwise the model would see two ends. The same holds for the last of several tokens (`<|im_end|><|endoftext|>`, of
+which the tail spells only the first). A stop *string* that the client never saw is left out too, unless the tail
 spells it.
 """
 
@@ -73,18 +74,30 @@ def join(checkpoint: Checkpoint, tail: str, codec: Codec) -> Join:
         return Join(span.visible, checkpoint.shown + tail, recut=True, left_out=True)
     take = span.visible + taken
     left_out = take < span.count
-    if taken and not position and hidden[-1].special and not left_out and _ended(checkpoint, codec):
-        opens = codec.encode_tail(tail[:OPENING])
-        if opens and opens[0] in codec.special_ids and opens[0] != _last_id(checkpoint):
-            return Join(take - 1, tail, left_out=True)
-        blank = len(tail) - len(tail.lstrip())
-        _, spelled = spell_tail(hidden, tail, blank)
-        position = spelled if spelled > blank else 0
-        if blank and not position:
-            opens = codec.encode_tail(tail[blank : blank + OPENING])
-            if opens and opens[0] in codec.stop_ids:
-                return Join(take - 1, tail, left_out=True)
+    spelled = position and tail.endswith(hidden[-1].text, 0, position)
+    plain = position and not all(token.special for token in hidden)  # the tail spells a stop string
+    if taken and not (spelled or plain or left_out) and hidden[-1].special and _ended(checkpoint, codec):
+        return _end_once(checkpoint, take, tail, position, codec)
     return Join(take, tail[position:], left_out=left_out)
+
+
+def _end_once(checkpoint: Checkpoint, take: int, tail: str, position: int, codec: Codec) -> Join:
+    """Return how a tail joins the special token that the model stopped with, if it does not spell it at `position`."""
+    hidden, rest = checkpoint.tail, tail[position:]
+    opens = codec.encode_tail(rest[:OPENING])
+    if opens and opens[0] in codec.special_ids and opens[0] != _last_id(checkpoint):
+        return Join(take - 1, rest, left_out=True)
+    blank = len(rest) - len(rest.lstrip())
+    _, spelled = spell_tail(hidden, rest, blank)
+    if spelled > blank:
+        return Join(take, rest[spelled:])
+    if position:  # the tail has spelled another token before: the turn has ended with that
+        return Join(take - 1, rest, left_out=True)
+    if blank:
+        opens = codec.encode_tail(rest[blank : blank + OPENING])
+        if opens and opens[0] in codec.stop_ids:
+            return Join(take - 1, rest, left_out=True)
+    return Join(take, rest)
 
 
 def join_in_place(checkpoint: Checkpoint, codec: Codec) -> Join:

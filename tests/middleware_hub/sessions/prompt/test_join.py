@@ -52,3 +52,22 @@ def test_white_space_before_anything_else_stays() -> None:
     assert join(ended(EOS, "stop"), "\nb<e>", CODEC) == Join(2, "\nb<e>")
     assert join(ended(EOS, "stop"), "\n<t>b", CODEC) == Join(2, "\n<t>b")
     assert join(ended(EOT, "length"), "\n<t>b", CODEC) == Join(2, "\n<t>b")
+
+
+@pytest.mark.parametrize(
+    ("tail", "joined"),
+    [
+        ("<t><e>b", Join(3, "b")),
+        ("<t>\n<e>b", Join(3, "b")),
+        ("<t>\nb", Join(2, "\nb", left_out=True)),
+        ("<t><t>b", Join(2, "<t>b", left_out=True)),
+        ("<e>b", Join(3, "b")),
+        ("\n<e>b", Join(3, "b")),
+    ],
+)
+def test_a_turn_with_two_end_tokens_ends_once(tail: str, joined: Join) -> None:
+    """A base model under a chat template says both `<|im_end|>` and the `<|endoftext|>` that its engine stops at."""
+    span = TokenSpan(None, 0, 0, pack_ids([A, EOT, EOS]), 1, versions="1", visible=1)
+    hidden = HiddenToken(1, "<t>", special=True, shown=0), HiddenToken(1, "<e>", special=True, shown=0)
+    turn = Checkpoint("1", MessageNode("1", "assistant", b"", None, 2), span, None, 0, "stop", tail=hidden)
+    assert join(turn, tail, CODEC) == joined
