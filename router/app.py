@@ -16,6 +16,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router import plugins
+from router.auth.cross_site import CrossSiteGuard
 from router.auth.guard import ApiKeyGuard
 from router.auth.keys import Keys
 from router.config import RouterConfig, ServerConfig, TraceConfig
@@ -225,6 +226,7 @@ def create_app(
         control.inspector = plugins.load(config.inspector)(control.inspector, context)
     if others is not None:
         app = JointRoutes(app, others, registry)
+    app = CrossSiteGuard(app, keys)
     if keys:
         app = ApiKeyGuard(app, keys)
     app = BodyTimeout(LoopGuard(app, instance), config.server.body_timeout)

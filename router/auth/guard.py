@@ -50,7 +50,7 @@ class ApiKeyGuard:
         await self._app(scope, receive, send)
 
     def _caller(self, scope: Scope, right: Right) -> Caller:
-        given = _key_of(scope)
+        given = key_of(scope)
         caller = self._keys.identify(given)
         if caller is None and right is Right.USE:
             caller = self._keys.anonymous()
@@ -71,7 +71,7 @@ class ApiKeyGuard:
         return Caller(tenant, admin=True, confined=True)
 
 
-def _key_of(scope: Scope) -> bytes:
+def key_of(scope: Scope) -> bytes:
     """Return the key of a request: a bearer token, or `x-api-key` as Anthropic's clients send it."""
     scheme, _, given = (header(scope, b"authorization") or "").partition(" ")
     if scheme.lower() == "bearer":

@@ -20,6 +20,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.flags",
         "router.processes.*",
         "router.routes",
+        "router.auth.cross_site",
         "router.auth.guard",
         "router.serving.*",
         "router.demo.*",
