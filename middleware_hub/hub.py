@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import cached_property
 from pathlib import Path
@@ -119,7 +120,9 @@ class Hub:
         if self.saving is not None and config is not None and config.url is not None:
             logger.info("the store is %s", shown(config.url))
             name = identity(config.url, config.prefix)
-            await self.saving.open(SpoolFolder(config.spool, name, fingerprint, config.spool_max_bytes), self._another)
+            folder = SpoolFolder(config.spool, name, fingerprint, config.spool_max_bytes)
+            await self.saving.open(folder, self._another)
+            await asyncio.to_thread(folder.warn_of_others)
         if self.versions is not None:
             await self.versions.read()
         if self.memory is not None:

@@ -44,7 +44,7 @@ def tell_of_waiting(args: argparse.Namespace) -> None:
     files = []
     for path in SpoolFolder(args.spool, identity(args.store, args.store_prefix), None, 0).paths():
         try:
-            waiting = SpoolFile.waiting_in(path)
+            _, waiting = SpoolFile.look_into(path)
         except OSError as error:
             sys.stderr.write(f"{path}: {error.strerror}\n")
             continue

@@ -130,16 +130,19 @@ class SpoolFile:
         return found
 
     @classmethod
-    def waiting_in(cls, path: Path) -> list[Waiting]:
-        """Return what waits in a file, without a change to it: its router may be at work. Without such a file, nothing does."""
+    def look_into(cls, path: Path) -> tuple[SpoolHead, list[Waiting]]:
+        """Return whose a file is and what waits in it, and change nothing: its router may be at work.
+
+        Without such a file, nothing waits.
+        """
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return []
+            return SpoolHead("", None), []
         try:
             found = cls(descriptor, path, SpoolHead("", None), 0)
             found._scan(None)
-            return list(found.waiting)
+            return found.head, list(found.waiting)
         finally:
             os.close(descriptor)
 

@@ -11,6 +11,8 @@ from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
+
 from middleware_hub.store.errors import StoreError
 from middleware_hub.store.spool.file import SpoolFile, SpoolHead
 from middleware_hub.store.sqlite.file import place_of
@@ -71,6 +73,28 @@ class SpoolFolder:
                 text = "%s: %d bytes at the end were torn, and are cut off; %d replies within are damaged"
                 logger.error(text, path, found.torn_bytes, found.damaged)
             yield found
+
+    def warn_of_others(self) -> None:
+        """Log what waits for stores of other addresses. A store that has moved gets nothing from under its old one.
+
+        No file is locked for that, or a router of its store that starts at this moment would leave it out.
+        """
+        store, _, prefix = self._head.store.partition(" ")
+        here = f"{store} --store-prefix {prefix}" if prefix else store
+        for path in sorted(self._base.glob("*/*.spool")):
+            if path.parent == self._folder:
+                continue
+            try:
+                head, waiting = SpoolFile.look_into(path)
+            except (OSError, msgspec.MsgspecError) as error:
+                logger.info("the spool file %s cannot be read: %s", path, error)
+                continue
+            if waiting:
+                text = (
+                    "%d replies wait in %s for the store %s. If that is an older address of this store, hand them over: "
+                    "tito-router store handover --store %s --any-store %s"
+                )
+                logger.warning(text, sum(one.replies for one in waiting), path, head.store, here, path)
 
     def paths(self) -> list[Path]:
         """Return all files, including those in use."""

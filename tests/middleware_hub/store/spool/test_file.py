@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from middleware_hub.hub import Hub
 from middleware_hub.store.errors import DamagedRecordError
 from middleware_hub.store.paths import BLOCK, STEP, TextPath
 from middleware_hub.store.protocol import Batch
@@ -20,7 +23,10 @@ from middleware_hub.store.records import Blob, Event, places_of
 from middleware_hub.store.spool.file import SpoolFile, SpoolHead
 from middleware_hub.store.spool.folder import SpoolFolder, identity
 from middleware_hub.store.spool.packing import pack, unpack
+from router.config import StoreConfig
+from router.embedded.models.ngram import shipped_tokenizer
 from tests.middleware_hub.store.world import NS, World
+from tests.support.lives import tokenizer_of
 
 HEAD = SpoolHead("sqlite:/a", "toy")
 
@@ -255,3 +261,32 @@ def test_folders_are_those_of_stores(tmp_path: Path) -> None:
     assert identity("redis://host:1/0", "p:") != identity("redis://host:1/0", "q:")
     for spool in (left, *spools[1:]):
         spool.close()
+
+
+def test_what_waits_for_another_address_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the command that hands it over; neither what is handed over anyway, nor an empty file, is told of."""
+    old, now = (SpoolFolder(str(tmp_path), identity(at), "toy", 1 << 20) for at in ("sqlite:/a/b", "sqlite:/a/c"))
+    spools = [old.make(), old.make(), now.make()]
+    for spool in spools[1:]:
+        spool.put(b"x", replies=3)
+    now.warn_of_others()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"3 replies wait in {spools[1].path} for the store {identity('sqlite:/a/b')}. If")
+    assert line.endswith(f"store handover --store {identity('sqlite:/a/c')} --any-store {spools[1].path}")
+    for spool in spools:
+        spool.done(len(spool.waiting))
+        spool.close()
+
+
+def test_a_router_tells_of_it_at_its_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spool = SpoolFolder(str(tmp_path / "spool"), identity("sqlite:/a/b"), "toy", 1 << 20).make()
+    spool.put(b"x", replies=3)
+    hub = Hub(tokenizer_of(shipped_tokenizer()), StoreConfig(url=f"sqlite:{tmp_path}", spool=str(tmp_path / "spool")))
+
+    async def nothing(*_: object) -> Any:
+        pass
+
+    asyncio.run(hub.live(nothing, {"type": "lifespan"}, nothing, nothing))
+    assert f"3 replies wait in {spool.path}" in caplog.text
+    spool.done()
+    spool.close()
