@@ -19,6 +19,8 @@ from router.auth.permissions import Right, needed
 from router.errors import ForbiddenError
 from router.http.headers import header
 
+_TELLING = frozenset({b"sec-fetch-site", b"origin"})
+
 
 class CrossSiteGuard:
     """Lets a browser's request in if a page of this router sent it, or nobody did (a typed address), or it has a key."""
@@ -29,7 +31,8 @@ class CrossSiteGuard:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serve one connection. Raises ForbiddenError."""
-        if scope["type"] == "http" and _foreign(scope) and not self._keys.identify(key_of(scope)):
+        plain = _TELLING.isdisjoint(dict(scope.get("headers", ())))  # as from all clients but browsers
+        if not plain and scope["type"] == "http" and _foreign(scope) and not self._keys.identify(key_of(scope)):
             method, path = scope["method"], scope["path"]
             if method not in ("GET", "HEAD", "OPTIONS") or needed(method, path) is Right.ADMIN:
                 raise ForbiddenError(
