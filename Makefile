@@ -117,7 +117,7 @@ soak: $(VENV)/.bench ## half an hour of load and trouble (ARGS="--minutes 1"); p
 	@$(PY) -m benchmarks.soaking.soak --page docs/performance.md $(ARGS)
 
 reference: $(VENV)/.test ## make the tables of docs/reference.md (flags, metrics) from the code
-	@$(PY) scripts/make_reference.py $(ARGS)
+	@$(PY) -m scripts.make_reference $(ARGS)
 
 pictures: $(VENV)/.test ## take the pictures of the inspector for docs/inspector.md, in a Chromium
 	@$(PY) -m scripts.make_pictures $(ARGS)

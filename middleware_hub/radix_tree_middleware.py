@@ -29,7 +29,7 @@ from middleware_hub.radix.judge import Verdict
 from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import Namespace
 from middleware_hub.radix.responder import Recorder, Responder
-from middleware_hub.radix.retrieval import RetrievalRequest
+from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.spans.chain import printed_ids
 from middleware_hub.tokenizer import id_checks
 from middleware_hub.trajectories.calls import Calls

@@ -1,6 +1,6 @@
 """Make the tables of docs/reference.md, the router's flags and metrics, from the code.
 
-Usage: python scripts/make_reference.py [--check]
+Usage: python -m scripts.make_reference [--check]
 
 The script replaces what is between the marks of the page; the rest is written by hand. `--check` changes nothing and exits
 with 1 if the page differs from the code. Nothing in the tables depends on the machine.

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry
 from middleware_hub import sessions_middleware
 from middleware_hub.inspector import api
 from middleware_hub.radix import retrieval
+from middleware_hub.radix.retrieval_request import RetrievalRequest
 from router.app import create_app
 from router.cli import COMMANDS
 from router.config import HealthConfig, RadixConfig, RouterConfig
@@ -297,7 +298,7 @@ def test_every_field_of_a_retrieval_is_documented() -> None:
     _, _, section = API.read_text().partition("\n## POST /retrieve_from_text\n")
     cells = re.findall(r"^\| (`[^|]*) \|", section.partition("\n## ")[0], re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
-    asked = set(retrieval.RetrievalRequest.__struct_fields__) - {"ignored"}
+    asked = set(RetrievalRequest.__struct_fields__) - {"ignored"}
     assert (keys | asked) - named == set(), "no row in docs/http-api.md"
 
 

@@ -1,6 +1,6 @@
 """The parsers of sampled text by the names that options take, SGLang's and vLLM's own among them.
 
-A new call parser is a class with `names` and `template_tags`, and an entry in `_CALL_PARSERS`.
+docs/development.md says how to add one.
 """
 
 from __future__ import annotations

@@ -14,11 +14,10 @@ from msgspec import Raw
 
 from middleware_hub.spans.chain import STORE_UNREACHABLE, TokenSpan
 from middleware_hub.spans.extras import TOP_P_IDS, TOP_P_OFFSETS, Extra, Extras
-from middleware_hub.spans.per_token import ROW_FIELDS, TurnRows, joined, written
+from middleware_hub.spans.per_token import ROW_FIELDS, TOP_P, TurnRows, joined, written
 from middleware_hub.spans.trajectory import Trajectory, Turn
 from router.http.offload import offload
 
-TOP_P: Final = "top_p"
 UNLIKE_ROWS: Final = "unlike_rows"
 """The reason if replies of one sequence have rows of different widths: they are not joined."""
 Fetch = Callable[[TokenSpan, Sequence[str]], Awaitable[Mapping[str, Extra] | None]]

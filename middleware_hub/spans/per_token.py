@@ -30,7 +30,7 @@ from __future__ import annotations
 import binascii
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from msgspec import Raw
@@ -38,6 +38,8 @@ from numpy.typing import NDArray
 
 ROW_FIELDS = ("routed_experts", "indexer_topk")
 """The fields of `meta_info` that are such arrays; the shape of others is unknown."""
+TOP_P: Final = "top_p"
+"""The field of an answer with the tokens that top-p kept; it is not an array per token."""
 
 MISSING = -1
 """Each number of a row that no turn reported."""

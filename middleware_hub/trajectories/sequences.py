@@ -17,7 +17,8 @@ from middleware_hub.radix import retrieval
 from middleware_hub.radix.cut import end_of
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Recall
-from middleware_hub.radix.retrieval import MANY_TOKENS, RetrievalRequest
+from middleware_hub.radix.retrieval import MANY_TOKENS
+from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.answer_json import encoded
 from middleware_hub.spans.trajectory import SharedMask, flatten

@@ -21,7 +21,6 @@ from middleware_hub import parsers
 from router.cli import COMMANDS, main
 from router.config import (
     CALL_PARSERS,
-    POLICY_NAMES,
     RADIX_TREE_MIDDLEWARE,
     REASONING_PARSERS,
     SESSIONS_MIDDLEWARE,
@@ -31,7 +30,6 @@ from router.config import (
 )
 from router.errors import BadRequestError
 from router.flags import config_from_args, parser
-from router.policies import POLICIES
 from tests.router.conftest import DONE, GatedWorker
 from tests.support.serving import serving
 from tests.support.usual import usual
@@ -94,10 +92,6 @@ def test_every_flag_of_sessions_arrives() -> None:
 def test_the_parsers_in_the_help_exist() -> None:
     assert set(CALL_PARSERS) <= set(parsers.NAMES)
     assert set(REASONING_PARSERS) <= set(parsers.REASONING_NAMES)
-
-
-def test_the_policies_in_the_help_exist() -> None:
-    assert list(POLICIES) == POLICY_NAMES
 
 
 def test_every_flag_arrives() -> None:

@@ -176,7 +176,7 @@ def faults(module: str, source: str) -> list[str]:
     found = []
     layer = layer_of(module)
     if layer is None and len(ast.parse(source).body) != 1:  # a package may be a docstring and nothing else
-        found.append(f"{module} stands in no layer")
+        found.append(f"{module} stands in no layer: add it to LAYERS in tests/router/test_layers.py")
     for name in sorted(imports_of(source)):
         package = name.partition(".")[0]
         if module.startswith("router") and package == "middleware_hub":
@@ -208,7 +208,7 @@ def modules() -> dict[str, str]:
 def test_imports_point_down() -> None:
     """All modules in one test: to start five hundred tests costs more than what they look at."""
     found = {module: told for module, source in modules().items() if (told := faults(module, source))}
-    assert found == {}
+    assert found == {}, "\n".join(fault for told in found.values() for fault in told)
 
 
 def test_the_table_is_about_these_files() -> None:

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import msgspec
 
-from middleware_hub.radix.retrieval import Answered, RetrievalRequest, retrieve
+from middleware_hub.radix.retrieval import Answered, retrieve
+from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from tests.middleware_hub.radix.talk import NS, Talk
 from tests.middleware_hub.toy import EOS, A, B

@@ -86,4 +86,5 @@ def test_every_field_of_an_answer_is_in_the_document() -> None:
     table = DOCUMENT.read_text().partition("because one may be misspelt. The answer:")[2].partition("\n\nAsking")[0]
     documented = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
     asked = {"stale_tokens", "routed_experts", "indexer_topk", "top_p"}
-    assert trajectory(talk.tree, turn.generation, turn.text).keys() | asked == documented
+    answered = trajectory(talk.tree, turn.generation, turn.text).keys() | asked
+    assert answered == documented, "the table of the answer, under POST /retrieve_from_text in docs/http-api.md"

@@ -6,15 +6,17 @@ A new policy is tested here without further work, except that `REASONS` lists it
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config import CacheAwareConfig
+from router.config import POLICY_NAMES, CacheAwareConfig
 from router.policies import POLICIES, create_policy
 from router.policies.base import Decision, ForgetsWorkers, Policy, ReadsPrompts, RouteQuery
 from router.policies.cache_aware import CacheAware
@@ -24,6 +26,7 @@ from router.workers.worker import Worker
 from tests.conftest import examples
 from tests.router.prefix_tree.recount import check
 
+PAGE = Path(__file__).parents[3] / "docs" / "routing.md"
 EVERY = pytest.mark.parametrize("name", POLICIES)
 REASONS = {
     "consistent_hashing": {"target", "key", "spilled", "no_key"},
@@ -34,6 +37,12 @@ REASONS = {
 
 def fleet(count: int) -> tuple[Worker, ...]:
     return tuple(Worker(f"http://w{number}:1") for number in range(count))
+
+
+def test_the_help_and_the_page_name_every_policy() -> None:
+    assert list(POLICIES) == POLICY_NAMES, "POLICY_NAMES in router/config/workers.py"
+    table = PAGE.read_text().partition("| your requests | policy |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", table)) == set(POLICIES), "the table at the top of docs/routing.md"
 
 
 def decide(policy: Policy, workers: Sequence[Worker], query: RouteQuery) -> Decision:
