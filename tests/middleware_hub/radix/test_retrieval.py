@@ -83,7 +83,8 @@ def test_no_token_is_trained_twice_and_each_listed_reply_whole(
 def test_every_field_of_an_answer_is_in_the_document() -> None:
     talk = Talk()
     turn = talk.say("ab", [A, EOS], "r1")
-    table = DOCUMENT.read_text().partition("because one may be misspelt. The answer:")[2].partition("\n\nAsking")[0]
+    section = DOCUMENT.read_text().partition("\n## POST /retrieve_from_text\n")[2]
+    table = section.partition("| field | meaning |")[2].partition("\n\n")[0]
     documented = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
     asked = {"stale_tokens", "routed_experts", "indexer_topk", "top_p"}
     answered = trajectory(talk.tree, turn.generation, turn.text).keys() | asked
