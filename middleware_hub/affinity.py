@@ -1,13 +1,13 @@
-"""`x-router-affinity`: a word by which a load balancer keeps a conversation at one of several routers.
+"""`x-router-affinity`: a value by which a load balancer keeps a conversation at one of several routers.
 
-Every router of a store answers every request exactly, so this only saves look-ups. A client sends back the word that it was
-answered, or its own word. A client that sends nothing gets the same word at every turn of a conversation:
+Every router of a store answers every request exactly, so this only saves look-ups. A client sends back the value of the reply,
+or one of its own. Without the header, a client gets the same value at every turn of a conversation:
 
     a text, ids      a hash of the end of the first prompt: the text before the first sampled token of the chain
     a session        its id, which its URL has too
     other chats      a hash of the messages before the first reply
 
-All samples of one prompt have one word: they share that prompt in a router's memory, and groups are many and small.
+All samples of one prompt have one value, so one router encodes their prompt once; groups are many and small.
 """
 
 from __future__ import annotations

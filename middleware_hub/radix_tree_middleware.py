@@ -1,7 +1,7 @@
 """`RadixTreeMiddleware`: from texts to exact tokens, as pure ASGI around the router's proxy.
 
-A `/generate` is read and parsed once. Its text is matched and the tail encoded, and the body goes onward with ids in place of
-the prompt. On the way back the same bytes go to the client and into the recorder. A request that cannot be recorded passes
+The middleware reads and parses a `/generate` once, matches its text, encodes the tail, and sends the body on with ids in place
+of the prompt. On the way back the same bytes go to the client and into the recorder. A request that cannot be recorded passes
 through unchanged, and its reply says so in `x-radix-recorded`.
 """
 

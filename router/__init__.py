@@ -1,1 +1,1 @@
-"""Routes requests over SGLang workers: which worker serves this request, and are the workers well."""
+"""Routes requests over SGLang or vLLM workers: which worker serves this request, and which workers are healthy."""

@@ -1,4 +1,4 @@
-"""`create_app(config)`: the one place where the parts are made and wired. `run(config)` serves them."""
+"""`create_app(config)`: the one place that makes the parts and wires them. `run(config)` serves them."""
 
 from __future__ import annotations
 

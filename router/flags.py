@@ -1,7 +1,7 @@
 """The command line's flags, made from the configuration, and the configuration made from parsed flags.
 
 Each field in `router/config` that a flag sets describes it. Names follow SGLang's router where it has one. Three flags are
-written out here, because what they mean is not the value of one field: `--version`, `--no-sessions` and `--middleware`.
+written out here, because they do not set one field: `--version`, `--no-sessions` and `--middleware`.
 """
 
 from __future__ import annotations

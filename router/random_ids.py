@@ -1,4 +1,4 @@
-"""Random ids, drawn from the system for many requests at a time: asking it costs more than all else about an id."""
+"""Random ids, drawn from the system for many requests at a time, because the system call costs more than the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer of one generation, as a client sees it: the words of all dialects."""
+"""The answer of one generation, as a client sees it, in the types of all dialects."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Message keys: when two messages count as the same, although a client never sends back exactly what it received.
 
-An echo loses its reasoning, gains empty fields, and has its tool arguments printed again. Tokens come from the trie and never
-from the echo, so an echo only needs to be recognized: `canonical` compares what a message says, `strict` all of its fields. A
-user's own function takes the message and returns anything hashable.
+A message that comes back (an *echo*) loses its reasoning, gains empty fields, and has its tool arguments serialized again.
+Tokens come from the trie and never from the echo, so an echo only needs to be recognized: `canonical` compares the meaning of a
+message, `strict` all of its fields. A user's own function takes the message and returns anything hashable.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A conversation as text, with everything that is needed to find its tokens again.
 
-Every turn names the reply that it continues, and at the end all replies are listed. So a reply that the router lost makes the
-sequence inexact; without the names its text would silently be taken for a prompt.
+Every turn names the reply that it continues, and the retrieval lists all replies. So a reply that the router lost makes the
+sequence inexact; without the names, its text would silently count as prompt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks of the options that functions of the client take by name.
 
-Otherwise a misspelt name would do nothing: a misspelt `group_size`, for example, leaves a group incomplete for ever.
+Otherwise a misspelt name would have no effect: a misspelt `group_size`, for example, leaves a group incomplete for ever.
 """
 
 from __future__ import annotations

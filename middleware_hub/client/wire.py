@@ -1,4 +1,4 @@
-"""Requests and answers without a socket: what is sent, what comes back, and what may be sent twice.
+"""Requests and answers without a socket: their bytes, and which requests may be sent twice.
 
 A request is sent again only where that cannot make a second sample. A router that could not be reached, or that answered that
 it took nothing (408, 429, 503), has sampled nothing. After a broken connection the reply may exist. So after that, only a

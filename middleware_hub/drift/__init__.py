@@ -1,1 +1,1 @@
-"""`tito-router drift`: what a loop that re-encodes its text trains wrongly."""
+"""`tito-router drift`: the sampled tokens that a loop replaces because it encodes its text again."""

@@ -1,8 +1,8 @@
 """Compares sampled ids with those of the same text, encoded again.
 
 Two ways of encoding are in use, and both are compared. `whole` encodes the conversation at its end, and takes the tokens that
-lie in the reply. `alone` encodes each reply by itself. A sampled token is trained as it was only if it is among the new ones,
-in order:
+lie in the reply. `alone` encodes each reply by itself. A sampled token is trained on only if it is among the new ones, in
+order:
 
     sampled   [ four][ty][-two][<|im_end|>]
     whole     [ forty][-two]                       2 of 4 changed, 1 of them without a text; 1 new token that was not sampled

@@ -1,1 +1,1 @@
-"""The inspector: shows what is remembered, token by token. A page, the JSON API behind it, and reports."""
+"""The inspector: shows the recorded tokens. A page, the JSON API behind it, and reports."""

@@ -1,4 +1,4 @@
-"""A sequence as trainers want it: cut into prompt and response, and complete even if something was lost.
+"""A sequence for a trainer: cut into prompt and response, with every array present even if tokens were lost.
 
 A trainer's batch has every array in every sample, or fails as a whole. So a sequence that must not be trained on (`usable` is
 false) still has arrays of the right lengths: missing values are filled with valid values that mean nothing.

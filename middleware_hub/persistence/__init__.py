@@ -1,1 +1,1 @@
-"""Between what a process remembers and the store that outlives it: look-ups before a decision, appends before an answer."""
+"""Between the memory of a process and the store: look-ups before a decision, appends before an answer."""

@@ -1,8 +1,8 @@
-"""The memory between the radix tree and the store. The tree never asks the store, so it is filled before it is asked.
+"""The memory between the radix tree and the store. The tree never reads the store, so this fills the tree before a match.
 
-*The store finds, the tree decides.* Before a text is matched or retrieved, the store is asked for what lies on its path beyond
-what the tree knows, and the code that records puts that into the tree. While no other router has written and the tree has
-dropped nothing, there is nothing to ask.
+*The store finds, the tree decides.* Before a text is matched or retrieved, a look-up reads the records on its path that the
+tree lacks, and the code that records replies puts them into the tree. While no other router has written and the tree has
+evicted nothing, no look-up is needed.
 """
 
 from __future__ import annotations

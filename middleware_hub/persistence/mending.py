@@ -1,4 +1,4 @@
-"""Conversations that are here although the store has forgotten or lost them: their records are made again from the spans."""
+"""Conversations in memory that the store has forgotten or lost: their records are made again from the spans."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the ids of a chain spell, where that differs from the text under which it was recorded.
+"""The decoded ids of a chain, where they differ from the text under which it was recorded.
 
-A client that continues with ids (a partial rollout, resumed from what was retrieved) asks for the chain with which they begin.
-The tree finds it by the ids; a store finds by text only, so such a chain is also entered there under its spelling:
+A client that continues with ids (a partial rollout, resumed from a retrieval) asks for the chain with which they begin. The
+tree finds it by the ids; a store finds by text only, so such a chain is also entered there under its spelling:
 
     text    "What is 2+2?"  "4"              "And 3+3?"  "6"
     ids      What is 2+2?    4<|im_end|>      And 3+3?    6<|im_end|>      the first end of turn has no text

@@ -1,4 +1,4 @@
-"""Recorded replies on their way into the store: named at once, and written down together.
+"""Recorded replies on their way into the store: they get ids at once, and are written together.
 
     record   a turn gets the ids of its records. What is recorded after it may build on it from now on
     later    texts are hashed and records made, of all turns that came in meanwhile: one batch

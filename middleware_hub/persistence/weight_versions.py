@@ -1,4 +1,4 @@
-"""The order of weight versions, written down: staleness and collection continue after a restart.
+"""The order of weight versions in the store, so that staleness and collection continue after a restart.
 
 What the clock notes (`VersionClock.changes`), and which worker has which version, is a log in the store. It is appended
 together with the reply that brought the news, and read before the first request and when others have written. The order of the

@@ -1,1 +1,1 @@
-"""The radix tree over texts: what it holds, what is written into it, and what is read out of it."""
+"""The radix tree over texts: its structure, recording, matching and retrieval."""

@@ -1,7 +1,7 @@
 """Which recorded chain a text continues: rule 3 of exactness. Only reads.
 
-A text is first walked down the tree. The longest complete reply on its path is continued, or the reply that the request names.
-After it, whole tokens of a chain that the text leaves midway are reused too (see `cut`).
+The match walks a text down the tree. It continues the longest complete reply on the path, or the reply that the request names.
+After that reply, it also reuses whole tokens of a chain that the text leaves midway (see `cut`).
 """
 
 from __future__ import annotations

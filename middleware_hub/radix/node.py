@@ -1,6 +1,6 @@
 """Nodes of the radix tree, and the generations that end at them.
 
-A node stands for one text: all edges from the root, joined. It owns characters only. What it knows of tokens is pointers:
+A node stands for one text: all edges from the root, joined. It owns characters only, and points at the tokens:
 
     ends      generations whose prompt + reply is exactly this text, oldest first
     contexts  context spans of prompts that are exactly this text

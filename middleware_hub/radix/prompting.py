@@ -1,4 +1,4 @@
-"""From a client's prompt to the ids that a worker gets: match, and encode only what is not remembered."""
+"""From a client's prompt to the ids that a worker gets: match the recorded prefix, and encode only the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request of `/retrieve_from_text` asks for, read from its body."""
+"""A request to `/retrieve_from_text`, read from its body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns that were answered to clients, and that the store may have lost: they are looked for when a session is read again."""
+"""Answered turns that the store may have lost: they are looked for when a session is read again."""
 
 from __future__ import annotations
 

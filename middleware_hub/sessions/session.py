@@ -1,4 +1,4 @@
-"""A session: a message trie, what belongs to it, and what a client may still do with it.
+"""A session: its message trie, its state, and the calls that its phase allows.
 
                  generate   complete   finalize   trajectories
     active          yes        yes        yes         yes

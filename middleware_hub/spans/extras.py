@@ -1,4 +1,4 @@
-"""What engines report of each token besides its logprob: which experts read it, and from which tokens it was sampled.
+"""Per-token data of engines besides logprobs: which experts read a token, and from which tokens it was sampled.
 
 They are arrays of int32, kept beside the span of a reply and never in it: they take up to a hundred times its bytes.
 

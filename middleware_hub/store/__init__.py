@@ -1,8 +1,8 @@
-"""The store: what was recorded, beyond the life of a process and for several processes at once.
+"""The store: recorded spans that outlive a process, and that several processes share.
 
 *The store finds, the tree decides.* Spans are immutable, so a store keeps each as one record (`records.SpanRecord`), with its
-links as ids. A tree that does not know a text asks the store which records lie on the text's path, takes them in as if it had
-recorded them, and decides as always. Nothing is replayed at the start.
+links as ids. For a text that the tree does not know, a look-up finds the records on the text's path; the tree takes them in as
+if it had recorded them, and decides as always. Nothing is replayed at the start.
 
 **Open one** (`opening`, `protocol.Store`):
 

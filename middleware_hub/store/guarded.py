@@ -1,4 +1,4 @@
-"""A store that hangs no caller: each is answered, or told in time that the store does not answer.
+"""A store that blocks no caller: each gets an answer, or in time an error that the store does not answer.
 
     answering --- a look-up fails, or takes too long ---> away: everything fails at once, and probes go on asking
               <----------- a probe is answered ------------

@@ -1,4 +1,4 @@
-"""What a store counts and reports while it is open."""
+"""The counts of an open store."""
 
 from __future__ import annotations
 

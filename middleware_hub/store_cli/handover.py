@@ -1,4 +1,4 @@
-"""Lists and hands over, by hand, what a router left behind in a spool file."""
+"""`tito-router store handover`: lists spool files that a router left behind, and hands them over."""
 
 from __future__ import annotations
 

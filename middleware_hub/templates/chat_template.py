@@ -13,11 +13,11 @@ A turn with calls holds the sentinel in their arguments, because many templates 
 a call belongs to the turn, not to the tail: it is what such a turn writes in addition to one without calls (`turn_forms`).
 
 The rendered conversation is a short one, with one user's message before the turn and no tools, if the template's tails depend
-neither on earlier messages nor on tools; otherwise everything is rendered. `_probe` finds that out by trying, and the result
-is remembered. Templates may also look for words in earlier messages (`/no_think` in a system prompt): if these hold a word that
-the template spells, everything is rendered as well (see `reads`). A comparison (`composing`) finds what is still missed, and
-from then on (`distrust`) this template gets no short conversations. If a template only copies the texts after the turn, other
-texts are put into what it wrote around the first ones (see `slots`).
+neither on earlier messages nor on tools; otherwise everything is rendered. `_probe` finds that out by trying, and the result is
+remembered. Templates may also look for words in earlier messages (`/no_think` in a system prompt): if these hold a word that
+the template spells, everything is rendered as well (see `reads`). A comparison (`sessions/prompt/tails.py`) finds what is still
+missed, and from then on (`distrust`) this template gets no short conversations. If a template only copies the texts after the
+turn, other texts are put into what it wrote around the first ones (see `slots`).
 
 A **transcript** is a rendering of everything with a sentinel in each of several turns, cut at these. A sentinel follows the
 opening of the turn, which is not always the generation prompt that the model got (the history has lost a `<think>`, or gained

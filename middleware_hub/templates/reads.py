@@ -1,4 +1,4 @@
-"""What a chat template reads in its messages' texts, found in its source: can another text change what it writes?
+"""Which texts a chat template's decisions depend on, found in its source.
 
 Tails are rendered from a short conversation (see `chat_template`). That is right only if the template writes the same for
 the real one. Most templates copy texts and read only roles. Some look for words:

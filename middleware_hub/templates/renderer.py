@@ -49,7 +49,7 @@ class RenderingError(Exception):
     """The template's text around a turn cannot be separated from the turn itself.
 
     Attributes:
-        reason: one word for counters, see `composing`.
+        reason: one word for counters, see `sessions/prompt/composed_prompt.py`.
         turns: of a transcript, the number of leading turns that can be separated.
     """
 

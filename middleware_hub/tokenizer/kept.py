@@ -1,4 +1,4 @@
-"""Files that a start leaves for the next one, in the user's cache folder.
+"""Files in the user's cache folder that make the next start faster.
 
 A file's key is a fingerprint of everything from which its content was made, so a key's content never changes, and content made
 from anything else is never found. A file begins with the hash of the rest: a partial or damaged file is ignored. It is written

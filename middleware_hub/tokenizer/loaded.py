@@ -1,4 +1,4 @@
-"""What transformers makes of a tokenizer's folder. The only file of the tokenizer that loads with transformers.
+"""The tokenizer that transformers loads from a folder. The only file of this package that uses transformers.
 
 transformers decides what a worker's tokenizer is: its classes may build another one than the folder's tokenizer.json says.
 Importing and asking it takes two seconds of processor time. So what it made of a local folder is kept (`kept`) for the next

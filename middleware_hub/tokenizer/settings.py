@@ -1,4 +1,4 @@
-"""What a tokenizer.json says about a tokenizer: its parts, and what it adds only to a start."""
+"""The settings in a tokenizer.json: the tokenizer's parts, and what it adds only to a start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples a trainer is given: whole groups first, oldest first."""
+"""Which samples a claim gets: whole groups first, oldest first."""
 
 from __future__ import annotations
 

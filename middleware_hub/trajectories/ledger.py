@@ -1,4 +1,4 @@
-"""The groups of one tenant and namespace: which samples can be claimed, which claims hold them, and what is done with them.
+"""The groups of one tenant and namespace: which samples can be claimed, which claims hold them, and which are settled.
 
                  sampled, joined             claimed                    acknowledged
     (nothing) ---------------------> open ------------> sealed, held ----------------> done, and soon forgotten

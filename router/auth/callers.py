@@ -1,4 +1,4 @@
-"""Who sent a request, as its key says."""
+"""The sender of a request, by its key."""
 
 from __future__ import annotations
 

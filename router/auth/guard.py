@@ -1,4 +1,4 @@
-"""The check of keys, in front of all routes. It also notes whose request it is."""
+"""The check of keys, in front of all routes. It also notes the request's tenant."""
 
 from __future__ import annotations
 

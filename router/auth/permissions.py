@@ -1,9 +1,9 @@
 """Which key a path needs.
 
-A path that is not the router's own goes to a worker as it is. Workers have many paths: some write files, load weights, start
-profilers, or show how the worker was started, its own key and command line included (`/server_info`). A list of forbidden paths
-would have a hole with every release. So this is a list of what a tenant may do, and everything else needs an admin key. Add the
-paths of your own middleware here.
+The router passes a path that is not its own to a worker. Some of a worker's paths write files, load weights, start profilers,
+or show the worker's command line, its own key included (`/server_info`). A list of forbidden paths would miss new ones at every
+release. So this file lists the paths that a tenant may use, and all others need an admin key. Add the paths of your own
+middleware here.
 
 Some paths are left out although they look harmless: `/open_session`, `/close_session` and `/v1/responses/{id}`, because a
 worker serves them to every client that knows the id. Reports on load, caches and corpora concern all tenants.

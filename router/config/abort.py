@@ -1,4 +1,4 @@
-"""Generations that their workers aborted."""
+"""What the router does with generations that their workers aborted."""
 
 from __future__ import annotations
 

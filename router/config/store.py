@@ -1,4 +1,4 @@
-"""The store: it keeps what was recorded, beyond the end of this process."""
+"""The store: it keeps recorded replies beyond the end of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tokens to remember, and how large a reply may be, if no flag says it."""
+"""The default budget of remembered tokens, and the default limit of a reply's size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workers: which there are, how one is chosen, their health, and requests that they did not serve."""
+"""The workers: their addresses, the choice of one, their health, and requests that they did not serve."""
 
 from __future__ import annotations
 

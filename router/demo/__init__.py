@@ -1,1 +1,1 @@
-"""The one-minute shows: `tito-router demo` and `tito-router demo-agent`, everything on one machine, without a GPU."""
+"""The demonstrations `tito-router demo` and `tito-router demo-agent`: a minute each, on one machine, without a GPU."""

@@ -1,4 +1,4 @@
-"""`tito-router demo`: start everything, play conversations, show what came of them."""
+"""`tito-router demo`: start everything, run conversations, show the results."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A rollout as a workflow author writes it, as a loop over text; and the trajectory that a trainer makes of the text.
 
-The loop uses no tokens. It puts aside the `output_ids` of every reply, to compare what is retrieved in the end with what the
-worker sampled: what the router itself reports would prove nothing.
+The loop uses no tokens. It only keeps the `output_ids` of every reply, to compare the retrieved tokens with those that the
+worker sampled: the router's own report would prove nothing.
 """
 
 from __future__ import annotations

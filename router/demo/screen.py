@@ -1,4 +1,4 @@
-"""The terminal, or the file that takes its place."""
+"""The output: a terminal, or a file in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an embedded worker is set up with."""
+"""The options of an embedded worker."""
 
 from __future__ import annotations
 

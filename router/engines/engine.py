@@ -1,11 +1,11 @@
-"""What an engine is to the router: how to recognise it, and how to talk to its workers.
+"""The contract of an engine: how the router recognizes it, and how it talks to its workers.
 
 Inside the router requests and replies have one form, the *common form*, which is SGLang's: `/generate`, its replies and
 streams, and the calls to the fleet. Hub, policies, retries and aborts read and write only the common form. An *engine* is an
-adapter: it translates where a request leaves for a worker, and where the reply comes back (`router/proxy/engine_upstream.py`).
-For SGLang it does nothing.
+adapter: it translates a request on its way to a worker, and the reply on its way back (`router/proxy/engine_upstream.py`). For
+SGLang it does nothing.
 
-Adapters are pure code: an `Exchange` says what to send, and translates the answers. Sending is done elsewhere.
+Adapters are pure code: an `Exchange` says what to send, and translates the answers. Other code does the I/O.
 
 A new engine is a folder next to `sglang` and `vllm` with one `Engine`, and a row in `router/engines/table.py`.
 """

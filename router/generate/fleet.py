@@ -1,12 +1,12 @@
 """Calls to all workers (abort, pause, weights), and the abort of generations whose clients left.
 
 Sent to one worker, `/pause_generation` or a new weight version would divide the fleet. So these calls go to every worker of the
-pool, draining ones too, and the answer holds the answers of all. All workers get the call at the same time, because a transfer
-of weights may need all of them at once; those whose last probe was bad come last (`router/generate/fleet_calls.py`).
+pool, draining ones too, and the answer has the answers of all. The router calls all workers at the same time, because a
+transfer of weights may need all of them at once; workers whose last probe was bad come last (`router/generate/fleet_calls.py`).
 
 Weight updates reach the workers one after the other, in the order in which they came: two at once would leave some workers with
-one version and some with the other. A call that has begun goes on when its client leaves: half of an update is worse than an
-update without a client.
+one version and some with the other. A call that has begun is completed even if its client disconnects: half an update is worse
+than an update without a client.
 """
 
 from __future__ import annotations

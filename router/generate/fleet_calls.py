@@ -1,10 +1,10 @@
 """One call of the fleet at one worker: how long the router waits, and whether the worker did it.
 
-A worker that hangs must not hang a call to all workers. So an answer may take `--fleet-timeout`. A transfer of weights may take
-any time: it goes on while its worker answers probes, and is given up when no probe was answered for that time. The probes of a
-worker that has left the fleet do not count: it may never end the transfer, and later updates wait for it. A worker whose
-last probe was bad is probed again before it gets the call: a stopped process serves its backlog when it goes on, and by
-then the others may have got another call.
+A hanging worker must not block a call to all workers. So an answer may take `--fleet-timeout`. A transfer of weights may take
+any time: the router waits while the worker answers probes, and gives up when it has answered none for `--fleet-timeout`. The
+probes of a worker that has left the fleet do not count: it may never end the transfer, and later updates wait for it. A worker
+whose last probe was bad is probed again before it gets the call: when a stopped process continues, it serves its backlog, and
+by then the others may have got a later call.
 """
 
 from __future__ import annotations

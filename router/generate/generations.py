@@ -1,4 +1,4 @@
-"""The layer around the proxy: generations that a worker aborted, or whose client left.
+"""The layer around the proxy for generations that a worker aborted, or whose client disconnected.
 
 A worker aborts its generations when its weights change. Under the policy `retry`, the client does not notice: the router sends
 the same request again, elsewhere or later, until it is answered. An abort that a client asked for through this router is

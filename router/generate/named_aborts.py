@@ -1,8 +1,8 @@
-"""Ends generations by the id that their clients know, whichever router they are at.
+"""Ends generations by the id that their clients know, at whichever router they are.
 
-An abort is an entry in the routers' log before any worker hears of it, so that no router sends such a generation again.
-SGLang's rule for names holds for all routers together: the generations of this very name are meant, or, if no router has one,
-those whose names begin with it. So a name that is not known here is asked for twice.
+An abort is an entry in the routers' log before any worker gets it, so that no router resends such a generation. SGLang's rule
+for ids holds for all routers together: an abort ends the generations with exactly this id, or, if no router has one, those
+whose ids begin with it. So for an id that this router does not have, it asks the others twice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What it costs to parse a JSON body, estimated before it is parsed.
 
 A decoder makes an object of every value, in one call that nothing interrupts: thirty million characters of text take it a
-fiftieth of a second, thirty million characters of `{},{},{},` ten seconds, in which no other request is served. So large
-bodies are weighed first, in steps of milliseconds: how many names, brackets and commas stand outside of strings.
+fiftieth of a second, thirty million characters of `{},{},{},` ten seconds, in which the router serves no other request. So it
+estimates large bodies first, in steps of milliseconds: how many names, brackets and commas stand outside of strings.
 """
 
 from __future__ import annotations

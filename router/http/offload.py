@@ -1,4 +1,4 @@
-"""Work that would hold up the event loop, done in a thread."""
+"""Runs work that would block the event loop in a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers that handle one request leave for each other, behind one accessor.
+"""The state that the layers of one request share, behind one accessor.
 
 The layers are ASGI applications around each other, and any application may stand between two of them. So they share one
 `RequestState` in `scope["state"]`. It is frozen: a layer that adds to it calls the next one with a new scope

@@ -1,9 +1,9 @@
-"""Time limits for others that leave out the lateness of this process.
+"""Time limits for workers and clients that do not count delays of this process.
 
-All requests share one event loop. When the loop is late (a long computation, a machine with too few cores, a process that
-was stopped), an answer may lie unread while a plain time limit passes, and the loop's first act would be to give up. So these
-limits count turns of the loop: they pass in `TICKS` steps of one turn each, a late step counts no more than one in time, and
-the last one has to be in time. When a limit has passed, the loop had that many chances to send the request and to read the
+All requests share one event loop. When the loop is late (a long computation, a machine with too few cores, a process that was
+stopped), an answer may lie unread while a plain time limit passes, and the loop would give up before it reads. So these limits
+count iterations of the loop: they pass in `TICKS` steps of one iteration each, a late step counts no more than a timely one,
+and the last step has to be timely. When a limit has passed, the loop had that many chances to send the request and to read the
 answer.
 """
 

@@ -1,10 +1,10 @@
-"""What the workers' KV caches hold, as the workers report it.
+"""The contents of the workers' KV caches, as the workers report them.
 
 Block sizes differ between workers, so there is one `PositionalIndexer` for each size. A worker with several data-parallel ranks
-has several caches, and a request meets one of them: each is followed separately, and the best one counts.
+has several caches, and a request uses one of them: the index follows each separately, and the best one counts.
 
-The index never credits a worker with more than it holds. `tracked` says whether it also knows everything: if a worker's first
-events were missed, what it stored before is unknown until it empties its cache.
+The index never credits a worker with more than it holds. `tracked` says whether the index is complete: if it missed a worker's
+first events, the blocks stored before are unknown until the worker empties its cache.
 """
 
 from __future__ import annotations

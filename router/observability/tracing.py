@@ -1,4 +1,4 @@
-"""Traces: what a request spends its time on.
+"""Traces: where a request spends its time.
 
 Code that does a piece of a request's work wraps it in `with tracer.span("encode", tokens=...):`. The tracer decides what that
 means: `OFF` does nothing, in a fraction of a microsecond, and `otel.py` makes OpenTelemetry spans. Attributes have this

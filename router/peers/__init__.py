@@ -1,1 +1,1 @@
-"""Several routers of one fleet: what they tell each other, and which of them are there."""
+"""Several routers of one fleet: what they exchange, and which of them are alive."""

@@ -1,4 +1,4 @@
-"""The log of what concerns all routers: read in order, and applied by each of them in the same way."""
+"""The log of changes that concern all routers: each router reads it in order, and applies it in the same way."""
 
 from __future__ import annotations
 

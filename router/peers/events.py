@@ -1,7 +1,7 @@
-"""What routers tell each other, one entry of the log each, and what the log says about the fleet.
+"""The entries of the routers' log, and the state of the fleet that they add up to.
 
-An entry of a kind that this router does not know comes from a newer one and is passed over. Fields may be added; those
-that an entry lacks have their defaults.
+A router skips an entry of an unknown kind, which a newer router wrote. Fields may be added; an entry that lacks them has their
+defaults.
 """
 
 from __future__ import annotations

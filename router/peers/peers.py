@@ -1,13 +1,13 @@
-"""The other routers of the fleet: what this router tells them, and what it hears from them.
+"""The other routers of the fleet: what this router sends them, and what it learns from them.
 
 Everything that concerns all routers is an entry of one log (`events`). A router applies an entry when it reads it, its own
 entries too, so all of them reach the same state, whichever wrote first. Each reads the log all the time, and to its end before
-anything depends on it (`catch_up`). A call that changes something is answered when every router that is there (`presence`) has
-read its entry, or is not there any more.
+anything depends on it (`catch_up`). A call that changes something is answered when every live router (`presence`) has read its
+entry.
 
-While the log cannot be reached, a router goes on alone: calls take effect here, their answers say that no other router was
-told, and the entries are appended, in their order, when the log is back. What others appended meanwhile then stands before
-them.
+While a router cannot reach the log, it continues alone: calls take effect here, their answers say that no other router was
+told, and the router appends the entries, in their order, when the log is back, after the entries that others appended
+meanwhile.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which routers are there: each announces itself for some seconds, again and again, with its load and how far it has read.
+"""The live routers: each announces itself for some seconds, again and again, with its load and how far it has read.
 
-No router waits for one whose announcement ran out (it was stopped, or the store was away). So before such a router goes on, it
-announces itself and *then* reads the log to its end: all entries appended meanwhile are in it, and a router that appends one
-from then on waits for this router.
+No router waits for a router whose announcement has expired (it was stopped, or the store was away). So before such a router
+continues, it announces itself and *then* reads the log to its end: the log has all entries appended meanwhile, and a router
+that appends one from then on waits for this router.
 """
 
 from __future__ import annotations

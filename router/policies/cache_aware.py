@@ -1,17 +1,17 @@
 """Balance first, then the longest cached prefix that tells workers apart.
 
-A worker has cached what it was sent, so one tree of token ids and one of texts remember the prompts. A prompt then goes to the
-worker of its longest known prefix. Taken literally, that rule ruins a run in which all prompts start alike: the first worker
-has the system prompt, so it gets everything. Three rules prevent this:
+A worker has cached the prompts that it got, so one tree of token ids and one of texts record them. A prompt then goes to the
+worker with its longest known prefix. Alone, that rule fails in a run in which all prompts start alike: the first worker has the
+system prompt, so it gets every request. Three rules prevent this:
 
 - A prefix only counts for a worker if others lack it. What more than half of the fleet holds is common to all, and lengths and
   shares are measured from its end.
 - A prompt that continues a conversation stays on its worker, whatever share of it is known (see `remembered_prompts`). Replies
   that pass through the router are remembered after their prompts, which tells samples of one prompt apart.
-- A worker that was given too much work lately gets no new conversations because of its cache; if it also has too many requests
-  in flight, it gets no further turns of its old conversations either.
+- A worker that recently got too much work gets no new conversations for its cache; if it also has too many requests in flight,
+  it gets no further turns of its old conversations either.
 
-Workers that publish their KV cache events are believed over the tree, which does not know what they evicted.
+For workers that publish KV cache events, the events count instead of the tree, which does not know evictions.
 
 A decision reveals nothing of other tenants' prompts: the trees hold each tenant's prompts after a salt of its own.
 """

@@ -1,9 +1,9 @@
 """The same worker for the same key.
 
-Each worker stands at 150 places of a ring, and a key belongs to the first worker after it. A worker that joins or leaves
-therefore moves only its own keys. A worker with more than 1.25 times the mean number of requests in flight is passed over
-until it has fewer (consistent hashing with bounded loads; Mirrokni, Thorup, Zadimoghaddam, 2016). Its keys go to the next
-worker on the ring, which is always the same one, so they find their KV cache there as well.
+Each worker has 150 places on a ring, and a key belongs to the first worker after it. A worker that joins or leaves therefore
+moves only its own keys. The policy skips a worker with more than 1.25 times the mean number of requests in flight until it has
+fewer (consistent hashing with bounded loads; Mirrokni, Thorup, Zadimoghaddam, 2016). Its keys go to the next worker on the
+ring, which is always the same one, so they find their KV cache there as well.
 """
 
 from __future__ import annotations

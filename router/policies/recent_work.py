@@ -1,7 +1,7 @@
-"""How much work each worker was given lately.
+"""The work that each worker got recently.
 
-Requests in flight show which workers are busy now. They do not show which hold conversations whose clients are thinking, or
-which have long requests; the tokens routed lately do. Time is counted in decisions: every decision makes all earlier work weigh
+Requests in flight show which workers are busy now. They do not show which workers have conversations whose clients are
+thinking, or long requests; recently routed tokens do. Time is counted in decisions: every decision makes all earlier work weigh
 a little less. Instead of shrinking every sum, the weight of new work grows, so a decision costs the same for any fleet size.
 """
 

@@ -1,4 +1,4 @@
-"""One worker after the other."""
+"""The workers in turn."""
 
 from __future__ import annotations
 

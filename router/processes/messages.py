@@ -1,4 +1,4 @@
-"""What the parent and its processes say to each other, over a socket pair that no other process can reach."""
+"""The messages between the parent and its processes, over a socket pair that no other process can reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parent counts itself."""
+"""The parent's own metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each of several processes gets at its start, above all its share of the limits that the flags set for all."""
+"""The configuration of each of several processes, above all its share of the limits that the flags set for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parent of several processes: it has the address, starts, watches and drains them, and joins what they say.
+"""The parent of several processes: it binds the address, starts, watches and drains them, and joins their output.
 
 It serves no request itself. Its processes are routers like any other, which share a store.
 """

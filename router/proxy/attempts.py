@@ -9,7 +9,7 @@ What may be sent again, and how often:
 | what happened | who is at fault | the request |
 |---|---|---|
 | no connection | the worker | goes elsewhere, to each worker once |
-| connection lost before a reply | the worker, if another one answers | goes elsewhere, three times at most |
+| connection lost before a reply | the worker, if another one answers | goes elsewhere, three workers at most |
 | no reply in time | the same | its copy is aborted, then the same |
 | 500, 502, 504 | the same | the same, and without another worker this is the reply |
 | 404, 405, 501 | the worker: it has no `/generate` | goes elsewhere, to each worker once; else this is the reply |

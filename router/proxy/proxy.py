@@ -1,9 +1,9 @@
 """One request: choose -> lease -> send -> stream -> release.
 
-A worker fails either before or after the client has got anything of its reply. Before: the request goes elsewhere, as far as
-that is safe, and in the end the client gets a 502 that names the workers that were tried. To prolong this phase, the head of a
-reply is held back until the first piece of its body (or its end) has come. After: the proxy can only break the client's
-connection visibly, because an ending that looks clean would make half a rollout look whole.
+A worker fails either before or after the client has received any part of the reply. Before: the proxy tries other workers, as
+far as that is safe, and finally the client gets a 502 that names the workers that were tried. To prolong this phase, the proxy
+holds the head of a reply back until the first piece of its body (or its end) has come. After: the proxy can only break the
+client's connection visibly, because a clean end would make half a rollout look whole.
 """
 
 from __future__ import annotations

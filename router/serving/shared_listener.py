@@ -1,13 +1,14 @@
-"""A listening socket from which one or several processes accept: whole crowds, and evenly.
+"""A listening socket from which one or several processes accept: many connections at once, and evenly.
 
-uvloop accepts one connection in each turn of the event loop. A busy loop turns some dozen times a second, so the last of 256
-connections that came at once waited for 7 s. Here a turn takes all that are there.
+uvloop accepts one connection in each iteration of the event loop. A busy loop has some dozen iterations a second, so the last
+of 256 simultaneous connections waited for 7 s. Here an iteration accepts all waiting connections.
 
 Left to themselves, several processes race for each connection, and the one that happens to be awake wins: of 256 connections
 that came two milliseconds apart, one of two processes got 98%. A socket of its own for each (SO_REUSEPORT) spreads by a hash:
-fair on average only, and what waits at a process that dies is lost, at one that hangs waits with it. So here all accept from
-one queue, and each looks at a board in shared memory before it does: it takes what makes all have the same number, and leaves
-the rest to the others. It takes that too if it is still there a moment later, because the others are busy or hang.
+fair on average only, and connections that wait at a process are lost if it dies, and wait if it hangs. So here all accept from
+one queue, and each first reads the numbers of all in shared memory: it accepts as many connections as keep the numbers equal,
+and leaves the rest to the others. If the rest still waits a moment later, because the others are busy or hang, it accepts them
+too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The engine of the fleet: all workers run the same one.
 
-A generation may be tried at any worker, and a call goes to all of them. What one engine samples, another one would tokenize,
-stop and report differently. So a worker of another engine is refused. With `--engine auto`, the workers that are there decide;
-when the last of them has left, the next one does.
+A generation may be tried at any worker, and a call goes to all of them. Engines tokenize, stop and report differently. So the
+router refuses a worker of another engine. With `--engine auto`, the present workers decide the engine; after the last of them
+has left, the next worker does.
 """
 
 from __future__ import annotations

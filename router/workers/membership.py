@@ -1,4 +1,4 @@
-"""Which workers belong to the fleet, for all of its routers: added and removed by calls to any of them.
+"""The workers of the fleet, for all of its routers: calls to any router add and remove them.
 
 The log of the routers decides (`router/peers`). A worker that was removed by a call stays removed until a call adds
 it: a router that starts, with whatever command line, does not bring it back. All other workers of a command line are added

@@ -1,4 +1,4 @@
-"""Probes: what a new worker is, and whether a known one is well.
+"""Probes: what a new worker is, and whether a known one is healthy.
 
 Each request of a probe uses a new connection, because a pooled connection that the worker has just closed looks like a dead
 worker.

@@ -1,4 +1,4 @@
-"""Groups and rewards as the ledgers have them, including those that other routers wrote down."""
+"""Groups and rewards from the ledgers, including the entries of other routers."""
 
 from __future__ import annotations
 

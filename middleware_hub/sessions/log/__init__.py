@@ -1,1 +1,1 @@
-"""Sessions beyond their process: each is a log of events in a store, which every router reads on before it serves a call."""
+"""Sessions in a store: each is a log of events, whose new part every router reads before it serves a call."""

@@ -1,4 +1,4 @@
-"""Compare the text of a chain with a rendering of the whole conversation.
+"""Compares the text of a chain with a rendering of the whole conversation.
 
 A chain is assembled from sampled turns and rendered tails. Here it is compared, cut at its special tokens:
 

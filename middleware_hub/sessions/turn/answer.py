@@ -1,4 +1,4 @@
-"""What a client sees of one generation: its sampled text, parsed piece by piece as it comes, and the final answer.
+"""The client's view of one generation: its sampled text, parsed piece by piece as it comes, and the final answer.
 
 Parsing never touches tokens. If a parser fails, the rest of the text is passed on unparsed, so no reply is lost.
 """

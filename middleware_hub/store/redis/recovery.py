@@ -1,4 +1,4 @@
-"""What a server has lost although it had acknowledged it, and how routers restore it.
+"""How routers restore acknowledged writes that a server has lost.
 
     another process answers, or the store was emptied
       -> nothing is looked up or appended: a result may lack what another router has not yet written again

@@ -1,4 +1,4 @@
-"""What other processes have written: each committed group of records has a row of `news` with its places.
+"""The writes of other processes: each committed group of records has a row of `news` with its places.
 
     records    1   2   3   4   5   6   7      numbers are given in the order of appending, and none is given twice
     news           A       B           A      A's row says: after 1, up to 2. Its next one: after 4, up to 7

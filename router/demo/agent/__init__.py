@@ -1,1 +1,1 @@
-"""`tito-router demo-agent`: agents in a session, and the tree of what they did."""
+"""`tito-router demo-agent`: agents in a session, and the tree of their turns."""

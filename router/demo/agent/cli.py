@@ -1,4 +1,4 @@
-"""`tito-router demo-agent`: agents at work in a session, and the tree of what they did."""
+"""`tito-router demo-agent`: agents in a session, and the tree of their turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trajectories against what the workers wrote down: id by id, and every other promise that goes with an id."""
+"""Compares trajectories with the workers' logs: ids, and every other promise about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the agents' model is made to say: tool calls word for word, and the first words of answers.
+"""The scripted part of the agents' replies: tool calls word for word, and the first words of answers.
 
 The shipped language model looks back three tokens, so it cannot write a tool call. Each request therefore scripts how the reply
 begins, in `custom_params` that only the embedded engine understands. The logprobs of the scripted tokens are the model's own. A

@@ -1,4 +1,4 @@
-"""The faults that a worker can be made to show."""
+"""The faults that a test can inject into a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker remembers of its requests, for a test to compare with."""
+"""A worker's records of its requests, for a test to compare with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one reply is to be, decided beforehand."""
+"""The script of one reply: its tokens, its end and its faults, set beforehand."""
 
 from __future__ import annotations
 

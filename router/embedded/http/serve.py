@@ -1,4 +1,4 @@
-"""Uvicorn in a running loop, with what no server offers: to die in the middle of everything, and to come back."""
+"""Uvicorn in a running loop, which a test can kill at any moment and start again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A language model of forty kilobytes, counted while it is loaded: it makes some sense, and spells in many ways.
+"""A language model of forty kilobytes, counted while it is loaded: its replies make some sense, with varied tokenizations.
 
-The router exists for replies whose ids are not those that their text encodes to. A model that was counted from encoded text
-never writes one. So the corpus is spelled many times, and each time some of its tokens are split at random, into two that spell
-the same:
+The router exists for replies whose ids differ from the encoding of their text. A model that was counted from encoded text never
+samples such a reply. So the corpus is tokenized many times, and each time some of its tokens are split at random, into two with
+the same text:
 
     encoded      [The][ keeper][ of][ the][ old][ lighthouse]...
     in a passage [The][ ke][eper][ of][ the][ old][ light][house]...

@@ -1,4 +1,4 @@
-"""Sampling parameters: every name that SGLang takes, and what becomes of it at a vLLM worker.
+"""Sampling parameters: every name that SGLang takes, and its equivalent at a vLLM worker.
 
 SGLang's names are those of its `SamplingParams` (0.5.23), the others those of vLLM's (0.32). Parameters that a client
 leaves out have SGLang's defaults here, too: vLLM would take them from the model's `generation_config.json`.

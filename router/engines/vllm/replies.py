@@ -1,7 +1,7 @@
 """Replies of a vLLM worker, read from either of its two endpoints, and printed as SGLang's worker would print them.
 
-Ids that are missing or wrong make a reply unreadable. Logprobs that are missing or wrong become null: the tokens are what was
-sampled all the same. A client that asked for logprobs sees that such a reply is not exact; no logprob is guessed.
+Ids that are missing or wrong make a reply unreadable. Logprobs that are missing or wrong become null, because the tokens are
+still the sampled ones. A client that asked for logprobs sees that such a reply is not exact; no logprob is guessed.
 """
 
 from __future__ import annotations
