@@ -36,7 +36,7 @@ class RadixMetrics:
         self._matches = CountTally(
             registry,
             "tito_radix_matches",
-            "Prompts by how they were matched (continued, fresh), and what is to be known about it (cut_in_token, "
+            "Prompts by how they were matched (continued, fresh), and remarks about them (cut_in_token, "
             "tail_left_out, ambiguous_parent, unknown_parent)",
             ("kind",),
         )
@@ -45,7 +45,7 @@ class RadixMetrics:
         )
         self.retrieval_reasons = Counter(
             "tito_radix_retrieval_reasons_total",
-            "Texts retrieved, by what is to be known about the answer (unknown_reply, unknown_parent, retokenized, ...)",
+            "Texts retrieved, by the reasons in the answer (unknown_reply, unknown_parent, retokenized, ...)",
             ("reason",),
             registry=registry,
         )

@@ -47,7 +47,7 @@ class _StoreCollector(Collector):
         yield replies
         lookups = CounterMetricFamily(
             "tito_store_lookups",
-            "Texts before which the store was asked (found, nothing), did not have to be (known), or could not be (failed)",
+            "Look-ups of texts in the store: found, nothing, known (no look-up was needed), or failed",
             labels=["result"],
         )
         for result in ("known", "nothing", "found", "failed"):
@@ -55,7 +55,7 @@ class _StoreCollector(Collector):
         yield lookups
         away = CounterMetricFamily(
             "tito_store_away_seconds",
-            "Time for which the store did not answer, by what was asked of it",
+            "Time for which the store did not answer, by operation",
             labels=["what"],
         )
         away.add_metric(["lookups"], saving.store.away_seconds)
@@ -72,12 +72,12 @@ class _StoreCollector(Collector):
         for name, text, value in (
             ("restored_records", "Records that were put into the tree", memory.restored),
             ("wait_seconds", "Time from a reply's recording to its acknowledgement, summed", saving.seconds),
-            ("handed_over", "Batches that waited for the store, and are in it now", saving.handed_over),
+            ("handed_over", "Batches that waited for the store and were written to it later", saving.handed_over),
             ("appends", "Batches written since the start", size.appends),
             ("groups", "Groups of batches written since the start: one commit each", size.groups),
-            ("cut_off", "Look-ups that left something out, because there was too much", size.cut_off),
+            ("cut_off", "Look-ups that left records out, because there were too many", size.cut_off),
             ("damaged", "Records that look-ups left out, because they cannot be read", size.damaged),
-            ("conflicts", "Records that were there with another content", size.conflicts),
+            ("conflicts", "Records whose id the store already had with different content", size.conflicts),
         ):
             yield CounterMetricFamily(f"tito_store_{name}", text, value=value)
         for name, text, gauge in (

@@ -39,7 +39,7 @@ class SessionMetrics:
             registry,
             "tito_session_turns",
             "Prompts of chats by how they were made: first (nothing sampled before), continued, spliced and anew (for the "
-            "reason given), and what is to be known of them: ambiguous, unknown_parent, left_out, rendered_whole, setting, "
+            "reason given), and remarks about them: ambiguous, unknown_parent, left_out, rendered_whole, setting, "
             "template_mismatch, edited_turn (stripped, reasoning, call_ids, edited; rewritten: nothing of the sampled turn is "
             "left)",
             ("kind", "reason"),

@@ -52,7 +52,7 @@ class RadixConfig(Section):
     )
 
     inspector: bool = flag(
-        "--inspector", True, "serve /inspect: a page, and an API, that show what is remembered token by token"
+        "--inspector", True, "serve /inspect: a page, and an API, that show recorded conversations token by token"
     )
 
     @property

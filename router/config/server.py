@@ -29,7 +29,7 @@ class ServerConfig(Section):
     router_id: str | None = flag(
         "--router-id",
         None,
-        "what this router is called in GET /routers and in logs of others, for people",
+        "readable name of this router in GET /routers and in the logs of other routers",
         metavar="NAME",
         unset="host, port and process",
     )

@@ -49,7 +49,10 @@ class SessionsConfig(Section):
         "--verify-rate", 0.01, "share of turns to check against a rendering of the whole conversation", limit=SHARE
     )
     orphan_grace: float = flag(
-        "--orphan-grace", 30.0, "how long a turn outlives its client, for one that asks again", limit=at_least(0)
+        "--orphan-grace",
+        30.0,
+        "how long a turn outlives its client, so that a repeated request can adopt it",
+        limit=at_least(0),
     )
     max_context: int | None = flag(
         "--max-context",

@@ -20,14 +20,16 @@ class StoreConfig(Section):
     url: str | None = flag(
         "--store",
         None,
-        "where to keep what was recorded, for the next process and for others: sqlite:PATH (a folder or a file),"
+        "where to keep recorded replies and sessions, across restarts and for other routers: sqlite:PATH (a folder or a file),"
         " redis://HOST:PORT/DB, rediss://, redis+sentinel://HOST:PORT,HOST:PORT/NAME/DB, redis+cluster://HOST:PORT;"
         " @FILE has it in a file, which the list of processes does not show",
         metavar="URL",
         unset="nowhere: it ends with this process",
     )
     prefix: str = flag(
-        "--store-prefix", "tito:", "what the keys of a store in Redis begin with: another one is another store"
+        "--store-prefix",
+        "tito:",
+        "beginning of the keys of a store in Redis; stores with different prefixes are separate",
     )
     durability: Durability = flag(
         "--durability",
@@ -38,13 +40,13 @@ class StoreConfig(Section):
     failure: StoreFailure = flag(
         "--store-failure",
         "spool",
-        "while the store does not answer: go on, and keep what is recorded in a file until it does (spool), or answer 503"
+        "while the store does not answer: serve requests, and keep their records in a file until it does (spool), or answer 503"
         " before a worker is asked (refuse)",
     )
     spool: str | None = flag(
         "--store-spool",
         None,
-        "folder for the files of what waits for the store, on a disk of this machine that outlives the process; the routers"
+        "folder for records that wait for the store, on a disk of this machine that outlives the process; the routers"
         " of one machine may share it",
         metavar="PATH",
         unset="below the user's cache",
@@ -57,6 +59,6 @@ class StoreConfig(Section):
     max_bytes: int | None = flag(
         "--store-max-bytes",
         None,
-        "most bytes in the store; beyond, whole conversations are forgotten, the least useful first",
+        "most bytes in the store; beyond, whole conversations are forgotten, retrieved ones first",
         unset="the disk is the limit",
     )

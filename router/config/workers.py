@@ -39,14 +39,17 @@ class CacheAwareConfig(Section):
         "--balance-abs-threshold", 64, "requests by which the busiest worker may exceed the idlest", limit=NOT_NEGATIVE
     )
     balance_rel: float = flag(
-        "--balance-rel-threshold", 1.5, "and the factor; above both, the least loaded worker is chosen", limit=FACTOR
+        "--balance-rel-threshold",
+        1.5,
+        "factor by which it may; above both, the least loaded worker is chosen",
+        limit=FACTOR,
     )
-    eviction_interval: float = flag(
-        "--eviction-interval-secs", 60.0, "time between two checks whether too much is remembered"
-    )
+    eviction_interval: float = flag("--eviction-interval-secs", 60.0, "time between two evictions")
     max_tree_size: int = flag("--max-tree-size", 1 << 26, "most characters, and most ids, of prompts to remember")
     snapshot: Path | None = flag(
-        "--policy-snapshot", None, "file that keeps the memory over restarts, written at intervals and at the end"
+        "--policy-snapshot",
+        None,
+        "file that keeps the remembered prompts across restarts, written at intervals and at the end",
     )
     snapshot_interval: float = flag("--policy-snapshot-interval-secs", 60.0, "time between two snapshots")
     kv_events: bool = flag(
@@ -66,7 +69,7 @@ class HealthConfig(Section):
         "--health-failure-threshold", 3, "bad probes in a row after which a worker gets no more requests"
     )
     success_threshold: int = flag(
-        "--health-success-threshold", 2, "good probes in a row after which it gets requests again"
+        "--health-success-threshold", 2, "good probes in a row after which a worker gets requests again"
     )
     version_gate: bool = flag(
         "--version-gate", False, "send nothing to a worker at another weight version than this router set last"

@@ -20,9 +20,7 @@ class PeersCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         peers = self._peers
         there = 1 if peers.kind is None or peers.away else 1 + len(peers.presence.others)
-        yield GaugeMetricFamily(
-            "tito_router_routers", "Routers of the fleet that are there, this one included.", value=there
-        )
+        yield GaugeMetricFamily("tito_router_routers", "Live routers of the fleet, this one included.", value=there)
         entries = CounterMetricFamily(
             "tito_router_control_entries",
             "Entries of the control log that this router has read, by kind; lost: they were damaged, or gone.",
