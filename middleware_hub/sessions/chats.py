@@ -24,7 +24,8 @@ from middleware_hub.sessions.turn.exchange import Exchange, RequestKey, end_what
 from middleware_hub.sessions.turn.generation import MANY_LOGPROBS, TurnGeneration
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from router.engines.sglang.worker_request import new_rid
-from router.http.disconnect import ClientConnection
+from router.errors import ClientDisconnectedError
+from router.http.disconnect import ClientConnection, served_client
 from router.http.headers import HeaderList, first_values, text_of
 from router.http.offload import offload
 from router.http.responses import send_json
@@ -86,6 +87,9 @@ class Chats:
         if session.notes is not None:
             asked = await session.notes.recall(request, key.parent)
             session.require(Act.GENERATE)
+        served = served_client(scope)
+        if served is not None and served.gone:  # while it waited: what sends it again may be here, and begins its own
+            raise ClientDisconnectedError("the client left before its turn was begun")
         # No await until the exchange is known, so that the second of two equal requests finds the first.
         exchange = self._turns.adopt(session, key) if sent_again else None
         if exchange is None:

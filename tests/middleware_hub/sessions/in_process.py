@@ -25,6 +25,7 @@ from middleware_hub.spans.chain import pack_ids
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.config import RadixConfig, RouterConfig, SessionsConfig, StoreConfig
 from router.errors import ClientDisconnectedError, RouterError
+from router.http.disconnect import EXTENSION, ServedClient
 from router.http.responses import send_error
 from router.http.upstream import UpstreamBrokenError
 from router.plugins import MiddlewareContext
@@ -216,7 +217,9 @@ class Client:
         self.out: list[AsgiMessage] = []
         self._condition = asyncio.Event()
         given = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self.served = ServedClient()
         scope = {"type": "http", "method": method, "path": path, "headers": given, "query_string": b"", "state": {}}
+        scope["extensions"] = {EXTENSION: self.served}
         self._task = asyncio.create_task(self._served(app, scope))
 
     async def _served(self, app: Any, scope: Scope) -> None:
@@ -244,6 +247,7 @@ class Client:
 
     async def leave(self) -> None:
         """The connection is gone, and the router has seen it."""
+        self.served.leave()
         self._gone.set()
         try:
             await self._task

@@ -49,6 +49,27 @@ class TestWhileItIsComposed:
 
         asyncio.run(work())
 
+    def test_a_client_that_left_before_its_turn_was_begun_has_none(self) -> None:
+        """Both requests wait for the start of the router, or for a store: the first one must not make a second sample."""
+
+        async def work() -> None:
+            room = Room()
+            await room.open()
+            chats, ready = room.app._chats, asyncio.Event()
+            assert chats is not None
+            chats._warming = asyncio.ensure_future(ready.wait())  # type: ignore[assignment]
+            first = room.ask(BODY)
+            again = room.ask(BODY, again="1")
+            await until(lambda: not first._content and not again._content)
+            leaving = asyncio.create_task(first.leave())
+            await asyncio.sleep(0)
+            ready.set()
+            await leaving
+            assert (await again.answer())[0] == 200
+            assert (room.session.samples, len(room.engine.log), room.session.trie.in_flight) == (1, 1, 0)
+
+        asyncio.run(work())
+
     def test_an_orphan_that_no_client_asks_for_leaves_nothing_behind(self) -> None:
         async def work() -> None:
             room, slow = gated(orphan_grace=0.0)
