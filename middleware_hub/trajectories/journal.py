@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from middleware_hub.store.errors import DamagedRecordError
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event
 from middleware_hub.trajectories.events import AnyEvent
@@ -37,6 +38,13 @@ _TRIM_EVERY: Final = 500
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
+
+
+class UnknownEventError(DamagedRecordError):
+    """An event is whole, but none of this version. To leave it out could lose samples, or hand them out twice."""
+
+    status = 409
+    type = "unknown_event"
 
 
 class Journal(Protocol):
@@ -254,5 +262,11 @@ def stored(log: str, event: AnyEvent) -> Event:
 
 
 def read(event: Event) -> AnyEvent:
-    """Return the event that the store kept. Raises DamagedRecordError."""
-    return event.decoded(_decoder)
+    """Return the event that the store kept. Raises UnknownEventError."""
+    try:
+        return event.decoded(_decoder)
+    except DamagedRecordError as error:
+        raise UnknownEventError(
+            f"{error}. Another version of the router wrote it. Claim what waits with that version; for new groups use another "
+            "x-radix-namespace, or another --store"
+        ) from error

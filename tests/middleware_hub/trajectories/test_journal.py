@@ -14,6 +14,7 @@ import pytest
 from msgspec import structs
 
 from middleware_hub.spans.versions import VersionClock
+from middleware_hub.store.errors import DamagedRecordError
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event
 from middleware_hub.trajectories import groups, journal
@@ -201,6 +202,21 @@ def test_events_of_old_logs_are_read() -> None:
         assert new[: len(old) - 2] == old[:-2]
         assert new[len(old) - 1] == old[-1], "the fields of old events have their places"
         assert journal.read(Event(log, "", msgspec.msgpack.encode(old))) == structs.replace(event, before=())
+
+
+def test_groups_of_another_version_are_told_as_such(tmp_path: Path) -> None:
+    """The first logs had no rewards of several replies. To leave out such an event would hand out what it settled."""
+    log = "groups/a/b"
+    old = Event(log, "rewarded", msgspec.msgpack.encode(["rewarded", b"k", 1.0, b"{}", 2.0]))
+
+    async def work(store: Store) -> None:
+        saving = Saves(store)
+        await saving.write(Batch(events=[old]))
+        with pytest.raises(DamagedRecordError, match="Claim what waits with that version") as found:
+            await StoreJournal(saving, log).read_on()
+        assert (found.value.status, found.value.type) == (409, "unknown_event")
+
+    with_store(f"sqlite:{tmp_path}/store", work)
 
 
 def test_what_nobody_claims_does_not_keep_the_log_for_ever() -> None:
