@@ -32,7 +32,7 @@ KEPT_SECONDS = 120.0
 hold megabytes of logprobs.
 """
 HAND_OVER_SECONDS = 5.0
-"""How long an aborted generation may take to end by itself."""
+"""How long a generation may take to end by itself, from when its worker is told to end it."""
 
 
 class RequestKey(NamedTuple):
@@ -179,8 +179,12 @@ class Exchange(Generic[G]):
         """End all generations: workers return what they have sampled; a worker that does not is cut off."""
         running = [generation for generation in self.generations if not generation.over]
         if running and self._task is not None:
-            await asyncio.gather(*(generation.abort() for generation in running))
-            await asyncio.wait([self._task], timeout=HAND_OVER_SECONDS)
+            asking = [asyncio.create_task(generation.abort()) for generation in running]
+            await asyncio.wait(
+                [self._task], timeout=HAND_OVER_SECONDS
+            )  # one limit for both: a hung worker answers neither
+            for one in asking:
+                one.cancel()
         await self.cancel()
 
     async def cancel(self) -> None:

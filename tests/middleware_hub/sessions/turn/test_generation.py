@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from middleware_hub.sessions.turn import exchange
+from middleware_hub.sessions.turn.generation import TurnGeneration
 from middleware_hub.spans.chain import unpack_ids
 from tests.middleware_hub.sessions.in_process import Room, until
 
@@ -89,8 +90,16 @@ class TestFailures:
 class TestOrphans:
     """What nobody asks for again is ended, and what was sampled of it stays."""
 
-    def test_a_worker_that_does_not_hand_over_in_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("hung", [False, True])
+    def test_a_worker_that_does_not_hand_over_in_time(self, monkeypatch: pytest.MonkeyPatch, hung: bool) -> None:
+        """The call that aborts is within the same time: a hung worker does not answer that either."""
         monkeypatch.setattr(exchange, "HAND_OVER_SECONDS", 0.0)
+
+        async def never(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        if hung:
+            monkeypatch.setattr(TurnGeneration, "abort", never)
 
         async def work() -> None:
             room = Room(orphan_grace=0.0)
