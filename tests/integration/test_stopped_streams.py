@@ -98,6 +98,32 @@ def test_a_call_that_was_read_keeps_its_ids(agent: AgentSession) -> None:
     assert all(one["exact"] for one in agent.finalize())
 
 
+@pytest.mark.parametrize("template", ["qwen2_5", "qwen3"])
+def test_reasoning_that_was_read_keeps_its_ids(template: str) -> None:
+    """More has been sampled when the client leaves: of that nothing is in what follows."""
+    sessions = {"chat_template": str(templates.folder() / f"{template}.jinja"), "reasoning_parser": "think"}
+    with stack("qwen", styles=("incremental",), sessions=sessions) as made:
+        agent, worker = AgentSession.make(made), made.workers[0]
+        thought, rest = letters(made, "<think>\nHm.\n</think>\n\n"), letters(made, "Hello")
+        worker.script(ids=[*thought, *rest, *letters(made, " my friend")], finish=None)
+        worker.hold(after=len(thought) + len(rest))
+        body = {"messages": [user("a")], "stream": True, "max_tokens": 1000}
+        asking = Asking(made.url, body, path=f"{agent.path}/v1/chat/completions")
+        said = ""
+        while said != "Hello":
+            event = asking.event()
+            assert event is not None
+            said += event["choices"][0]["delta"].get("content") or ""
+        worker.forget_scripts()
+        asking.leave()
+        echo = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+        turn = agent.must(user("a"), echo, user("b"), says="Yes.")
+        chain = [*begun(agent, turn), *thought]
+        assert turn.sent[: len(chain)] == chain
+        assert made.spelling.spell(turn.sent[len(chain) :], skip_special=False).text.startswith("<|im_end|>\n")
+        assert all(one["exact"] for one in agent.finalize())
+
+
 def test_an_orphan_is_kept_where_the_words_are_those_of_another_sample(agent: AgentSession) -> None:
     """Two clients want the best of two. One has its whole sample, and goes on; the other asks for the orphan again."""
     worker = agent.stack.workers[0]

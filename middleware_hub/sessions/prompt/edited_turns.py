@@ -74,6 +74,8 @@ def echoes(checkpoint: Checkpoint, echo: Message, vocabulary: Vocabulary) -> lis
     if not shows_reasoning(checkpoint, echo):
         at = sampled.rfind(own)
         alike = own.strip() == content.strip() or common_length(own.strip(), content.strip(), 0)
+        if not alike and not content.strip():  # the client stopped a stream after its reasoning
+            alike = (echo.get("reasoning_content") or "").strip() == checkpoint.reasoning.strip() != ""
         return [Echo(sampled[:at] + content + sampled[at + len(own) :])] if alike and at >= 0 else []
     if _TAG.sub("", content.replace(checkpoint.reasoning.strip(), "", 1)).strip() == own.strip():
         return [Echo(sampled)]  # the reasoning has moved, and nothing else has changed
