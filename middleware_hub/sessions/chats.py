@@ -68,6 +68,7 @@ class Chats:
         self, dialect: Dialect, session: Session, body: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Serve one turn whose body has been read. Raises RouterError only before anything is sent."""
+        waits = bool(self._warming or session.orphans or session.notes)
         if self._warming is not None:
             await self._warmed(self._warming)
         session.require(Act.GENERATE)
@@ -87,8 +88,8 @@ class Chats:
         if session.notes is not None:
             asked = await session.notes.recall(request, key.parent)
             session.require(Act.GENERATE)
-        served = served_client(scope)
-        if served is not None and served.gone:  # while it waited: what sends it again may be here, and begins its own
+        served = served_client(scope) if waits else None
+        if served is not None and served.gone:  # the same request may be here again, and begins a turn of its own
             raise ClientDisconnectedError("the client left before its turn was begun")
         # No await until the exchange is known, so that the second of two equal requests finds the first.
         exchange = self._turns.adopt(session, key) if sent_again else None
