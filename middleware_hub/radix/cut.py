@@ -24,6 +24,8 @@ class Cut(NamedTuple):
     start: int
     recut: bool = False
     """The rest begins inside a sampled token of which the reader saw only a part (`cut_in_token`)."""
+    foreign: bool = False
+    """The chain was recorded under another text than the one that is cut (`SpanFlag.FOREIGN`)."""
 
     @property
     def tokens(self) -> int:
@@ -33,7 +35,7 @@ class Cut(NamedTuple):
     @property
     def sampled_base(self) -> tuple[TokenSpan | None, int, int]:
         """Return the chain and start without the last contexts: on equal bases a text has equal encodings."""
-        span, take, start, _ = self
+        span, take, start = self[:3]
         while span is not None and not span.sampled:
             take, start = span.take, span.start
             span = span.parent
@@ -83,7 +85,7 @@ def resolve_partial(
             return None
         if span.sampled and take and end <= limit and not span.flags & SpanFlag.MISMATCH:
             # The recorded chain continues after this reply as our text does: keep the part of the reply that it kept.
-            return Cut(span, take, end)
+            return Cut(span, take, end, foreign=bool(child.flags & SpanFlag.FOREIGN))
         if child.flags & SpanFlag.FOREIGN:
             return None
         inside = _cut_inside(span, take, min(limit, end), measure, boundaries)

@@ -243,7 +243,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
         return (
             (SpanFlag.PARENT_LOST if self.unknown_parent else 0)
             | (SpanFlag.AFTER_MISMATCH if self.mismatched else 0)
-            | (SpanFlag.FOREIGN if self.foreign else 0)
+            | (SpanFlag.FOREIGN if self.foreign or self.cut.foreign else 0)
             | (SpanFlag.UNASKED if self.unasked else 0)
         )
 

@@ -449,6 +449,17 @@ def test_a_chain_under_another_text_is_not_cut_where_that_text_is() -> None:
     assert talk.sent("a<t>b b<") == [A, EOT, B, SPACE, B, LT], "all of the reply is in this text"
 
 
+@pytest.mark.parametrize("prompt", ["a<t>b b", "a<t>b b "])
+def test_a_text_that_goes_on_from_a_chain_under_another_text_is_no_place_to_cut_it_either(prompt: str) -> None:
+    """The prompt keeps a reply because ids continued it, and only there is it noted that its text was another."""
+    talk = Talk()
+    talk.say("a", [EOT, B, SPACE, B], "r1")
+    talk.say_ids([A, EOT, B, SPACE, B], [B], "r2")
+    assert talk.say(prompt, [A], "r3").ids[:5] == [A, EOT, B, SPACE, B]
+    assert talk.sent("a<t>b<") == encode("a<t>b<")
+    recount(talk.tree)
+
+
 def test_ids_that_end_where_a_chain_does_need_no_context() -> None:
     talk = Talk()
     turn = talk.say("a", [B, EOT, A], "r1")
