@@ -236,13 +236,14 @@ class TurnForms(Renderer):
         header, shown = self.header(tools, options), [TOOL] if tools else None
         try:
             head = self._render(list(plain[:at]), shown, options, generate=False) if header and at else ""
+            asks = head == self._render(list(plain[:at]), shown, options)  # always, as Command R7B's
             text = self._render(list(plain), shown, options)
         except BadRequestError:
             return None
         opening = text[len(head) : text.find(sentinel)]
         if not head or not text.startswith(head) or not before.endswith(opening):
             return None
-        return opening if opening.startswith(header) and opening.count(header) == 1 else None
+        return opening if asks or (opening.startswith(header) and opening.count(header) == 1) else None
 
     def _own_of(self, calls: Messages, tools: Tools, shown: Tools, options: Options) -> Own:
         """Return what a turn with such calls itself writes in a short conversation. Remembered."""

@@ -251,6 +251,30 @@ def test_a_generation_prompt_that_is_always_written_need_not_be_in_the_history(t
     assert prompts[-1].count("<|endoftext|>") == 3
 
 
+NUMBERS = """{%- set ns = namespace(calls=0) %}{%- for m in messages %}{{- '<|im_start|>' ~ m.role ~ '\\n' }}
+{%- if m.tool_calls %}{%- for c in m.tool_calls %}
+{{- '<tool_call>' ~ ns.calls ~ ': ' ~ c.function.arguments | tojson ~ '</tool_call>' }}{%- set ns.calls = ns.calls + 1 %}
+{%- endfor %}{%- elif m.role == 'assistant' %}{{- '<response>' ~ m.content ~ '</response>' }}
+{%- else %}{{- m.content }}{%- endif %}{{- '<|im_end|>\\n' }}{%- endfor %}{{- '<|im_start|>assistant\\n' }}"""
+"""As Command R7B's with tools: it numbers all calls of a conversation, and always asks."""
+
+
+@pytest.mark.parametrize("history", ["keep", "template"])
+def test_calls_that_the_template_numbers_keep_their_place(tmp_path: Path, history: str) -> None:
+    template = tmp_path / "numbers.jinja"
+    template.write_text(NUMBERS)
+    sessions = {"chat_template": str(template), "tool_call_parser": "hermes", "verify_rate": 1.0, "history": history}
+    with stack("qwen", styles=("cumulative",), sessions=sessions) as made:
+        agent, messages, chain = AgentSession.make(made, tools=TOOLS), [user("Where is it?")], list[int]()
+        for number in range(5):
+            turn = agent.must(*messages, says=call_text(f"place {number}"))
+            assert turn.sent[: len(chain)] == chain
+            chain = turn.chain
+            messages += [turn.message, tool(turn.message["tool_calls"][0], "nothing")]
+        last = agent.finalize()[-1]
+    assert (last["exact"], last["num_turns"]) == (True, 5), last["reasons"]
+
+
 def test_a_template_for_tools_is_taken_only_where_there_are_tools(tmp_path: Path) -> None:
     """As in Hermes 3's tokenizer: the one for tools fails without them."""
     for_tools = "{%- for tool in tools %}{{- '(' ~ tool.function.name ~ ')' }}{%- endfor %}" + templates.CHATML
