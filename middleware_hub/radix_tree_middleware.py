@@ -30,6 +30,7 @@ from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import Namespace
 from middleware_hub.radix.responder import Recorder, Responder
 from middleware_hub.radix.retrieval_request import RetrievalRequest
+from middleware_hub.spans.answer_json import Lists
 from middleware_hub.spans.chain import printed_ids
 from middleware_hub.tokenizer import id_checks
 from middleware_hub.trajectories.calls import Calls
@@ -286,11 +287,11 @@ class RadixTreeMiddleware:
     async def _retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = await self._asked(scope, receive)
         namespace = self._namespace(scope, request.lora_path or "")
-        parts: list[bytes] = []
+        parts, lists = list[bytes](), Lists()
         texts = [request.text] if isinstance(request.text, str) else request.text
         for number, text in enumerate(texts):
             answer = await retrieval.retrieve(
-                self.tree, self.tokenizer, namespace, text, request, request.expected(number), self.memory
+                self.tree, self.tokenizer, namespace, text, request, request.expected(number), self.memory, lists
             )
             for exact, reasons in answer.sequences:
                 self.metrics.retrievals.labels(str(exact).lower()).inc()

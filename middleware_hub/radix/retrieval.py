@@ -24,7 +24,7 @@ from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace, Recall
 from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.radix.tree import RadixTree
-from middleware_hub.spans.answer_json import encoded
+from middleware_hub.spans.answer_json import Lists, in_pieces
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
 from middleware_hub.spans.trajectory import SharedMask, Trajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -53,8 +53,9 @@ async def retrieve(
     request: RetrievalRequest,
     expected: Sequence[str] = (),
     memory: Backing | None = None,
+    lists: Lists | None = None,
 ) -> Answered:
-    """Return the answer for one text; `expected` are the replies that the caller lists for it; `memory` fills the tree.
+    """Return the answer for one text; `expected` are its listed replies; `memory` fills the tree; a request has one `lists`.
 
     Raises:
         NotFoundError: no recorded reply that this text begins with is called `request_id`.
@@ -91,15 +92,15 @@ async def retrieve(
     missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name)]
     flat = _with_edits(flat, expected)
     flat, extras = await with_extras(tree, memory, flat, request)
-    body, told = await _written(heavy, partial(answer_of, tree, text, recall, flat, request, missing), extras)
-    return Answered([body], [told])
+    body, told = await _written(heavy, partial(answer_of, tree, text, recall, flat, request, missing), extras, lists)
+    return Answered(body, [told])
 
 
 async def _written(
-    heavy: bool, answer: Callable[[], dict[str, Any]], extras: dict[str, Any]
-) -> tuple[bytes, tuple[bool, list[str]]]:
+    heavy: bool, answer: Callable[[], dict[str, Any]], extras: dict[str, Any], lists: Lists | None
+) -> tuple[list[bytes], tuple[bool, list[str]]]:
     made = {**await offload(heavy, answer), **extras}
-    return await offload(heavy, encoded, made), (made["exact"], made["reasons"])
+    return await offload(heavy, in_pieces, made, lists), (made["exact"], made["reasons"])
 
 
 async def with_extras(
@@ -108,9 +109,8 @@ async def with_extras(
     """Return the further fields that a request wants, and the sequence with the reasons for which they may be incomplete."""
     if not request.wanted:
         return flat, {}
-    fields, reasons = await per_token_fields(
-        tree.extras, None if memory is None else memory.extras, flat, request.wanted
-    )
+    stored = None if memory is None else memory.extras
+    fields, reasons = await per_token_fields(tree.extras, stored, flat, request.wanted)
     return replace(flat, reasons=tuple(dict.fromkeys((*flat.reasons, *reasons)))), fields
 
 
@@ -126,7 +126,7 @@ async def _cover(
 ) -> Answered:
     """Answer with the chain of the text, and the fewest others that hold the rest of the replies whole."""
     others = replies_to_add(tree, namespace, first, expected)
-    masks = SharedMask(first, [one.span for one in others])
+    masks, lists = SharedMask(first, [one.span for one in others]), Lists()
     missing = [name for name in dict.fromkeys(_missing(expected, first)) if tree.reply(namespace, name) is None]
     for one in others:
         tree.hold(one.span)  # so that the answers contain what would be evicted while they are built
@@ -135,7 +135,7 @@ async def _cover(
         heavy, first = len(first.token_ids) > MANY_TOKENS, _with_edits(first, expected)
         first, extras = await with_extras(tree, memory, first, request)
         answer = partial(answer_of, tree, text, recall, first, request, missing)
-        written = [await _written(heavy, answer, extras)]
+        written = [await _written(heavy, answer, extras, lists)]
         # Each is written before the next is made: thousands of long ones are much as JSON, and several times that as numbers.
         unasked = list[str]()
         for number, one in enumerate(others):
@@ -151,11 +151,11 @@ async def _cover(
             masks.apply(number + 1, flat)
             flat, extras = await with_extras(tree, memory, flat, request)
             answer = partial(answer_of, tree, whole, other, flat, request, missing)
-            written.append(await _written(heavy, answer, extras))
+            written.append(await _written(heavy, answer, extras, lists))
     finally:
         for one in others:
             tree.release(one.span)
-    pieces = [piece for body, _ in written for piece in (b",", body)]
+    pieces = [piece for body, _ in written for piece in (b",", *body)]
     end = b'],"missing":%b}' % msgspec.json.encode(missing)
     return Answered([b'{"trajectories":[', *pieces[1:], end], [told for _, told in written])
 

@@ -7,6 +7,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
+Lists = dict[tuple[str, ...], bytes]
+"""Long lists of request ids as JSON, each once: thousands of equal texts with thousands of samples would take gigabytes."""
+
+_LONG: Final = 100
 _PIECE: Final = 50_000
 """Entries of a list that are encoded at once."""
 
@@ -14,6 +18,16 @@ _PIECE: Final = 50_000
 def encoded(answer: dict[str, Any]) -> bytes:
     """Return an answer as JSON. Long lists are encoded in pieces: one long call holds up the event loop even from a thread."""
     return msgspec.json.encode({key: _by_pieces(value) for key, value in answer.items()})
+
+
+def in_pieces(answer: dict[str, Any], lists: Lists | None) -> list[bytes]:
+    """Return an answer as pieces of JSON, of which others that list the same replies have the last one in common."""
+    names = tuple(answer["request_ids"])
+    if lists is None or len(names) < _LONG:
+        return [encoded(answer)]
+    if names not in lists:
+        lists[names] = b',"request_ids":%b}' % msgspec.json.encode(names)
+    return [encoded({key: value for key, value in answer.items() if key != "request_ids"})[:-1], lists[names]]
 
 
 def _by_pieces(value: Any) -> Any:

@@ -11,6 +11,7 @@ import msgspec
 
 from middleware_hub.radix.retrieval import Answered, retrieve
 from middleware_hub.radix.retrieval_request import RetrievalRequest
+from middleware_hub.spans.answer_json import Lists
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from tests.middleware_hub.radix.talk import NS, Talk
 from tests.middleware_hub.toy import EOS, A, B
@@ -45,6 +46,25 @@ def test_the_sequences_are_written_one_after_the_other() -> None:
     answer, peak = asyncio.run(scenario())
     assert len(told(answer)["trajectories"]) == len(answer.sequences) == 40
     assert peak < 2 * sum(map(len, answer.pieces)), "the numbers of all sequences were there at the same time"
+
+
+def test_equal_texts_have_the_list_of_their_replies_in_common() -> None:
+    """A list for each of thousands of samples, in the answers for each of their texts, is gigabytes."""
+    talk = Talk()
+    turns = [talk.say("a", [B, EOS], f"r{number}") for number in range(200)]
+    names = [f"r{number}" for number in reversed(range(200))]
+
+    async def scenario() -> list[Answered]:
+        lists, text = Lists(), turns[0].text
+        return [
+            await retrieve(talk.tree, NO_TOKENIZER, NS, text, RetrievalRequest(text), [], None, lists) for _ in range(3)
+        ]
+
+    answers = asyncio.run(scenario())
+    assert len({id(answer.pieces[-1]) for answer in answers}) == 1
+    alone = asyncio.run(retrieve(talk.tree, NO_TOKENIZER, NS, turns[0].text, RetrievalRequest(turns[0].text)))
+    assert told(alone)["request_ids"] == names
+    assert all(told(answer) == told(alone) for answer in answers)
 
 
 def test_what_is_evicted_meanwhile_is_in_the_answer() -> None:
