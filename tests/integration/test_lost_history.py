@@ -292,6 +292,22 @@ class TestLostTurns:
         covered = served.retrieve(second.text, cover=True, expect_request_ids=[empty.name, second.name])
         assert [one["tokens"] for one in covered["trajectories"]] == [second.chain, empty.chain]
 
+    @pytest.mark.parametrize("later", ["", "</s>", "</s>Go on. "])
+    def test_a_sample_of_the_same_text_is_no_substitute_for_a_reply_without_visible_tokens(
+        self, served: Stack, later: str
+    ) -> None:
+        """Such a reply is part of a text that ends with it, or spells its end token: here another one has its place."""
+        prompt, samples = f"Say nothing twice{later} ", []
+        for _ in range(2):
+            served.workers[0].script(finish="eos")
+            samples.append(say(served, prompt, finish={"max_new_tokens": 20}))
+        assert {sample.text for sample in samples} == {prompt}
+        if later.endswith(" "):
+            say(served, prompt + later)
+        for sample, reasons in zip(samples, (["unknown_reply"], []), strict=True):
+            found = served.retrieve(prompt + later, expect_request_ids=[sample.name])
+            assert (found["exact"], found["reasons"]) == (not reasons, reasons)
+
 
 class TestEditedParents:
     def test_a_reply_that_was_stripped_is_told(self, served: Stack) -> None:
