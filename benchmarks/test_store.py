@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,7 @@ def test_open(benchmark: BenchmarkFixture, loop: asyncio.AbstractEventLoop, tmp_
 
     loop.run_until_complete(make())
     body = encode(turn.reply)
-    with connect(tmp_path / "store.sqlite3") as connection:
+    with closing(connect(tmp_path / "store.sqlite3")) as connection:
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute("PRAGMA cache_size = -500000")
         connection.execute("BEGIN")
@@ -245,7 +246,6 @@ def test_open(benchmark: BenchmarkFixture, loop: asyncio.AbstractEventLoop, tmp_
                 f"{count} INSERT INTO places SELECT randomblob(12), n % 9999, randomblob(8), {kind}, n FROM n"
             )
         connection.execute("COMMIT")
-    connection.close()
 
     async def run() -> None:
         store = open_store(f"sqlite:{tmp_path}/")
