@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import threading
 from functools import cached_property
 from pathlib import Path
 
@@ -122,7 +122,8 @@ class Hub:
             name = identity(config.url, config.prefix)
             folder = SpoolFolder(config.spool, name, fingerprint, config.spool_max_bytes)
             await self.saving.open(folder, self._another)
-            await asyncio.to_thread(folder.warn_of_others)
+            # It may have much to read, and nothing waits for it.
+            threading.Thread(target=folder.warn_of_others, name="spool-others", daemon=True).start()
         if self.versions is not None:
             await self.versions.read()
         if self.memory is not None:

@@ -180,9 +180,8 @@ class Exchange(Generic[G]):
         running = [generation for generation in self.generations if not generation.over]
         if running and self._task is not None:
             asking = [asyncio.create_task(generation.abort()) for generation in running]
-            await asyncio.wait(
-                [self._task], timeout=HAND_OVER_SECONDS
-            )  # one limit for both: a hung worker answers neither
+            # One limit for both: a hung worker answers neither.
+            await asyncio.wait([self._task], timeout=HAND_OVER_SECONDS)
             for one in asking:
                 one.cancel()
         await self.cancel()

@@ -19,6 +19,8 @@ _PAGE: Final = 4096
 _BUSY_SECONDS: Final = 20.0
 _NAME: Final = "store.sqlite3"
 _OPEN: Final = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
+ERRORS: Final = (apsw.Error, UnicodeDecodeError)
+"""What SQLite raises; a text that is damaged cannot be decoded."""
 _FRAME_HEAD: Final = 24
 _WAL_HEAD: Final = 32
 
@@ -321,12 +323,14 @@ def mapped(path: Path) -> Iterator[None]:
     """Raise SQLite's errors as errors of the store."""
     try:
         yield
-    except (apsw.Error, UnicodeDecodeError) as error:
+    except ERRORS as error:
         raise store_error(path, error) from error
 
 
-def store_error(path: Path, error: Exception) -> StoreUnreachableError | StoreMismatchError | DamagedRecordError:
-    """Return what an error of SQLite means, and what to do. A UnicodeDecodeError comes from a text that is damaged."""
+def store_error(path: Path, error: Exception) -> Exception:
+    """Return the StoreError that an error of SQLite means, with what to do; any other error as it is."""
+    if not isinstance(error, ERRORS):
+        return error
     code = getattr(error, "extendedresult", 0)
     # A disk without room for the index of the log is full, which SQLite calls an I/O error.
     code = apsw.SQLITE_FULL if code == apsw.SQLITE_IOERR_SHMSIZE else code & 0xFF

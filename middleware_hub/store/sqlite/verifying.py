@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-import apsw
-
 from middleware_hub.store.errors import VERIFY, DamagedRecordError, StoreError, StoreMismatchError
 from middleware_hub.store.paths import NAME
 from middleware_hub.store.protocol import Finding
 from middleware_hub.store.records import SpanRecord, decode, decode_blob, decode_event, faults
 from middleware_hub.store.retracing import Retracer
-from middleware_hub.store.sqlite.file import mapped
+from middleware_hub.store.sqlite.file import ERRORS, mapped
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.rows import THERE, Located, locate
 
@@ -38,7 +36,7 @@ class Verifier:
             return next(self._pages), True
         except StopIteration:
             return [], False
-        except apsw.Error as error:
+        except ERRORS as error:
             return [Finding("file", f"the file cannot be read on: {error}")], False
         except StoreError as error:
             return [Finding("file", f"the file cannot be read on: {error.message}")], False

@@ -130,7 +130,7 @@ class Writer:
             self._heard = True
             asyncio.get_running_loop().call_soon(self.look_again)
             return True
-        except apsw.Error:  # locked for a moment
+        except (apsw.Error, UnicodeDecodeError):  # locked for a moment, or damaged, which a look-up reports
             return False
         finally:
             self._turn.release()
@@ -272,7 +272,7 @@ class Writer:
             self._roll_back()
             if len(jobs) > 1 and not isinstance(error, OF_ALL):
                 return [answer for job in jobs for answer in self._append([job])]
-            failure = store_error(self._path, error) if isinstance(error, (apsw.Error, UnicodeDecodeError)) else error
+            failure = store_error(self._path, error)
             return [answer for job in jobs for answer in result(job, None, failure)]
         self.groups += 1
         self.appends += len(jobs)
@@ -321,7 +321,7 @@ class Writer:
             self.same.check()
         except Exception as error:  # noqa: BLE001 - see `_append`
             self._roll_back()
-            return result(job, None, store_error(self._path, error) if isinstance(error, apsw.Error) else error)
+            return result(job, None, store_error(self._path, error))
         return result(job, found, None)
 
     def _write_marks(self, *, patient: bool = True) -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,9 @@ def test_a_router_tells_of_it_at_its_start(tmp_path: Path, caplog: pytest.LogCap
         pass
 
     asyncio.run(hub.live(nothing, {"type": "lifespan"}, nothing, nothing))
+    for thread in threading.enumerate():
+        if thread.name == "spool-others":
+            thread.join(30)
     assert f"3 replies wait in {spool.path}" in caplog.text
     spool.done()
     spool.close()
