@@ -27,9 +27,17 @@ lock
 made="$VERL $TRL ${IMPORTED[*]}"
 if [ "$(cat venv/.complete 2>/dev/null)" != "$made" ]; then
   new_venv "${TITO_TRAINERS_PYTHON:-}" "2.5 GB, some minutes"
-  say "torch, verl $VERL, TRL $TRL, and the router with its tests"
-  pip install "torch==2.13.0" "verl==$VERL" "trl==$TRL" "${IMPORTED[@]}" --editable "$here/../..[test]"
+  say "torch, verl $VERL, TRL $TRL"
+  pip install "torch==2.13.0" "verl==$VERL" "trl==$TRL" "${IMPORTED[@]}"
   echo "$made" > venv/.complete
+fi
+
+# This folder outlives a checkout, so what the router needs may have changed since.
+router="$(realpath "$here/../..") $(sha256sum < "$here/../../pyproject.toml")"
+if [ "$(cat venv/.router 2>/dev/null)" != "$router" ]; then
+  say "the router with its tests"
+  pip install "verl==$VERL" "trl==$TRL" --editable "$here/../..[test]"
+  echo "$router" > venv/.router
 fi
 
 checkout() { # NAME URL COMMIT
