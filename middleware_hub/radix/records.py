@@ -16,7 +16,7 @@ Namespace = tuple[str, ...]
 """(tenant, lora path, x-radix-namespace): texts of different namespaces never answer for each other."""
 
 NO_PARENT = "none"
-"""As the name of a parent: continue no reply; all of the text is context."""
+"""As the name of a parent: continue no reply; all of the prompt is context."""
 
 
 class SampledReply(msgspec.Struct, frozen=True):

@@ -16,7 +16,6 @@ from middleware_hub.chat.answer import Answer, ReplyHead
 from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
 from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import MemoRoom
@@ -74,11 +73,10 @@ class Chats:
         session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
         headers = first_values(scope)
-        named = headers.get(b"x-parent-generation") or headers.get(b"x-radix-parent")
-        parent = None if named is None else text_of(named)
+        parent = headers.get(b"x-parent-generation") or headers.get(b"x-radix-parent")
         given = headers.get(b"idempotency-key")
         idempotency = None if given is None else given.decode("latin-1")
-        key = RequestKey(idempotency, body, type(dialect).__name__, None if parent == NO_PARENT else parent)
+        key = RequestKey(idempotency, body, type(dialect).__name__, text_of(parent) if parent else None)
         retries = headers.get(b"x-stainless-retry-count", b"")
         sent_again = idempotency or (retries.isdigit() and int(retries) > 0)
         if session.orphans:

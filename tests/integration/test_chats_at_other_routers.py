@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.log import chat_notes
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.look_up import MOST_NAMED
@@ -116,7 +117,7 @@ class Client:
             self.ask(before.prompt, ids, options, namespace=before.namespace)
             return
         messages = [*before.prompt, echo(rng, before.reply), user(rng.choice(["And?", "Why?"]))]
-        parent = before.names if rng.random() < 0.3 else None
+        parent = rng.choices([None, before.names, (NO_PARENT, NO_PARENT)], [6, 3, 1])[0]
         self.ask(messages, ids, options, namespace=before.namespace, parent=parent)
 
 

@@ -101,6 +101,24 @@ class TestOpenAI:
         chain = [*records[ids[0]].input_ids, *records[ids[0]].output_ids]
         assert list(again.record.input_ids)[: len(chain)] == chain
 
+    @pytest.mark.parametrize("header", ["x-radix-parent", "x-parent-generation"])
+    def test_a_conversation_of_which_nothing_is_to_be_continued(self, served: Stack, header: str) -> None:
+        """All of it is context, whatever is remembered, and the next turn goes on from its reply."""
+        opening = [system("s7" + header), user("Hello")]
+        first = ask(served, *opening, says="One  two.")
+        behind = [*opening, first.message, user("b")]
+        second = ask(served, *behind, says="Three.", headers={header: "none"})
+        spelling = ChatModel("qwen3")
+        assert list(second.record.input_ids) == spelling.encode(spelling.spell(list(second.record.input_ids)))
+        assert second.answer.headers["x-radix-reused-tokens"] == "0"
+        assert "x-radix-reasons" not in second.answer.headers
+        third = ask(served, *behind, second.message, user("c"), says="Four.")
+        assert list(third.record.input_ids)[: len(second.chain)] == second.chain
+        found = served.post("/retrieve_from_text", {"text": spelling.spell(third.chain)}).json()
+        assert found["exact"], found
+        assert [turn["request_id"] for turn in found["turns"]] == [second.record.rid, third.record.rid]
+        assert sum(found["loss_mask"]) == len(second.record.output_ids) + len(third.record.output_ids)
+
     def test_namespaces_and_settings_are_apart(self, served: Stack) -> None:
         opening = [system("s6"), user("Hello")]
         first = ask(served, *opening, says="One  two.")

@@ -211,6 +211,17 @@ class TestSeveralSamples:
         unknown = agent.must(user("a"), one.message, user("c"), says="d", headers={"x-parent-generation": "nobody"})
         assert unknown.answer.headers["x-radix-reasons"] == "ambiguous, unknown_parent"
 
+    def test_none_if_the_request_says_so(self, agent: AgentSession) -> None:
+        """The text of a few-shot example may equal a sample's: without its tokens, it is context."""
+        one = agent.must(user("a"), says="b")
+        other = agent.must(user("a"), one.message, user("c"), says="d", headers={"x-radix-parent": "none"})
+        assert other.answer.headers["x-radix-reused-tokens"] == "0"
+        assert "x-radix-reasons" not in other.answer.headers
+        first, second = agent.finalize()
+        assert (ids_of(first), ids_of(second)) == (one.chain, other.chain)
+        assert second["exact"]
+        assert [turn["request_id"] for turn in second["turns"]] == [other.generation]
+
 
 class TestWarmStarts:
     def test_what_a_key_leaves_out_is_still_rendered(self) -> None:

@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.messages import ChatRequest, Message
+from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.log.events import SessionLog, TurnNotes
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
@@ -62,8 +63,9 @@ class TurnPlan(msgspec.Struct):
 
     @property
     def parent(self) -> str | None:
-        """The generation after whose chain the layers inside record the replies."""
-        return self.turn.named if self.turn.unknown_parent else self.prompt.parent
+        """The generation after whose chain the layers inside record the replies, or NO_PARENT."""
+        named = self.turn.named
+        return named if self.turn.unknown_parent or named == NO_PARENT else self.prompt.parent
 
     @property
     def lost_parent(self) -> bool:
@@ -73,7 +75,9 @@ class TurnPlan(msgspec.Struct):
 
     @property
     def unsampled(self) -> bool:
-        """Whether the conversation has an assistant's message of which the prompt has no sampled tokens."""
+        """Whether a message of the assistant has no sampled tokens in the prompt, and the request does not say so itself."""
+        if self.turn.named == NO_PARENT:
+            return False
         checkpoint = self.prompt.checkpoint
         sampled = set() if checkpoint is None else {id(turn.node) for turn in checkpoint.lineage()}
         return any(node.role == "assistant" and id(node) not in sampled for node in self.turn.node.path())

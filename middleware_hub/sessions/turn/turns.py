@@ -12,6 +12,7 @@ from starlette.types import Scope
 
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.radix.judge import ENGINE_MISMATCH
+from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, FALLBACKS, LEFT_OUT, ComposedPrompt
 from middleware_hub.sessions.prompt.composer import Composer
@@ -92,6 +93,8 @@ class Turns:
         begun = time.perf_counter()
         with self._backend.tracer.span("prepare", messages=len(request.messages)) as span:
             turn = session.trie.prepare(setting_in(request), request.messages, parent=key.parent)
+            if key.parent == NO_PARENT:  # all of the conversation is context
+                turn = PreparedTurn(turn.node, None, 0, named=NO_PARENT, setting=turn.setting)
             # From here on, while the tail is encoded, handles hold what the turn may continue.
             handles = [session.trie.open(turn, new_rid()) for _ in range(request.samples)]
             span.set(covered=turn.covered)
