@@ -9,11 +9,16 @@ chain:     [ context  ][  sampled  (EOS)    ][     context      ][ sampled ... ]
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from middleware_hub.radix.node import Generation, RadixNode
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
 from middleware_hub.spans.hidden_tail import spell_tail
+
+MOST_CANDIDATES = 16
+"""How many of the chains that a text could cut are tried: nodes, and replies of one text."""
 
 
 class Cut(NamedTuple):
@@ -23,7 +28,7 @@ class Cut(NamedTuple):
     take: int
     start: int
     recut: bool = False
-    """The rest begins inside a sampled token of which the reader saw only a part (`cut_in_token`)."""
+    """The rest has the visible part of a sampled token that was not kept (`cut_in_token`)."""
     foreign: bool = False
     """The chain was recorded under another text than the one that is cut (`SpanFlag.FOREIGN`)."""
 
@@ -33,13 +38,16 @@ class Cut(NamedTuple):
         return 0 if self.span is None else self.span.offset + self.take
 
     @property
-    def sampled_base(self) -> tuple[TokenSpan | None, int, int]:
-        """Return the chain and start without the last contexts: on equal bases a text has equal encodings."""
-        span, take, start = self[:3]
+    def sampled_base(self) -> tuple[TokenSpan | None, int, int, bool]:
+        """Return the cut without the last contexts, and whether it, or one of them, is `recut`.
+
+        After equal chains a text has equal encodings.
+        """
+        span, take, start, recut = self[:4]
         while span is not None and not span.sampled:
-            take, start = span.take, span.start
+            take, start, recut = span.take, span.start, recut or bool(span.flags & SpanFlag.RECUT)
             span = span.parent
-        return span, take, start
+        return span, take, start, recut
 
 
 FRESH = Cut(None, 0, 0)
@@ -63,6 +71,29 @@ def resolve_complete(generation: Generation, text: str, position: int) -> Cut | 
     if shown and not taken:
         return Cut(span, span.visible, position - shown, recut=True)
     return Cut(span, span.visible + taken, spelled)
+
+
+def shows_half_a_token(text: str, stops: Iterable[tuple[RadixNode, int]], start: int) -> bool:
+    """Return whether the text after `start` has a reply of which it can keep nothing: the visible part of its only token.
+
+    Args:
+        stops: the nodes of the text at which generations end, with the characters down to there, last one first.
+    """
+    for node, position in stops:
+        if position <= start:
+            break
+        for reply in islice(reversed(node.generations()), MOST_CANDIDATES):
+            span = reply.span
+            half = not span.visible and start <= span.start < position and not span.flags & SpanFlag.MISMATCH
+            if half and resolve_complete(reply, text, position) is None:
+                return True
+    return False
+
+
+def has_context_at(cut: Cut, position: int) -> bool:
+    """Return whether the character at `position` of a text is encoded, or is context of the chain before."""
+    parts = (part for part, _ in links(cut.span, cut.take))
+    return position >= cut.start or not next(part for part in parts if part.start <= position).sampled
 
 
 def resolve_partial(
@@ -104,9 +135,9 @@ def same_encoding(node: RadixNode, cut: Cut) -> TokenSpan | None:
 
 def recorded_context(node: RadixNode, cut: Cut, *, any_chain: bool) -> Cut | None:
     """Return a prompt that was sent with exactly the text of `node`: of the chain of `cut` if there is one."""
-    contexts, base = node.known_contexts(), cut.sampled_base
+    contexts, base = node.known_contexts(), cut.sampled_base[:3]
     for span in reversed(contexts):
-        if end_of(span).sampled_base == base:
+        if end_of(span).sampled_base[:3] == base:
             return end_of(span)
     return end_of(contexts[-1]) if contexts and any_chain else None
 

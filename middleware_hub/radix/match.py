@@ -14,7 +14,9 @@ import msgspec
 
 from middleware_hub.radix.cut import (
     FRESH,
+    MOST_CANDIDATES,
     Cut,
+    end_of,
     ends_by,
     leaves,
     resolve_complete,
@@ -22,14 +24,12 @@ from middleware_hub.radix.cut import (
     same_encoding,
     samples_nothing,
     says_lost,
+    shows_half_a_token,
     whole_literals,
 )
 from middleware_hub.radix.indexes import FAR, Landmarks
 from middleware_hub.radix.node import Generation, RadixNode, common_length
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
-
-MOST_CANDIDATES = 16
-"""How many of the chains that a text could cut are tried: nodes, and replies of one text."""
 
 _REASONS = (
     *("cut_in_token", "tail_left_out", "ambiguous_parent", "unknown_parent", "edited_turn"),
@@ -192,6 +192,10 @@ class Path(NamedTuple):
             node = node.parent
         return next((limit for node, limit in self.upward() if node in above), 0)
 
+    def noted(self, cut: Cut) -> Cut:
+        """Return a cut of this text, with the note that what comes after it is the visible part of a token, if it is."""
+        return cut._replace(recut=True) if shows_half_a_token(self.text, self.stops(), cut.start) else cut
+
     def ends_on_node(self) -> bool:
         """Return whether the whole text is in the tree and ends where a node does."""
         return self.limit == len(self.text) == self.end
@@ -234,8 +238,8 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     @property
     def tail_left_out(self) -> bool:
         """Return whether the prompt lacks tokens at the end of the reply that it follows (`tail_left_out`)."""
-        line, cut = self.continues, self.cut
-        return self.hidden_parent or (line is not None and cut.span is line.span and cut.take < line.span.count)
+        line, (span, take, *_) = self.continues, self.cut.sampled_base
+        return self.hidden_parent or (line is not None and span is line.span and take < line.span.count)
 
     @property
     def flags(self) -> int:
@@ -250,16 +254,9 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Return the reasons that describe how the prompt was made, as answers and counters name them."""
-        left_out = self.tail_left_out and not self.cut.recut
-        holds = (
-            self.cut.recut,
-            left_out,
-            self.ambiguous,
-            self.unknown_parent,
-            self.edited,
-            self.mismatched,
-            self.unasked,
-        )
+        recut = self.cut.sampled_base[3]
+        tail = self.tail_left_out and not recut
+        holds = (recut, tail, self.ambiguous, self.unknown_parent, self.edited, self.mismatched, self.unasked)
         return tuple(compress(_REASONS, holds))
 
 
@@ -299,12 +296,10 @@ def match_text(namespace: tuple[str, ...], path: Path, parent: str | None, measu
             cut, continues = (cut, continues) if shorter[1] is None else shorter
     at_prompt = path.at.contexts is not None and path.ends_on_node()
     further = path.further(continues, cut, measure, boundaries=not at_prompt)
-    known = None
-    if at_prompt:
-        known = same_encoding(path.at, further or cut)
-        if known is None:
-            further = path.further(continues, cut, measure)
-    cut = further or cut if known is None else Cut(known, known.count, len(text))
+    known = same_encoding(path.at, path.noted(further or cut)) if at_prompt else None
+    if at_prompt and known is None:
+        further = path.further(continues, cut, measure)
+    cut = path.noted(further or cut) if known is None else end_of(known)
     ambiguous = continues is not None and path.is_ambiguous(continues, cut.start, measure)
     mismatched = path.passes_mismatch(continues)
     return PrefixMatch(namespace, text, cut, continues, known, ambiguous, unknown, mismatched=mismatched, path=path)
@@ -320,14 +315,15 @@ def match_parent(match: PrefixMatch, parent: Generation, measure: Measure) -> Pr
     if path is None or (shared := path.shared(parent)) < begin:
         return None
     kept = whole_literals(path.text, parent, shared, line, measure, boundaries=False)
-    cut = kept if kept is not None and kept.span is parent.span else None
+    cut: Cut | None = kept if kept is not None and kept.span is parent.span else None
     if cut is None and not parent.span.visible and leaves(match.cut, parent.span):
         before = FRESH if line is None else resolve_complete(line, path.text, line.span.text_end)
         cut = whole_literals(path.text, parent, begin, line, measure, boundaries=False) or before
     if cut is None:
         return None
+    cut = path.noted(cut)
     known = same_encoding(path.at, cut) if path.at.contexts is not None and path.ends_on_node() else None
-    cut = Cut(known, known.count, len(path.text)) if known else cut
+    cut = end_of(known) if known else cut
     return PrefixMatch(match.namespace, path.text, cut, line, known, mismatched=path.passes_mismatch(line), path=path)
 
 

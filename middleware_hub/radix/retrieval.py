@@ -89,7 +89,7 @@ async def retrieve(
         await memory.cover(namespace, text, expected)  # some replies may have been collected meanwhile
     if request.cover:
         return await _cover(tree, namespace, text, recall, flat, request, expected, memory)
-    missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name, at_end=False)]
+    missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name, cut)]
     flat = _with_edits(flat, expected)
     flat, extras = await with_extras(tree, memory, flat, request)
     body, told = await _written(heavy, partial(answer_of, tree, text, recall, flat, request, missing), extras, lists)

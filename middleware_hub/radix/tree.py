@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from middleware_hub.radix.cut import FRESH, Cut, end_of, recorded_context, resolve_complete
+from middleware_hub.radix.cut import FRESH, Cut, end_of, has_context_at, recorded_context, resolve_complete
 from middleware_hub.radix.forest import Forest
 from middleware_hub.radix.indexes import begins_with
 from middleware_hub.radix.match import PrefixMatch, match_chain, match_parent, match_text, walk_down
@@ -174,15 +174,17 @@ class RadixTree:
     def reply(self, namespace: Namespace, request_id: str) -> Generation | None:
         return self._forest.names.newest(namespace, request_id)
 
-    def left_out(self, namespace: Namespace, text: str, request_id: str, *, at_end: bool = True) -> bool:
+    def left_out(self, namespace: Namespace, text: str, request_id: str, whole: Cut | None = None) -> bool:
         """Return whether a text has no token of a reply because of rule 6, not because the reply was lost.
 
-        All tokens of such a reply are hidden, and the text goes on after it without spelling them; or, `at_end`, it ends there.
+        No token of such a reply is visible as a whole, and the text goes on after it without spelling it, or ends there. As a
+        part of the `whole` that is remembered of the text, the reply is before its end, and no other sample has its place.
         """
         reply = self._forest.names.newest(namespace, request_id)
         if reply is None or reply.span.visible or not text.startswith(said := self.text_of(reply)):
             return False
-        return resolve_complete(reply, text, len(said)) is None and (at_end or len(text) > len(said))
+        in_place = whole is None or (len(text) > len(said) and has_context_at(whole, reply.span.start))
+        return in_place and resolve_complete(reply, text, len(said)) is None
 
     def text_of(self, generation: Generation) -> str:
         """Return the whole text of a reply: its prompt, and what was sampled."""

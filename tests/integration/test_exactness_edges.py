@@ -106,6 +106,17 @@ class TestRetrieval:
         assert found["reasons"] == ["cut_in_token", "retokenized"]
         assert found["tokens"] == first.input_ids + first.output_ids[:1] + talk.ids("m!")
 
+    def test_the_visible_part_of_the_only_token_is_told_too(self, talk: Talk) -> None:
+        """As a request, as the same request again, and when it is retrieved."""
+        first = talk.say("A:", talk.ids("mary"), stop=["ary"], finish="eos")
+        assert (first.body["text"], len(first.record.output_ids)) == ("m", 1)
+        for _ in range(2):
+            again = talk.say("A:m!", talk.ids("z"))
+            assert again.record.input_ids == talk.ids("A:m!")
+            assert again.answer.headers["x-radix-reasons"] == "cut_in_token"
+        found = talk.retrieve("A:m!z", expect_request_ids=[first.body["meta_info"]["id"]])
+        assert (found["exact"], found["reasons"]) == (True, ["cut_in_token"])
+
     @pytest.mark.parametrize("given", [False, True], ids=["as text", "as ids"])
     def test_a_prompt_is_retrieved_with_the_chain_that_its_text_continues(self, talk: Talk, given: bool) -> None:
         """Two chains were sent the same text: behind the reply, and later as context. The reply is in the answer."""

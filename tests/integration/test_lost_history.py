@@ -308,6 +308,19 @@ class TestLostTurns:
             found = served.retrieve(prompt + later, expect_request_ids=[sample.name])
             assert (found["exact"], found["reasons"]) == (not reasons, reasons)
 
+    @pytest.mark.parametrize("options", [{}, {"stop": ["ary"]}], ids=["no visible token", "half a token"])
+    def test_nor_is_a_sample_of_a_longer_text(self, served: Stack, options: dict[str, Any]) -> None:
+        """A text that goes on with what another sample of the prompt said has none of the listed reply."""
+        prompt, samples = f"Say it once or twice {sorted(options)}: ", []
+        encode = served.spelling.encode_tail
+        for ids in (encode("mary") if options else [], [*encode("m"), *encode("ore")]):
+            served.workers[0].script(ids=ids, finish="eos")
+            samples.append(say(served, prompt, finish={"max_new_tokens": 20, **options}))
+        short, longer = samples
+        assert (short.text, longer.text) == (prompt + "m" * len(options), prompt + "more")
+        found = served.retrieve(longer.text, expect_request_ids=[short.name, longer.name])
+        assert (found["exact"], found["reasons"]) == (False, ["unknown_reply"])
+
 
 class TestEditedParents:
     def test_a_reply_that_was_stripped_is_told(self, served: Stack) -> None:

@@ -13,8 +13,10 @@ from middleware_hub.radix import match as tree_match
 from middleware_hub.radix.cut import Cut
 from middleware_hub.radix.match import PrefixMatch, walk_down
 from middleware_hub.radix.node import Generation
-from middleware_hub.radix.records import NO_PARENT
+from middleware_hub.radix.records import NO_PARENT, Context, SampledReply
+from middleware_hub.spans.chain import pack_ids
 from middleware_hub.spans.trajectory import flatten
+from middleware_hub.tokenizer.alignment import align_reply
 from tests.middleware_hub.radix.recount import recount
 from tests.middleware_hub.radix.talk import NS, Talk, kept, recalled
 from tests.middleware_hub.toy import AB, BA, EOS, EOT, LT, SPACE, A, B, T, encode, toy_vocabulary
@@ -374,6 +376,57 @@ def test_a_half_shown_token_is_kept_only_if_the_text_spells_all_of_it() -> None:
     assert flatten(later.generation.span, 1).reasons == ("cut_in_token",)
     assert recalled(talk.tree.recall(NS, turn.text)) == turn.ids
     recount(talk.tree)
+
+
+def test_the_visible_part_of_the_only_token_is_context_of_which_each_request_is_told() -> None:
+    talk = Talk()
+    turn = talk.say("t", [AB], "r", reply="a", matched="b")
+    assert talk.sent("tab<") == [T, AB, LT], "the text spells all of it"
+    for name in ("first", "again"):
+        assert talk.match("ta<").reasons == ("cut_in_token",)
+        later = talk.say("ta<", [B], name)
+        assert later.ids == [T, A, LT, B]
+        assert flatten(later.generation.span, 1).reasons == ("cut_in_token",)
+    named = talk.match("ta<", parent="r")
+    assert (named.reasons, named.unknown_parent) == (("cut_in_token",), False)
+    assert talk.match("t<").reasons == ()
+    talk.say("t", [A, LT], "whole")
+    assert talk.match("ta<b").reasons == (), "another sample of the prompt has these characters in tokens of its own"
+    assert talk.match("ta<<", parent="r").reasons == ("cut_in_token",)
+    assert recalled(talk.tree.recall(NS, turn.text)) == turn.ids
+    recount(talk.tree)
+
+
+def test_a_visible_part_that_begins_in_a_token_of_another_sample_is_not_told() -> None:
+    """The first character is that sample's, and the rest is as little a part of a token as any other text."""
+    talk = Talk()
+    over = align_reply(talk.vocabulary, [EOS], "<e", skips_special=False, matched=">")
+    reply = SampledReply(pack_ids([EOS]), "<e", "1", None, over.visible, over.flags, over.ends, over.tail, ("r",))
+    talk.tree.record(talk.match("t"), Context(pack_ids([T])), reply)
+    assert talk.match("t<eb").reasons == ("cut_in_token",)
+    talk.say("t", [LT, A])
+    match = talk.match("t<eb")
+    assert (kept(match), match.reasons) == ([T, LT], ())
+
+
+def test_a_prompt_that_was_sent_before_is_told_of_the_token_that_a_reply_showed_only_in_part() -> None:
+    talk = Talk()
+    before = talk.say("ta<", [B], "before")
+    assert flatten(before.generation.span, 1).reasons == ()
+    talk.say("t", [AB], reply="a", matched="b")
+    match = talk.match("ta<")
+    assert (kept(match) + encode("ta<"[match.cut.start :]), match.reasons) == ([T, A, LT], ("cut_in_token",))
+    assert flatten(talk.say("ta<", [B]).generation.span, 1).reasons == ("cut_in_token",)
+    assert flatten(before.generation.span, 1).reasons == ()
+    recount(talk.tree)
+
+
+def test_a_tail_that_was_left_out_is_told_at_each_request() -> None:
+    talk = Talk()
+    talk.say("t", [A, SPACE, B, A], reply="a", matched=" b")
+    for _ in range(2):
+        assert talk.match("ta<").reasons == ("tail_left_out",)
+        talk.say("ta<", [B])
 
 
 def test_an_empty_reply_is_not_continued_without_its_hidden_tail() -> None:
