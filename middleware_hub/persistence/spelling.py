@@ -55,6 +55,8 @@ class Spelling:
             path: of the whole text of the reply.
             line: the complete reply that its prompt continued.
         """
+        if path.text.endswith(_BROKEN) and (end := self._completed(reply, path)) is not None:
+            return False, end
         straight, first = self._straight(reply), reply
         while first.parent is not None and not first.parent.sampled:
             straight = straight and first.take == first.parent.count and self._straight(first.parent)
@@ -78,6 +80,18 @@ class Spelling:
             end = TextPath(path.namespace, whole).end()
         same = end.length == len(path.text) and end.place() == path.end().place()
         return (True, None) if same else (False, end)
+
+    def _completed(self, reply: TokenSpan, path: TextPath) -> TextEnd | None:
+        """Return where the chain of a reply ends if its hidden tail completes the character with which its text ends.
+
+        No text goes on from such an end by the spelling of that tail alone, which begins in the middle of the character.
+        """
+        shown = self._spell(_numbers(chain_ids(reply, reply.visible)))
+        for take in range(reply.visible + 1, reply.count + 1):
+            whole = self._spell(_numbers(chain_ids(reply, take)))
+            if not whole.startswith(shown) and not whole.endswith(_BROKEN):
+                return TextPath(path.namespace, whole).end()
+        return None
 
     def _straight(self, span: TokenSpan) -> bool:
         """Return whether the ids of a span spell its text; False if that is unknown."""

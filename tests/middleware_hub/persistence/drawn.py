@@ -8,12 +8,14 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.middleware_hub.persistence.lives import VOCABULARY, Ask
-from tests.middleware_hub.toy import PIECES
+from tests.middleware_hub.toy import E_HEAD, E_TAIL, EOS, PIECES, A, B
 
 NAMESPACES = [("", "", ""), ("", "", ""), ("", "", ""), ("other", "", "")]
 LONG = "ab a" * 100
 TEXT = st.text(alphabet="ab é", min_size=1, max_size=6)
-SAMPLED = st.lists(st.sampled_from(list(PIECES)), min_size=1, max_size=6)
+SAMPLED = st.lists(st.sampled_from(list(PIECES)), min_size=1, max_size=6) | st.sampled_from(
+    [[A, E_HEAD], [E_TAIL, EOS], [E_TAIL, B]]
+)
 PICK = st.integers(0, 20)
 PARENT = st.none() | st.none() | st.none() | st.just("none") | st.just("unknown") | PICK
 REQUEST = st.fixed_dictionaries(
@@ -55,7 +57,7 @@ def request_of(
     else:
         ids = (chain[: -how["cut"]] if kind == "ids_cut" else chain) + how["sampled"][: len(extra)]
         text = VOCABULARY.spell(ids)
-    if not text or set(text) - set("ab é<et>") or (ids is not None and not ids):
+    if not text or set(text) - set("ab é<et>" if ids is None else "ab é<et>\ufffd") or (ids is not None and not ids):
         return None
     parent = how["parent"]
     if isinstance(parent, int):

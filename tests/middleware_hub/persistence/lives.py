@@ -79,6 +79,9 @@ class Line:
             await asyncio.sleep(0)
 
 
+BROKEN = "\ufffd"
+
+
 class CheckedSpelling(Spelling):
     """Compares each answer with what the whole chain spells."""
 
@@ -88,6 +91,10 @@ class CheckedSpelling(Spelling):
     def apart(self, reply: TokenSpan, path: TextPath, line: TokenSpan | None) -> tuple[bool, TextEnd | None]:
         plain, end = super().apart(reply, path, line)
         spelled = VOCABULARY.spell(unpack_ids(chain_ids(reply, reply.visible)))
+        if path.text.endswith(BROKEN):
+            wholes = (VOCABULARY.spell(unpack_ids(chain_ids(reply, n))) for n in range(reply.visible, len(reply) + 1))
+            completed = (one for one in wholes if not one.startswith(spelled) and not one.endswith(BROKEN))
+            spelled = next(completed, spelled)
         assert plain == (spelled == path.text)
         assert end == (None if plain else TextPath(path.namespace, spelled).end())
         return plain, end
@@ -152,7 +159,9 @@ class Life:
         if rest or match.cut.start < len(ask.text):
             over = align_context(VOCABULARY, rest, ask.text[match.cut.start :], bos=(), offsets=lambda: None)
             context = Context(pack_ids(rest), over.flags | given, over.ends)
-        shown = VOCABULARY.spell(ask.sampled, skip_special=ask.skips)
+        before = (kept + rest)[-1:]  # the engine decodes a reply behind the prompt, which may end inside a character
+        primed = before if VOCABULARY.spell(before) == BROKEN else []
+        shown = VOCABULARY.spell(primed + ask.sampled, skip_special=ask.skips)[len(primed) :]
         over = align_reply(VOCABULARY, ask.sampled, shown, skips_special=ask.skips, matched=None)
         reply = SampledReply(
             pack_ids(ask.sampled),

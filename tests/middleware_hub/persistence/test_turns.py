@@ -10,13 +10,13 @@ import pytest
 from middleware_hub.persistence import saving
 from middleware_hub.store.protocol import Batch
 from tests.middleware_hub.persistence.lives import VOCABULARY, Ask, Life, Lives
-from tests.middleware_hub.toy import EOS, A, B
+from tests.middleware_hub.toy import E_HEAD, E_TAIL, EOS, A, B
 
 NS = ("", "", "")
 
 
-def ask(text: str, name: str, ids: list[int] | None = None) -> Ask:
-    return Ask(NS, text, ids, None, [A, B, EOS], name, "1")
+def ask(text: str, name: str, ids: list[int] | None = None, sampled: Sequence[int] = (A, B, EOS)) -> Ask:
+    return Ask(NS, text, ids, None, [*sampled], name, "1")
 
 
 def watched(lives: Lives, batches: list[Batch], refuses: Callable[[Batch], bool] = lambda _: False) -> Life:
@@ -122,6 +122,26 @@ def test_a_forgotten_conversation_that_goes_on_is_found_by_its_ids(scheme: str) 
         assert ids is not None
         await lives.restart(0)
         await lives.ask(0, ask(VOCABULARY.spell(ids[:-1]), "r3", ids[:-1]))
+
+    played(work, scheme)
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+@pytest.mark.parametrize("more", [[], [B]])
+def test_a_reply_that_completes_the_character_with_which_its_prompt_ended_is_found_by_its_ids(
+    scheme: str, more: list[int]
+) -> None:
+    """Its text is empty, or begins behind that character: no text of more ids begins with the half of it."""
+
+    async def work(lives: Lives) -> None:
+        await lives.ask(0, ask("a b", "r0", sampled=[A, E_HEAD]))
+        for name, sampled in (("r1", [E_TAIL, *more, EOS]), ("r2", [A, EOS]), ("r3", [B])):
+            chain = await lives.chain_of(0, NS, f"r{int(name[1]) - 1}")
+            assert chain is not None
+            await lives.restart(0)
+            text = await lives.ask(0, ask(VOCABULARY.spell(chain), name, chain, sampled))
+            await lives.restart(0)
+            await lives.retrieve(0, NS, text)
 
     played(work, scheme)
 
