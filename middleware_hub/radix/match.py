@@ -154,10 +154,12 @@ class Path(NamedTuple):
         """Return whether a chain that does not continue this reply has whole sampled tokens of the text after `start`."""
         if self.limit <= start or not any(node.replied for node, _ in self.upward(start)):
             return False  # and there may be hundreds of lines: equal samples, followed by one observation
-        for node, limit in self.upward(start):
-            for other in node.lines():
-                if other.continues is not continues and not samples_nothing(other, limit):
-                    cut = resolve_partial(other, limit, other.continues, measure, boundaries=False)
+        lines = {other.continues: None for node, _ in self.upward(start) for other in node.lines()}
+        lines.pop(continues, None)
+        for line in islice(reversed(lines), MOST_CANDIDATES):
+            for other, limit in self.candidates(line, start):
+                if not samples_nothing(other, limit):
+                    cut = resolve_partial(other, limit, line, measure, boundaries=False)
                     if cut is not None and cut.start > start:
                         return True
         return False
@@ -280,8 +282,10 @@ def walk_down(root: RadixNode, text: str, marks: Landmarks | None = None) -> Pat
     return Path(text, node, position, position)
 
 
-def match_text(namespace: tuple[str, ...], path: Path, parent: str | None, measure: Measure) -> PrefixMatch:
-    """Find the chain that the text of a path continues; `parent` names the reply to prefer."""
+def match_text(
+    namespace: tuple[str, ...], path: Path, parent: str | None, measure: Measure, *, boundaries: bool = True
+) -> PrefixMatch:
+    """Find the chain that the text of a path continues; `parent` names the reply to prefer, `boundaries` is for `further`."""
     text = path.text
     cut, continues, unknown = FRESH, None, False
     if parent is not None:
@@ -295,9 +299,9 @@ def match_text(namespace: tuple[str, ...], path: Path, parent: str | None, measu
             shorter = path.longest_complete(None, begin)
             cut, continues = (cut, continues) if shorter[1] is None else shorter
     at_prompt = path.at.contexts is not None and path.ends_on_node()
-    further = path.further(continues, cut, measure, boundaries=not at_prompt)
+    further = path.further(continues, cut, measure, boundaries=boundaries and not at_prompt)
     known = same_encoding(path.at, path.noted(further or cut)) if at_prompt else None
-    if at_prompt and known is None:
+    if boundaries and at_prompt and known is None:
         further = path.further(continues, cut, measure)
     cut = path.noted(further or cut) if known is None else end_of(known)
     ambiguous = continues is not None and path.is_ambiguous(continues, cut.start, measure)

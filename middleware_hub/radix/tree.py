@@ -141,7 +141,7 @@ class RadixTree:
             for generation in reversed(path.at.generations()):
                 if request_id is None or generation.span.named(request_id):
                     return self._recalled(end_of(generation.span), generation, exact=True, note=note)
-        found = match_text(namespace, path, request_id, self.measure)
+        found = match_text(namespace, path, request_id, self.measure, boundaries=False)
         if found.unknown_parent:
             return None
         cut = found.cut

@@ -118,6 +118,17 @@ class Client:
             "rid": rid,
             "sampling_params": {"max_new_tokens": rng.randrange(1, 12), "sampling_seed": rng.randrange(3)},
         }
+        if (
+            rng.random() < 0.25
+        ):  # a stop string begins in a token, perhaps in the only one, or the only token is an end token
+            pieces = rng.choice([[" nothing"], [" Go", " nothing"], [" Go", "."], []])
+            encode = tokenizer_of(shipped_tokenizer()).encode_tail
+            ids = [number for piece in pieces for number in encode(piece)]
+            body["sampling_params"] = {
+                "stop": ["hing"],
+                "max_new_tokens": 12,
+                "custom_params": {"script": {"ids": ids, "finish": "eos"}},
+            }
         headers = {"x-radix-namespace": namespace} if namespace else {}
         if self.said and rng.random() < 0.3:
             headers["x-radix-parent"] = rng.choice([one.rid for one in self.said[-6:]] + ["none", "nobody"])

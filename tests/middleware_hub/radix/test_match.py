@@ -247,6 +247,15 @@ def test_a_chain_that_matches_further_is_ambiguous_and_naming_the_parent_decides
     assert talk.match("ba b ab").continues is rambling.generation
 
 
+def test_a_chain_that_matches_further_is_ambiguous_behind_newer_ones_that_have_the_text_as_context() -> None:
+    talk = Talk()
+    talk.say("t", [A, B, A], "long")
+    talk.say("t", [A], "short")
+    assert talk.match("tab<").ambiguous
+    talk.say("taba<", [B], "context", parent=NO_PARENT)
+    assert talk.match("tab<").ambiguous
+
+
 def test_tokens_behind_a_reply_come_only_from_chains_that_continue_it() -> None:
     talk = Talk()
     first = talk.say("b", [A], "first")

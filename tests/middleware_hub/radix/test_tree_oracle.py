@@ -179,6 +179,7 @@ class History:
         """One turn; returns text + reply."""
         expected, covered = self.oracle.match(text)
         match = self.tree.match(NS, text)
+        self.covers(text, covered)
         self.tree.pin(match)
         before = flatten(match.cut.span, match.cut.take)
         cut_ids = list(before.token_ids)
@@ -229,6 +230,16 @@ class History:
         recount(self.tree)
         self.recall(record)
         return record.text
+
+    def covers(self, text: str, covered: int) -> None:
+        """A text is covered up to its last sampled token, or whole if it was sent before; and so is its covered part."""
+        found = self.tree.recall(NS, text, note=False)
+        assert found is not None
+        assert found.cut.start == (len(text) if found.exact else covered)
+        if covered:
+            part = self.tree.recall(NS, text[:covered], note=False)
+            assert part is not None
+            assert part.exact
 
     def recall(self, record: Record) -> None:
         """The newest of a text answers for it, the others by their id, whole."""
