@@ -17,6 +17,8 @@ from middleware_hub.radix.node import Generation, RadixNode
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
 from middleware_hub.spans.hidden_tail import spell_tail
 
+_UNCUT = SpanFlag.GIVEN | SpanFlag.RECUT
+"""Flags of contexts that are reused whole or not at all: what they say would not be true of each part."""
 MOST_CANDIDATES = 16
 """How many of the chains that a text could cut are tried: nodes, and replies of one text."""
 
@@ -161,7 +163,7 @@ def _cut_inside(span: TokenSpan, take: int, limit: int, measure: Measure, bounda
     """Cut the first `take` tokens of one span for a text that agrees up to character `limit`."""
     if span.start >= limit or span.flags & SpanFlag.MISMATCH:
         return None
-    if not span.sampled and (not boundaries or span.flags & SpanFlag.GIVEN or not measure.last_boundary(span, take)):
+    if not span.sampled and (not boundaries or span.flags & _UNCUT or not measure.last_boundary(span, take)):
         return None  # without a look at where its tokens end, which a span would keep
     ends = _ends(span, measure)
     count = bisect_right(ends, limit - span.start, 0, take)

@@ -418,6 +418,18 @@ def test_a_visible_part_that_begins_in_a_token_of_another_sample_is_not_told() -
     assert (kept(match), match.reasons) == ([T, LT], ())
 
 
+def test_a_part_of_a_context_that_has_the_visible_part_of_a_token_is_not_reused() -> None:
+    """Its `<e>` could be: but what is known of that context is not true of its `<e>` alone."""
+    talk = Talk()
+    talk.say("t", [A])
+    talk.say("ta<e>b", [AB], reply="a", matched="b", parent="gone")
+    talk.say("ta<e>ba<", [B])
+    match = talk.match("ta<e>b b")
+    assert (kept(match), match.reasons) == ([T, A], ())
+    assert flatten(talk.say("ta<e>b b", [B]).generation.span, 1).reasons == ()
+    assert kept(talk.match("ta<e>b a")) == [T, A, EOS]
+
+
 def test_a_prompt_that_was_sent_before_is_told_of_the_token_that_a_reply_showed_only_in_part() -> None:
     talk = Talk()
     before = talk.say("ta<", [B], "before")
