@@ -196,7 +196,9 @@ class Path(NamedTuple):
 
     def noted(self, cut: Cut) -> Cut:
         """Return a cut of this text, with the note that what comes after it is the visible part of a token, if it is."""
-        return cut._replace(recut=True) if shows_half_a_token(self.text, self.stops(), cut.start) else cut
+        if self.limit > cut.start and shows_half_a_token(self.text, self.stops(), cut.start):
+            return cut._replace(recut=True)
+        return cut
 
     def ends_on_node(self) -> bool:
         """Return whether the whole text is in the tree and ends where a node does."""
@@ -238,12 +240,6 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     hashed: Any = None
 
     @property
-    def tail_left_out(self) -> bool:
-        """Return whether the prompt lacks tokens at the end of the reply that it follows (`tail_left_out`)."""
-        line, (span, take, *_) = self.continues, self.cut.sampled_base
-        return self.hidden_parent or (line is not None and span is line.span and take < line.span.count)
-
-    @property
     def flags(self) -> int:
         """Return the flags of the first span after this match."""
         return (
@@ -256,9 +252,14 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     @property
     def reasons(self) -> tuple[str, ...]:
         """Return the reasons that describe how the prompt was made, as answers and counters name them."""
-        recut = self.cut.sampled_base[3]
-        tail = self.tail_left_out and not recut
-        holds = (recut, tail, self.ambiguous, self.unknown_parent, self.edited, self.mismatched, self.unasked)
+        line, (span, take, _, recut, _) = self.continues, self.cut
+        if span is not None and span.versions is None:
+            span, take, _, recut = self.cut.sampled_base
+        left_out = self.hidden_parent or (line is not None and span is line.span and take < line.span.count)
+        holds = (
+            *(recut, left_out and not recut, self.ambiguous, self.unknown_parent),
+            *(self.edited, self.mismatched, self.unasked),
+        )
         return tuple(compress(_REASONS, holds))
 
 

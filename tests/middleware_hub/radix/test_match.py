@@ -370,7 +370,7 @@ def test_a_trimmed_stop_string_stays_as_far_as_the_text_spells_it() -> None:
     assert talk.sent("ta <") == [T, A, SPACE, LT]
     match = talk.match("ta<")
     assert kept(match) == [T, A]
-    assert match.tail_left_out
+    assert match.reasons == ("tail_left_out",)
 
 
 def test_a_half_shown_token_is_kept_only_if_the_text_spells_all_of_it() -> None:
