@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -206,6 +209,30 @@ def test_a_faster_encoder_that_cannot_be_made_costs_no_text(caplog: pytest.LogCa
     assert "no faster encoder could be made" in caplog.text
     (used,) = late.used
     assert used("second") == expected("qwen", "second")
+
+
+MEMORY = """
+import ctypes, sys
+from middleware_hub.tokenizer.tokenizer import Tokenizer
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1])
+
+tokenizer = Tokenizer.load(sys.argv[1])
+tokenizer.encode_start("a"), tokenizer.encode_tail("a")
+tokenizer._threads.shutdown(wait=True)
+held = resident()
+assert ctypes.CDLL(None).malloc_trim(0) in (0, 1)
+print(held / resident())
+"""
+
+
+@pytest.mark.slow  # a vocabulary with all entries
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library keeps no freed memory")
+def test_the_memory_in_which_the_faster_encoder_was_made_is_given_back() -> None:
+    """Else a process keeps 300 MB: twice what it needs."""
+    ran = subprocess.run([sys.executable, "-c", MEMORY, vocabulary("qwen-whole")], capture_output=True, check=True)
+    assert float(ran.stdout.split()[-1]) < 1.3
 
 
 @pytest.mark.parametrize("name", usual(BYTE_LEVEL, "qwen"))
