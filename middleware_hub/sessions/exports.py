@@ -29,7 +29,7 @@ from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList
 
 _FINALIZE_FIELDS = frozenset({"export_all_checkpoints", "shared_turns", "format", "expect_request_ids"})
-"""The fields of `POST /sessions/{id}/finalize`. Others are ignored, and named in the reply: one may be misspelt."""
+"""The fields of an export, in its body or its query. Others are ignored, and named in the reply: one may be misspelt."""
 _PIECE_BYTES = 64 * 1024
 EndOfSession = Callable[[Session], Awaitable[None]]
 """Notes that a session has ended."""
@@ -67,7 +67,8 @@ class _Export(msgspec.Struct, frozen=True):
         expected = typed(fields, "expect_request_ids", list[str], "a list of request ids")
         if expected is None and "expect_request_ids" in query:
             expected = [name for name in query["expect_request_ids"].split(",") if name]
-        return cls(every, shared, form, expected, sorted(fields.keys() - _FINALIZE_FIELDS))  # type: ignore[arg-type] # checked
+        ignored = sorted((fields.keys() | query.keys()) - _FINALIZE_FIELDS)
+        return cls(every, shared, form, expected, ignored)  # type: ignore[arg-type]  # checked
 
 
 class Exports:

@@ -197,6 +197,14 @@ class TestForks:
         assert agent.finalize(export_all_checkpoints=True) == exported
 
 
+    def test_fields_without_a_meaning_are_named_wherever_they_stand(self, agent: AgentSession) -> None:
+        agent.must(user("a"), says="one")
+        misspelt = agent.stack.get(f"{agent.path}/trajectories?export_all_checkpoint=1&shared_turns=once").json()
+        assert misspelt["ignored"] == ["export_all_checkpoint"]
+        both = agent.stack.post(f"{agent.path}/finalize?formatt=tree", {"shared_turn": "each"}).json()
+        assert both["ignored"] == ["formatt", "shared_turn"]
+
+
 class TestSeveralSamples:
     """Which one a node with several is continued from, and that it is told."""
 
