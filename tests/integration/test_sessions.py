@@ -196,7 +196,6 @@ class TestForks:
         exported = agent.finalize(export_all_checkpoints=True)
         assert agent.finalize(export_all_checkpoints=True) == exported
 
-
     def test_fields_without_a_meaning_are_named_wherever_they_stand(self, agent: AgentSession) -> None:
         agent.must(user("a"), says="one")
         misspelt = agent.stack.get(f"{agent.path}/trajectories?export_all_checkpoint=1&shared_turns=once").json()
