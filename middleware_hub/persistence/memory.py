@@ -72,7 +72,7 @@ class Memory:
         self.saving = Saving(store) if saving is None else saving
         self._serials = serials
         self._versions = versions
-        self._turns = Turns(tree, self.saving, serials, versions, spelling)
+        self._turns = Turns(tree, self.saving, versions, spelling)
         self._max_bytes = max_bytes
         self._others = -1
         self._changes = 0  # grows with everything that is put into the tree

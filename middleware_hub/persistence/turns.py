@@ -31,7 +31,7 @@ from middleware_hub.store.errors import MissingRecordError
 from middleware_hub.store.gathering import Gathering
 from middleware_hub.store.paths import BLOCK, TextPath
 from middleware_hub.store.protocol import Batch, Mend, Over, Refill
-from middleware_hub.store.records import Blob, Event, Serials, SpanRecord, new_id
+from middleware_hub.store.records import Blob, Event, SpanRecord, new_id
 
 logger = logging.getLogger(__name__)
 
@@ -102,12 +102,9 @@ class Appends(Protocol):
 class Turns:
     """See the top of this file."""
 
-    def __init__(
-        self, tree: RadixTree, saving: Appends, serials: Serials, versions: VersionLog, spelling: Spelling
-    ) -> None:
+    def __init__(self, tree: RadixTree, saving: Appends, versions: VersionLog, spelling: Spelling) -> None:
         self._tree = tree
         self._saving = saving
-        self._serials = serials
         self._versions = versions
         self._spelling = spelling
         self._gathered = Gathering[_Turn](self._write, _PATIENCE, _ENOUGH)
@@ -138,7 +135,7 @@ class Turns:
             base = span.parent
             assert base is not None
             if base.stored is None:
-                context = self._context(match, base, stamp)
+                context = self._context(match, base, stamp, generation.serial - 1)
             text_from = span.start
         elif match.known is not None or ends_before(span):
             base, text_from = span.parent, span.start
@@ -188,13 +185,13 @@ class Turns:
         tree = self._tree
         return whole_chain(tree.keep, generation, own or Batch(), tree.extras.of, self._spelling.apart, only)
 
-    def _context(self, match: PrefixMatch, span: TokenSpan, stamp: str) -> SpanRecord:
+    def _context(self, match: PrefixMatch, span: TokenSpan, stamp: str, serial: int) -> SpanRecord:
         """Return the record of a context. Its id covers all of its content, so it is made before a match adds to the span."""
         line = None if match.continues is None else match.continues.span
         record = record_of(
             span,
             match.namespace,
-            serial=self._serials.next(),
+            serial=serial,
             stamp=stamp,
             text=match.text[0 if line is None else line.text_end :],
             line=line,

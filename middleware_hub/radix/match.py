@@ -156,7 +156,7 @@ class Path(NamedTuple):
             return False  # and there may be hundreds of lines: equal samples, followed by one observation
         lines = {other.continues: None for node, _ in self.upward(start) for other in node.lines()}
         lines.pop(continues, None)
-        for line in islice(reversed(lines), MOST_CANDIDATES):
+        for line in islice(lines, MOST_CANDIDATES):
             for other, limit in self.candidates(line, start):
                 if not samples_nothing(other, limit):
                     cut = resolve_partial(other, limit, line, measure, boundaries=False)

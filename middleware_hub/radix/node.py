@@ -191,10 +191,10 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
         return passes if passes is not None and passes.continues is line else None
 
     def lines(self) -> Iterator[Generation]:
-        """Yield one generation for each line that runs through this node."""
+        """Yield one generation for each line that runs through this node, the newest line first."""
         passes = self._through
         if isinstance(passes, dict):
-            yield from passes.values()
+            yield from reversed(passes.values())
         elif passes is not None:
             yield passes
 

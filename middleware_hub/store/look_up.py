@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from middleware_hub.store.paths import BLOCK, STEP
@@ -107,15 +108,10 @@ def last_step(at: int) -> int:
 def complete(records: Iterable[SpanRecord], known: Container[bytes]) -> tuple[list[SpanRecord], int]:
     """Return the records whose links are all there or known, each after those it builds on, and the number left out."""
     waiting = {record.id: record for record in records}
-    done = dict[bytes, SpanRecord]()
-    in_order = sorted(waiting.values(), key=lambda record: record.serial)
-    for record in in_order:  # nearly always each comes after those it builds on
-        if not all(link in done or link in known for link in record.links):
-            break
-        done[record.id] = record
-    else:
+    in_order = sorted(waiting.values(), key=attrgetter("serial"))
+    if _all_there(in_order, known):  # nearly always
         return in_order, 0
-    done.clear()
+    done = dict[bytes, SpanRecord]()
     stack = in_order[::-1]
     visited = set[bytes]()
     while stack:
@@ -129,3 +125,14 @@ def complete(records: Iterable[SpanRecord], known: Container[bytes]) -> tuple[li
         if record.id not in done and all(link in done or link in known for link in record.links):
             done[record.id] = record
     return list(done.values()), len(waiting) - len(done)
+
+
+def _all_there(in_order: Iterable[SpanRecord], known: Container[bytes]) -> bool:
+    """Return whether the links of each record are among the records before it, or known."""
+    there = set[bytes]()
+    for record in in_order:
+        for link in record.links:
+            if link not in there and link not in known:
+                return False
+        there.add(record.id)
+    return True

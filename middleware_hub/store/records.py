@@ -180,13 +180,16 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Serials:
-    """Gives numbers that grow: across restarts if clocks go forward, and above those of all records seen here."""
+    """Gives numbers that grow: across restarts if clocks go forward, and above those of all records seen here.
+
+    Before each of them one is free: a reply's context, which is known after the reply is recorded, comes before it.
+    """
 
     def __init__(self) -> None:
         self._last = 0
 
     def next(self) -> int:
-        self._last = max(self._last + 1, time.time_ns())
+        self._last = max(self._last + 2, time.time_ns())
         return self._last
 
     def saw(self, serial: int) -> None:

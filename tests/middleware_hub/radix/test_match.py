@@ -256,6 +256,16 @@ def test_a_chain_that_matches_further_is_ambiguous_behind_newer_ones_that_have_t
     assert talk.match("tab<").ambiguous
 
 
+def test_of_many_chains_that_match_further_those_that_match_furthest_are_looked_at() -> None:
+    talk = Talk()
+    for number in range(40):
+        talk.say("t", [A, B], f"r{number}")
+    for number in range(40):
+        talk.say("tab b a", [EOS, A, B, A, B] if number % 2 else [B], f"s{number}", parent=f"r{number}")
+    talk.say("t", [A, B], "last")
+    assert talk.match("tab b aab").ambiguous
+
+
 def test_tokens_behind_a_reply_come_only_from_chains_that_continue_it() -> None:
     talk = Talk()
     first = talk.say("b", [A], "first")
