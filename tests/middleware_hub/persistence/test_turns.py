@@ -43,6 +43,9 @@ def played(work: Callable[[Lives], Awaitable[None]], scheme: str = "sqlite") -> 
         async with Lives(scheme, 1) as lives:
             await work(lives)
             assert [finding async for finding in lives.stores[0].verify()] == []
+            there = {record.id: record async for record in lives.stores[0].scan()}
+            # Each record comes after those it builds on, so a look-up has them in order at once.
+            assert all(there[link].serial < record.serial for record in there.values() for link in record.links)
 
     asyncio.run(play())
 
