@@ -131,13 +131,6 @@ class TurnForms(Renderer):
         self._asked_before = (found, *self._asked_before[: MOST_ASKED - 1])
         return found
 
-    @property
-    def every_scaffold(self) -> Sequence[str]:
-        """Return all generation prompts that were requested, with any options, the last ones first."""
-        # A copy, because this may run in a thread while the event loop adds to it.
-        known = list(self._shorts.values())
-        return list(dict.fromkeys(short.prompt for found in reversed(known) for short in found))
-
     def header(self, tools: Tools, options: Options) -> str:
         """Return what every assistant's turn begins with in short conversations (`<|im_start|>assistant\\n`)."""
         key = (options_key(options), bool(tools))

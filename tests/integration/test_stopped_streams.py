@@ -98,12 +98,16 @@ def test_a_call_that_was_read_keeps_its_ids(agent: AgentSession) -> None:
     assert all(one["exact"] for one in agent.finalize())
 
 
-@pytest.mark.parametrize("template", ["qwen2_5", "qwen3"])
-def test_reasoning_that_was_read_keeps_its_ids(template: str) -> None:
-    """More has been sampled when the client leaves: of that nothing is in what follows."""
+@pytest.mark.parametrize(
+    ("template", "before"), [("qwen2_5", None), ("qwen3", None), ("qwen3", "<think>\nOh.\n</think>\n\nWell.")]
+)
+def test_reasoning_that_was_read_keeps_its_ids(template: str, before: str | None) -> None:
+    """More has been sampled when the client leaves: of that nothing is in what follows, nor of a reply with other reasoning."""
     sessions = {"chat_template": str(templates.folder() / f"{template}.jinja"), "reasoning_parser": "think"}
     with stack("qwen", styles=("incremental",), sessions=sessions) as made:
         agent, worker = AgentSession.make(made), made.workers[0]
+        if before is not None:
+            agent.must(user("a"), says=before)
         thought, rest = letters(made, "<think>\nHm.\n</think>\n\n"), letters(made, "Hello")
         worker.script(ids=[*thought, *rest, *letters(made, " my friend")], finish=None)
         worker.hold(after=len(thought) + len(rest))

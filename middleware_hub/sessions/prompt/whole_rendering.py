@@ -104,7 +104,7 @@ class WholeRendering:
                 messages, reason = messages[: error.turns], error.reason
                 continue
             turns = [turn for one in messages for turn in one]
-            found = splice(pieces, turns, self._template.every_scaffold, self._codec)
+            found = splice(pieces, turns, self._template.scaffolds(request.tools, request.template), self._codec)
             if not found.reason:
                 read = self._tail_behind(template, request, marked, tail)
                 if read is None:

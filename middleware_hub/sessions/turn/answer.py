@@ -120,7 +120,7 @@ class AnswerBuilder:
         reasoning = (echo.get("reasoning_content") or "").strip()
         read = (content_of(echo) or "").strip().removeprefix(before.strip())
         empty = not (reasoning or echo.get("tool_calls") or read.strip())
-        return not empty and thought.strip().startswith(reasoning) and begins(shown, echo)
+        return not empty and begins(shown, echo, thought)
 
     def answer(
         self,
@@ -170,12 +170,13 @@ class AnswerBuilder:
         )
 
 
-def begins(message: Message, echo: Message) -> bool:
-    """Whether an echo has the beginning of a message's text and calls."""
+def begins(message: Message, echo: Message, thought: str) -> bool:
+    """Whether an echo has the beginning of a message's text, calls, and reasoning (`thought`)."""
     whole, content, calls = content_of(message), content_of(echo), calls_of(echo)
     return (
         echo["role"] == "assistant"
         and content is not None
         and (whole or "").strip().startswith(content.strip())
         and calls == calls_of(message)[: len(calls)]
+        and thought.strip().startswith((echo.get("reasoning_content") or "").strip())
     )

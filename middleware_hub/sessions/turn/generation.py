@@ -179,10 +179,10 @@ class TurnGeneration:
             len(messages) > node.depth
             and self.building.begins_with(messages[node.depth], before)
             and all(one.key == key_of(message) for one, message in zip(node.path(), messages, strict=False))
-            and not any(
-                begins(msgspec.json.decode(child.message), messages[node.depth])
+            and not any(  # a client may go on from one that it has whole
+                begins(msgspec.json.decode(child.message), messages[node.depth], sample.reasoning)
                 for child in (node.children or {}).values()
-                if child.samples  # a client may go on from one that it has whole
+                for sample in child.samples or ()
             )
         )
 

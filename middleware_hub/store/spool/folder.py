@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
+from glob import glob
 from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -81,7 +82,7 @@ class SpoolFolder:
         """
         store, _, prefix = self._head.store.partition(" ")
         here = f"{store} --store-prefix {prefix}" if prefix else store
-        for path in sorted(self._base.glob("*/*.spool")):
+        for path in _found(self._base, "*/*.spool"):
             if path.parent == self._folder:
                 continue
             try:
@@ -98,12 +99,17 @@ class SpoolFolder:
 
     def paths(self) -> list[Path]:
         """Return all files, including those in use."""
-        return sorted(self._folder.glob("*.spool"))
+        return _found(self._folder, "*.spool")
 
     def leave(self) -> None:
         """Remove the folder if nothing is in it."""
         with suppress(OSError):
             self._folder.rmdir()
+
+
+def _found(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a pattern; unlike `Path.glob`, it is not disturbed by a router that removes its folder meanwhile."""
+    return sorted(folder / name for name in glob(pattern, root_dir=folder))
 
 
 def default_base() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import random
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -17,6 +18,7 @@ from middleware_hub.sessions import chats
 from middleware_hub.sessions.turn import turns
 from router.config import StoreConfig
 from tests.middleware_hub.sessions.in_process import Client, Engine, Room
+from tests.support.vocabularies import load
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "description": "Look.", "parameters": {"type": "object"}}}
@@ -33,7 +35,15 @@ TEXTS = (
 NAMES = ("s", "t")
 MASKED = frozenset({"created", "created_at"})
 
-Call = Callable[[Room], Client]
+
+class Answering(Protocol):
+    """A call that was made."""
+
+    async def answer(self) -> tuple[int, Any]:
+        """The whole reply."""
+
+
+Call = Callable[[Room], Answering]
 
 
 class Ids:
@@ -105,11 +115,46 @@ def _sample(event: Any) -> int:
     return choices[0]["index"] if choices else 99
 
 
+class Stopped:
+    """A client that leaves a stream, and goes on with the words that it has read."""
+
+    def __init__(self, room: Room, path: str, body: dict[str, Any], kept: int) -> None:
+        """`kept`: the number of sampled tokens that it has certainly read, and that its next prompt has to begin with."""
+        self._room, self._path, self._body, self._kept = room, path, body, kept
+
+    async def answer(self) -> tuple[int, Any]:
+        client = Client(self._room.app, "POST", self._path, self._body, {})
+        held = asyncio.create_task(self._room.engine.arrived())
+        await asyncio.wait([held, client._task], return_when=asyncio.FIRST_COMPLETED)
+        held.cancel()
+        if client._task.done():  # it was refused, or came to its limit before
+            return await client.answer()
+        sent, sampled = self._room.engine.log[-1]
+        for _ in range(100):  # until it has read everything
+            await asyncio.sleep(0)
+        read = {"role": "assistant", "content": "", "reasoning_content": ""}
+        for line in client.content.split(b"\n\n")[:-1]:
+            for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
+                for key in ("content", "reasoning_content"):
+                    read[key] += choice["delta"].get(key) or ""
+        await client.leave()
+        goes_on = {"messages": [*self._body["messages"], read, {"role": "user", "content": "Go on"}], "stream": False}
+        status, answer = await Client(self._room.app, "POST", self._path, {**self._body, **goes_on}, {}).answer()
+        then = self._room.engine.log[-1][0]
+        if then is not sent and self._kept:  # else its session is over, or has no budget for more
+            chain = [*sent["input_ids"], *sampled[: self._kept]]
+            assert then["input_ids"][: len(chain)] == chain
+        return status, answer
+
+
 class Life:
     """What clients of some sessions do, as dice will have it. They know only what they were answered."""
 
-    def __init__(self, dice: random.Random) -> None:
+    def __init__(self, dice: random.Random, *, appends: bool = False) -> None:
+        """`appends`: whether prompts always begin with everything that was read before."""
         self._dice = dice
+        self._appends = appends
+        self._thoughts = 0
         self._talks: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in NAMES}
         self._generations: dict[str, list[str]] = {name: [] for name in NAMES}
         self._last: tuple[str, dict[str, Any], str] | None = None
@@ -117,7 +162,9 @@ class Life:
     def next(self) -> tuple[Call, Callable[[Engine], None], Callable[[int, Any], None]]:
         """The next call, what the engine has to say in it, and who is to hear the answer."""
         name = self._dice.choice(NAMES)
-        kinds = [self._turn] * 12 + [self._again] * 2 + [self._reward, self._look, self._look, self._export]
+        kinds = (
+            [self._turn] * 12 + [self._again, self._stopped] * 2 + [self._reward, self._look, self._look, self._export]
+        )
         kinds += (
             [self._make] * (1 if self._talks[name] else 6)
             + [self._complete]
@@ -198,6 +245,20 @@ class Life:
 
         call, _, _ = self._call("POST", f"/sessions/{name}/v1/{dialect}", body)
         return call, speak, hear
+
+    def _stopped(self, name: str) -> Any:
+        """A stream that the client stops in its reasoning, or behind it."""
+        self._thoughts += 1
+        messages = self._dice.choice([*self._talks[name][-3:], []])
+        body = {"messages": [*messages, {"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 60}
+        begins, text = (f"<think>\n{self._thoughts:03d}{rest}" for rest in ("", ", I think.\n</think>\n\nWell, well."))
+        count = len(load("qwen").encode(begins).ids)
+        hold = self._dice.choice((count + 1, count + 2, len(load("qwen").encode(text).ids) - 1))
+        return (
+            lambda room: Stopped(room, f"/sessions/{name}/v1/chat/completions", body, count if self._appends else 0),
+            lambda engine: (engine.says(text, hold=hold), engine.says("Well.")),
+            lambda status, answer: None,
+        )
 
     def _reward(self, name: str) -> Any:
         body: dict[str, Any] = {"reward_info": {self._dice.choice("ab"): self._dice.randint(0, 9) / 2}}

@@ -50,7 +50,7 @@ def test_nobody_notices_what_happens_to_the_processes(seed: int, fate: Fate, ids
             "verify_rate": 1.0,
         }
         one, many = Side("one", ids, options=options), Side("many", ids, url(tmp_path), options)
-        life, only = Life(dice), await one.begin()
+        life, only = Life(dice, appends=options["history"] == "keep"), await one.begin()
         await many.begin()
         for step in range(STEPS):
             call, speak, hear = life.next()

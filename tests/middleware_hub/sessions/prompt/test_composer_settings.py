@@ -174,3 +174,24 @@ def test_a_turn_of_other_options_wins_over_the_beginning_of_one_of_these() -> No
         assert last["parent_branch"] == room.engine.log[0][0]["rid"]
 
     asyncio.run(work())
+
+
+def test_a_prompt_does_not_depend_on_the_options_of_other_requests() -> None:
+    """Another router has not had them: it would send other ids."""
+
+    async def sent(*, before: bool) -> Any:
+        room = Room(history="template", chat_template=str(templates.folder() / "qwen3_5_think.jinja"))
+        await room.open()
+        if before:
+            other = {"messages": [{"role": "user", "content": "?"}], "chat_template_kwargs": {"enable_thinking": False}}
+            assert (await room.ask(other).answer())[0] == 200
+        messages = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": ""}]
+        room.engine.says("<think>", finish="length")
+        continues = {"continue_final_message": True, "add_generation_prompt": False}
+        assert (await room.ask({"messages": messages, **continues}).answer())[0] == 200
+        messages[1] = {"role": "assistant", "content": "<think>"}
+        client = room.ask({"messages": [*messages, {"role": "user", "content": "More"}]})
+        assert (await client.answer())[0] == 200
+        return room.engine.log[-1][0]["input_ids"], dict(client.out[0]["headers"]).get(b"x-radix-reasons")
+
+    assert asyncio.run(sent(before=True)) == asyncio.run(sent(before=False))

@@ -279,6 +279,23 @@ def test_what_waits_for_another_address_is_told(tmp_path: Path, caplog: pytest.L
         spool.close()
 
 
+def test_a_folder_that_its_router_removes_meanwhile_has_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = SpoolFolder(str(tmp_path), identity("sqlite:/a/c"), "toy", 1 << 20)
+    gone, scandir = tmp_path / "gone", os.scandir
+    gone.mkdir()
+
+    def removed(path: Any) -> Any:
+        if Path(path) == gone:
+            gone.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", removed)
+    now.warn_of_others()
+    assert not gone.exists()
+
+
 def test_a_router_tells_of_it_at_its_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     spool = SpoolFolder(str(tmp_path / "spool"), identity("sqlite:/a/b"), "toy", 1 << 20).make()
     spool.put(b"x", replies=3)
