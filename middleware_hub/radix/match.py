@@ -256,11 +256,8 @@ class PrefixMatch(msgspec.Struct, frozen=True):
         if span is not None and span.versions is None:
             span, take, _, recut = self.cut.sampled_base
         left_out = self.hidden_parent or (line is not None and span is line.span and take < line.span.count)
-        holds = (
-            *(recut, left_out and not recut, self.ambiguous, self.unknown_parent),
-            *(self.edited, self.mismatched, self.unasked),
-        )
-        return tuple(compress(_REASONS, holds))
+        holds = (recut, left_out and not recut, self.ambiguous, self.unknown_parent, self.edited)
+        return tuple(compress(_REASONS, (*holds, self.mismatched, self.unasked)))
 
 
 def walk_down(root: RadixNode, text: str, marks: Landmarks | None = None) -> Path:

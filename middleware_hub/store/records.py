@@ -180,10 +180,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Serials:
-    """Gives numbers that grow: across restarts if clocks go forward, and above those of all records seen here.
-
-    Before each of them one is free: a reply's context, which is known after the reply is recorded, comes before it.
-    """
+    """Gives numbers that grow: across restarts if clocks go forward, and above all seen here. Before each one is free."""
 
     def __init__(self) -> None:
         self._last = 0
