@@ -61,7 +61,7 @@ class Spelling:
         while first.parent is not None and not first.parent.sampled:
             straight = straight and first.take == first.parent.count and self._straight(first.parent)
             first = first.parent
-        if straight and (first.parent is None or self._goes_on(first)):
+        if straight and (self._begins(first, path.text) if first.parent is None else self._goes_on(first)):
             return True, None
         end = self._end_before(first, path, line)
         if end is not None:
@@ -101,6 +101,11 @@ class Spelling:
             return True
         ids = np.frombuffer(span.ids, np.int32, span.visible)
         return not np.count_nonzero(self._special.take(ids, mode="clip"))
+
+    def _begins(self, first: TokenSpan, text: str) -> bool:
+        """Return whether a text is spelled from its beginning: not if it spells a BOS, or the space after it, itself."""
+        spelled = self._spell(_numbers(chain_ids(first, min(len(first), _START))))
+        return spelled == text[: first.text_end] if len(first) <= _START else text.startswith(spelled.rstrip(_BROKEN))
 
     @staticmethod
     def _goes_on(first: TokenSpan) -> bool:
