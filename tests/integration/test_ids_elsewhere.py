@@ -53,7 +53,7 @@ def fleet(started: tuple[Path, EmbeddedWorker], tmp_path: Path) -> Iterator[Flee
 
 
 @pytest.mark.parametrize("text", ["<s>", "<s>[INST] Hi [/INST]", " Hi", "Hi", "<s> Hi", "<s>" + "Hello there. " * 30])
-@pytest.mark.parametrize("samples", [" Yes", "Yes"])
+@pytest.mark.parametrize("samples", usual([" Yes", "Yes"], " Yes"))
 def test_a_text_that_spells_its_bos_or_first_space_is_continued_by_ids(fleet: Fleet, text: str, samples: str) -> None:
     """A prompt of ids is looked up by their spelling, which begins after the BOS and after the dummy space behind it."""
     sampled = fleet.tokenizer.encode_tail(samples)
