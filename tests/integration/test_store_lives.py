@@ -283,6 +283,26 @@ def test_what_cannot_be_looked_up_is_not_exact(
         router.stop()
 
 
+def test_a_router_that_does_not_know_where_a_text_leaves_a_prompt_says_so(
+    worker: EmbeddedWorker, tmp_path: Path
+) -> None:
+    router = Router(worker, StoreConfig(url=f"sqlite:{tmp_path / 'store.sqlite3'}"))
+    try:
+        text, asked = "Where am I?", "\nObservation: a room. And now?"
+        for more in ("", asked):
+            body = {"text": text + more, "sampling_params": {"max_new_tokens": 5, "sampling_seed": 1}}
+            before, text = text, text + more + router.stack.post("/generate", body).json()["text"]
+        other = before + asked.replace("room", "hall")
+        known = router.stack.post("/radix_tree/explain", {"text": other}).json()
+        assert known["recorded"]["after"].startswith("room.")
+        router.restart()
+        restored = router.stack.post("/radix_tree/explain", {"text": other}).json()
+        assert restored["matched_chars"] == len(before)
+        assert "was sent through another router" in restored["message"]
+    finally:
+        router.stop()
+
+
 def test_a_router_logs_its_store_at_its_start_without_a_password(
     worker: EmbeddedWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
