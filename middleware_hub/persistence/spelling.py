@@ -61,7 +61,7 @@ class Spelling:
         while first.parent is not None and not first.parent.sampled:
             straight = straight and first.take == first.parent.count and self._straight(first.parent)
             first = first.parent
-        if straight and (self._begins(first, path.text) if first.parent is None else self._goes_on(first)):
+        if straight and (self._begins(first) if first.parent is None else self._goes_on(first)):
             return True, None
         end = self._end_before(first, path, line)
         if end is not None:
@@ -99,13 +99,17 @@ class Spelling:
             return False
         if not span.sampled:
             return True
+        if span.flags & SpanFlag.DUMMY:  # the text lacks the first space of the reply
+            return False
         ids = np.frombuffer(span.ids, np.int32, span.visible)
         return not np.count_nonzero(self._special.take(ids, mode="clip"))
 
-    def _begins(self, first: TokenSpan, text: str) -> bool:
-        """Return whether a text is spelled from its beginning: not if it spells a BOS, or the space after it, itself."""
-        spelled = self._spell(_numbers(chain_ids(first, min(len(first), _START))))
-        return spelled == text[: first.text_end] if len(first) <= _START else text.startswith(spelled.rstrip(_BROKEN))
+    def _begins(self, first: TokenSpan) -> bool:
+        """Return whether what a chain spells begins where its text does: not if the text has a BOS, or the space after it."""
+        ids = _numbers(chain_ids(first, min(len(first), _START)))
+        left_out = len(self._spell_on(ids)) - len(self._spell(ids))
+        bos = len(self._spell_on(ids[:1])) if first.flags & SpanFlag.BOS else 0
+        return left_out == bos + bool(first.flags & SpanFlag.DUMMY)
 
     @staticmethod
     def _goes_on(first: TokenSpan) -> bool:

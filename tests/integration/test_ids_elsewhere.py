@@ -52,14 +52,21 @@ def fleet(started: tuple[Path, EmbeddedWorker], tmp_path: Path) -> Iterator[Flee
         router.stop()
 
 
-@pytest.mark.parametrize("text", ["<s>", "<s>[INST] Hi [/INST]", " Hi", "Hi", "<s> Hi", "<s>" + "Hello there. " * 30])
+@pytest.mark.parametrize(
+    "text",
+    ["<s>", "<s>[INST] Hi [/INST]", " Hi", "Hi", "<s> Hi", "<s>" + "Hello there. " * 30, "<s>" * 40, " " * 400],
+    ids=["bos", "turn", "space", "word", "both", "long", "many", "spaces"],
+)
 @pytest.mark.parametrize("samples", usual([" Yes", "Yes"], " Yes"))
 def test_a_text_that_spells_its_bos_or_first_space_is_continued_by_ids(fleet: Fleet, text: str, samples: str) -> None:
     """A prompt of ids is looked up by their spelling, which begins after the BOS and after the dummy space behind it."""
     sampled = fleet.tokenizer.encode_tail(samples)
-    first = fleet.generate(0, "r1", sampled, text=text)
-    whole = fleet.generate(1, "r2", sampled, input_ids=[*first, *fleet.tokenizer.encode_tail(" so?")])
-    asked = fleet.tokenizer.spell_prompt(whole)
-    count = len(sampled)
-    turns = [("r1", len(first) - count, len(first)), ("r2", len(whole) - count, len(whole))]
-    assert [fleet.turns(number, asked) for number in (0, 1)] == [turns, turns]
+    chain = fleet.generate(0, "r0", sampled, text=text)
+    turns = [("r0", len(chain))]
+    for number in (1, 0, 1):
+        ids = [*chain, *fleet.tokenizer.encode_tail(" so?")]
+        chain = fleet.generate(number, f"r{len(turns)}", sampled, input_ids=ids)
+        turns.append((f"r{len(turns)}", len(chain)))
+    asked, count = fleet.tokenizer.spell_prompt(chain), len(sampled)
+    for number in (0, 1):
+        assert fleet.turns(number, asked) == [(rid, end - count, end) for rid, end in turns]
