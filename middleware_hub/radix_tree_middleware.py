@@ -316,9 +316,9 @@ class RadixTreeMiddleware:
         if self.memory is not None:
             await self.memory.cover(namespace, request.text)
             self._keep_to_budget()
-        await send_json(
-            send, 200, msgspec.json.encode(self.tree.departure(namespace, request.text).explained(request.text))
-        )
+        departure = self.tree.departure(namespace, request.text)
+        explained = departure.explained(request.text, stored=self.memory is not None)
+        await send_json(send, 200, msgspec.json.encode(explained))
 
     async def _stats(self, scope: Scope, receive: Receive, send: Send) -> None:
         beside = {} if self.memory is None else {"store": await self.memory.stats()}

@@ -295,7 +295,7 @@ class Api:
         if cut.start < len(request.text):
             reasons.append(RETOKENIZED)
         return {
-            **tree.departure(namespace, request.text).explained(request.text),
+            **tree.departure(namespace, request.text).explained(request.text, stored=memory is not None),
             "tokens": cut.tokens,
             "exact": recall.exact and INEXACT.isdisjoint(reasons),
             "reasons": reasons,

@@ -24,8 +24,6 @@ from middleware_hub.store.paths import BLOCK, TextEnd, TextPath
 _ODD: Final = SpanFlag.WHOLE | SpanFlag.MISMATCH | SpanFlag.SPLIT | SpanFlag.RECUT | SpanFlag.FOREIGN
 _BROKEN: Final = "\ufffd"
 """Stands for half a character, whose other half may follow."""
-_START: Final = 16
-"""Tokens after which a chain is not spelled like a start any more: a BOS, and the space after it."""
 
 
 class Spelling:
@@ -36,6 +34,9 @@ class Spelling:
         spell_on: returns the text of ids that follow others.
         special: the ids that a worker may leave out of a text.
     """
+
+    start = 16
+    """Tokens after which a chain is not spelled like a start any more: a BOS, and the space after it."""
 
     def __init__(
         self, spell: Callable[[Sequence[int]], str], spell_on: Callable[[Sequence[int]], str], special: Collection[int]
@@ -61,7 +62,7 @@ class Spelling:
         while first.parent is not None and not first.parent.sampled:
             straight = straight and first.take == first.parent.count and self._straight(first.parent)
             first = first.parent
-        if straight and (first.parent is None or self._goes_on(first)):
+        if straight and (self._begins(first) if first.parent is None else self._goes_on(first)):
             return True, None
         end = self._end_before(first, path, line)
         if end is not None:
@@ -99,8 +100,17 @@ class Spelling:
             return False
         if not span.sampled:
             return True
+        if span.flags & SpanFlag.DUMMY:  # the text lacks the first space of the reply
+            return False
         ids = np.frombuffer(span.ids, np.int32, span.visible)
         return not np.count_nonzero(self._special.take(ids, mode="clip"))
+
+    def _begins(self, first: TokenSpan) -> bool:
+        """Return whether what a chain spells begins where its text does: not if the text has a BOS, or the space after it."""
+        ids = _numbers(chain_ids(first, min(len(first), self.start)))
+        left_out = len(self._spell_on(ids)) - len(self._spell(ids))
+        bos = len(self._spell_on(ids[:1])) if first.flags & SpanFlag.BOS else 0
+        return left_out == bos + bool(first.flags & SpanFlag.DUMMY)
 
     @staticmethod
     def _goes_on(first: TokenSpan) -> bool:
@@ -126,7 +136,7 @@ class Spelling:
         """
         parts: list[str] = []
         for span, take in links(reply, reply.visible):
-            if span.offset < _START:
+            if span.offset < self.start:
                 parts.append(self._spell(_numbers(chain_ids(span, take))))
                 break
             if take < span.visible or not self._straight(span):
@@ -144,14 +154,13 @@ class Spelling:
             return owner.tail[0].text
         return self._spell_on(_numbers(span.ids[ID_BYTES * span.visible : ID_BYTES * take]))
 
-    @staticmethod
-    def _end_before(first: TokenSpan, path: TextPath, line: TokenSpan | None) -> TextEnd | None:
+    def _end_before(self, first: TokenSpan, path: TextPath, line: TokenSpan | None) -> TextEnd | None:
         """Return where the spelling of the reply before a span ends, if that is known and more text may be joined to it.
 
         More text may be joined if the spelling does not end in a broken character, which the next token would complete.
         """
         span = first.parent
-        if span is None or span.stored is None or first.take < span.visible or span.offset + span.visible < _START:
+        if span is None or span.stored is None or first.take < span.visible or span.offset + span.visible < self.start:
             return None
         end: TextEnd | None = span.stored.spelled
         state = span.stored.state
@@ -159,8 +168,7 @@ class Spelling:
             end = TextEnd(state, path.text[BLOCK * state.blocks : span.text_end])
         return end if _goes_on_after(end) else None
 
-    @staticmethod
-    def _earlier_end(first: TokenSpan) -> tuple[TextEnd | None, int]:
+    def _earlier_end(self, first: TokenSpan) -> tuple[TextEnd | None, int]:
         """Return the last known end of what a chain spells before a span, and the number of tokens up to it.
 
         The reply just before the span came from the store, which does not say where its spelling ends; one before it was
@@ -168,7 +176,7 @@ class Spelling:
         """
         for span, take in links(first.parent, first.take):
             end = None if span.stored is None or take < span.visible else span.stored.spelled
-            if _goes_on_after(end) and span.offset + span.visible >= _START:
+            if _goes_on_after(end) and span.offset + span.visible >= self.start:
                 return end, span.offset + span.visible
         return None, 0
 

@@ -71,8 +71,11 @@ class Departure:
     recorded_after: tuple[str, ...]
     replies: int
 
-    def explained(self, text: str) -> dict[str, Any]:
-        """Describe where the text leaves the longest recorded chain, with ten characters of each on both sides."""
+    def explained(self, text: str, *, stored: bool) -> dict[str, Any]:
+        """Describe where the text leaves the longest recorded chain, with ten characters of each on both sides.
+
+        `stored`: the tree is a cache of a store, which brings no prompt that the text leaves before its end.
+        """
         matched = self.matched
         recorded = self.recorded_after
         if matched == len(text):
@@ -88,6 +91,8 @@ class Departure:
                 f"the text goes on after the end of what is recorded, at character {matched}: that is right if an "
                 "observation begins there that was not sent to a worker yet"
             )
+            if stored:
+                message += ", or was sent through another router: that one has its text to compare"
         else:
             message = f"at character {matched} the text has {text[matched]!r} where {recorded[-1][:1]!r} is recorded"
             stripped = recorded[-1].lstrip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,10 @@ def timeless(value: Any) -> Any:
     return [timeless(one) for one in value] if isinstance(value, list) else value
 
 
-def visible(answer: Answer, *, stream: bool) -> Any:
-    """All of an answer but for times."""
+def visible(answer: Answer, names: Sequence[str], *, stream: bool) -> Any:
+    """All of an answer but for times, with the headers of these names."""
     assert answer.status in (200, 404, 409), answer.content
-    headers = {name: answer.headers.get(name) for name in HEADERS}
+    headers = {name: answer.headers.get(name) for name in names}
     body = events(answer)[-1:] if stream else answer.json()
     return answer.status, headers, timeless(body)
 
@@ -62,6 +62,8 @@ def sent(body: dict[str, Any]) -> dict[str, Any]:
 class Client:
     """Makes the same requests of the router that never dies, and of one of those that do."""
 
+    headers = HEADERS
+
     def __init__(self, seed: int, worker: EmbeddedWorker, one: Router, others: list[Router]) -> None:
         self.random = random.Random(seed)
         self.worker, self.one, self.others = worker, one, others
@@ -72,7 +74,7 @@ class Client:
         sides = []
         for router in (self.one, self.random.choice(self.others)):
             begin = len(self.worker.log)
-            answer = visible(router.stack.post(path, body, headers=headers), stream=stream)
+            answer = visible(router.stack.post(path, body, headers=headers), self.headers, stream=stream)
             sides.append((answer, [sent(record.body) for record in self.worker.log[begin:]]))
         assert sides[1] == sides[0], json.dumps(body)[:1000]
         return sides[1][0][2]
@@ -277,6 +279,26 @@ def test_what_cannot_be_looked_up_is_not_exact(
         found = router.stack.retrieve(text + " so" + second.json()["text"])
         assert not found["exact"], "its prompt was encoded without what was sampled of it"
         assert found["reasons"] == ["store_unreachable"]
+    finally:
+        router.stop()
+
+
+def test_a_router_that_does_not_know_where_a_text_leaves_a_prompt_says_so(
+    worker: EmbeddedWorker, tmp_path: Path
+) -> None:
+    router = Router(worker, StoreConfig(url=f"sqlite:{tmp_path / 'store.sqlite3'}"))
+    try:
+        text, asked = "Where am I?", "\nObservation: a room. And now?"
+        for more in ("", asked):
+            body = {"text": text + more, "sampling_params": {"max_new_tokens": 5, "sampling_seed": 1}}
+            before, text = text, text + more + router.stack.post("/generate", body).json()["text"]
+        other = before + asked.replace("room", "hall")
+        known = router.stack.post("/radix_tree/explain", {"text": other}).json()
+        assert known["recorded"]["after"].startswith("room.")
+        router.restart()
+        restored = router.stack.post("/radix_tree/explain", {"text": other}).json()
+        assert restored["matched_chars"] == len(before)
+        assert "was sent through another router" in restored["message"]
     finally:
         router.stop()
 

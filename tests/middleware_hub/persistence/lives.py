@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from middleware_hub.persistence import spelling
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.mending import whole_chain
 from middleware_hub.persistence.saving import Saving
@@ -35,7 +34,6 @@ from tests.support.redis_server import empty_redis
 
 Namespace = tuple[str, ...]
 VOCABULARY = toy_vocabulary()
-spelling._START = 1  # the toy vocabulary has no BOS, so short chains are spelled like long ones
 
 
 @dataclass
@@ -84,6 +82,8 @@ BROKEN = "\ufffd"
 
 class CheckedSpelling(Spelling):
     """Compares each answer with what the whole chain spells."""
+
+    start = 1  # the toy vocabulary has no BOS, so short chains are spelled like long ones
 
     def __init__(self) -> None:
         super().__init__(VOCABULARY.spell, VOCABULARY.spell, VOCABULARY.special_ids)

@@ -245,6 +245,8 @@ def test_a_chain_that_matches_further_is_ambiguous_and_naming_the_parent_decides
     assert not talk.match("baa").ambiguous
     assert not talk.match("ba b ab").ambiguous, "that is all of the other one"
     assert talk.match("ba b ab").continues is rambling.generation
+    talk.say("ba b ", [EOS], "again")
+    assert talk.match("ba b ").ambiguous, "however much of the context is known already"
 
 
 def test_a_chain_that_matches_further_is_ambiguous_behind_newer_ones_that_have_the_text_as_context() -> None:
