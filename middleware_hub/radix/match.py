@@ -302,7 +302,8 @@ def match_text(
     if boundaries and at_prompt and known is None:
         further = path.further(continues, cut, measure)
     cut = path.noted(further or cut) if known is None else end_of(known)
-    ambiguous = continues is not None and path.is_ambiguous(continues, cut.sampled_base[2], measure)
+    start = cut.start if cut.span is None or cut.span.versions is not None else cut.sampled_base[2]
+    ambiguous = continues is not None and path.is_ambiguous(continues, start, measure)
     mismatched = path.passes_mismatch(continues)
     return PrefixMatch(namespace, text, cut, continues, known, ambiguous, unknown, mismatched=mismatched, path=path)
 
