@@ -72,6 +72,7 @@ class StreamedReply:
     _grows_ids: bool = False
     _grows_logprobs: bool = False
     _had_ids: bool = False
+    _miscounted: bool = False
     news: bytes | None = None
     _cut: tuple[bytes, bytes] = b"", b""
     last_meta: dict[str, Raw] = field(default_factory=dict)
@@ -225,6 +226,7 @@ class StreamedReply:
         inner = raw.strip()[1:-1]
         count = inner.count(b",") + 1 if inner else 0
         before = len(self.ids)
+        self._check_first(before, count, completed)
         if before and self._is_delta(count, completed, inner, self._raw_ids):
             self._cumulative_ids = False
             self.ids += msgspec.json.decode(raw, type=list[int])
@@ -243,6 +245,7 @@ class StreamedReply:
         inner = raw.strip()[1:-1]
         plain = b'"' not in inner  # otherwise the entries contain texts, with any character
         count = (inner.count(b"[") if plain else len(decode_any(raw))) if inner else 0
+        self._check_first(len(self._entries or ()), count, completed)
         if self._entries and self._is_delta(count, completed, inner, self._raw_logprobs):
             self._cumulative_text = False
             self._entries += decode_entries(raw)
@@ -256,13 +259,20 @@ class StreamedReply:
             self._entries = decode_entries(raw)
         self._raw_logprobs = inner
 
-    @staticmethod
-    def _is_delta(count: int, completed: int | None, inner: bytes, previous: bytes) -> bool:
+    def _check_first(self, before: int, count: int, completed: int | None) -> None:
+        """Note a first list that lacks tokens. No form has one, so the numbers do not show which form this stream has."""
+        if not before and completed is not None and count < completed:
+            self._miscounted = True
+
+    def _is_delta(self, count: int, completed: int | None, inner: bytes, previous: bytes) -> bool:
         """Return whether a later list holds only what is new: then it is shorter than `completed`.
 
         A cumulative list may be longer than `completed`: SGLang 0.5.23 counts the tokens when it creates an event and prints
-        the list when it sends the event, and a busy worker adds to the list in between.
+        the list when it sends the event, and a busy worker adds to the list in between. In a stream that miscounts, no list is
+        joined to another: in the end there are fewer tokens than `completed`, and the reply is inexact.
         """
+        if self._miscounted:
+            return False
         return count < completed if completed is not None else not inner.startswith(previous)
 
     def _take_text(self, raw: bytes) -> None:

@@ -397,6 +397,39 @@ def test_an_error_in_a_stream_is_kept_with_what_came_before_it() -> None:
     assert (reply.ids, reply.text) == ([1], "a")
 
 
+@given(STEPS, st.sampled_from(["cumulative", "incremental", "mixed"]), st.booleans())
+@example([[(9, -0.5, "")], [(8, -0.5, "")]], "cumulative", True)
+def test_a_stream_that_counts_too_many_tokens_is_never_exact(
+    steps: list[list[Token]], style: str, logprobs: bool
+) -> None:
+    """Its lists look like those of another form: a cumulative list must not be taken for what is new."""
+    events = []
+    for raw in payloads(steps, style, logprobs=logprobs):
+        event = json.loads(raw)
+        event["meta_info"]["completion_tokens"] += 1
+        events.append(json.dumps(event, separators=(",", ":")).encode())
+    reply = read(events).reply()
+    assert reply is not None
+    assert reply.fault(4, logprobs_asked=logprobs)
+    if style == "cumulative":
+        assert list(reply.ids) == [token[0] for step in steps for token in step]
+
+
+@given(STEPS)
+@example([[(9, -0.5, "a")], [(9, -0.5, "a")], [(9, -0.5, "a")]])
+def test_logprobs_that_come_one_event_late_are_those_of_their_tokens(steps: list[list[Token]]) -> None:
+    events = payloads(steps, "cumulative")
+    late = []
+    for raw in events[:-1]:
+        event = json.loads(raw)
+        event["meta_info"]["output_token_logprobs"].pop()
+        late.append(json.dumps(event, separators=(",", ":")).encode())
+    reply = read([*late, events[-1]]).reply()
+    assert reply is not None
+    assert reply.fault(4, logprobs_asked=True) is None
+    assert list(reply.logprobs or ()) == [token[1] for step in steps for token in step]
+
+
 def test_a_long_error_is_shortened() -> None:
     streamed = StreamedReply()
     streamed.feed(json.dumps({"error": "x" * 10_000}).encode())
