@@ -135,7 +135,7 @@ class Turns:
             base = span.parent
             assert base is not None
             if base.stored is None:
-                context = self._context(match, base, stamp, generation.serial - 1)  # it comes before its reply
+                context = self._context(match, base, stamp, generation.serial - 1)  # it is unused, see `Serials`
             text_from = span.start
         elif match.known is not None or ends_before(span):
             base, text_from = span.parent, span.start

@@ -180,7 +180,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class Serials:
-    """Gives numbers that grow: across restarts if clocks go forward, and above all seen here. Before each one is free."""
+    """Gives numbers that grow: across restarts if clocks go forward, and above all seen here. The one before each is unused."""
 
     def __init__(self) -> None:
         self._last = 0
