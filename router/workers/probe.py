@@ -54,8 +54,27 @@ class _NoSuchPath(msgspec.Struct, frozen=True):
 
 
 class _Description(msgspec.Struct):
+    """What SGLang says about itself (`/server_info`, `/model_info`)."""
+
     skip_tokenizer_init: bool = False
+    disaggregation_mode: str | None = None
+    is_embedding: bool = False
+    encoder_only: bool = False
     weight_version: str | None = None
+
+    @property
+    def refusal(self) -> str | None:
+        """Return why the worker is of no use; None if it is a regular one."""
+        if self.skip_tokenizer_init:
+            return "runs with --skip-tokenizer-init: it neither takes nor returns text; start it without that flag"
+        if self.disaggregation_mode in ("prefill", "decode"):
+            return (
+                f"runs with --disaggregation-mode {self.disaggregation_mode}: this router does not pair prefill and decode"
+                " workers; start it without that flag"
+            )
+        if self.is_embedding or self.encoder_only:
+            return "does not generate: it runs with --is-embedding or --encoder-only"
+        return None
 
 
 class Prober:
@@ -143,11 +162,8 @@ class Prober:
             return await self._try_to_generate(url, found)
         if isinstance(found, bytes):
             info = _decoded(found)
-            if info.skip_tokenizer_init:
-                return Finding(
-                    refusal=f"worker {url} runs with --skip-tokenizer-init: it neither takes nor returns text;"
-                    " start it without that flag"
-                )
+            if info.refusal is not None:
+                return Finding(refusal=f"worker {url} {info.refusal}")
             return Finding(version=info.weight_version, engine=SGLANG.name)
         # The description comes from the worker's scheduler, which may be busy for long; a ping does not.
         return await self.probe(url) if found.complaint is not None else replace(found, engine=SGLANG.name)

@@ -184,21 +184,40 @@ def test_metrics() -> None:
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-def test_worker_without_a_tokenizer_is_refused(path: str) -> None:
+@pytest.mark.parametrize(
+    ("info", "flag"),
+    [
+        ({"skip_tokenizer_init": True}, "--skip-tokenizer-init"),
+        ({"disaggregation_mode": "prefill"}, "--disaggregation-mode prefill"),
+        ({"disaggregation_mode": "decode"}, "--disaggregation-mode decode"),
+        ({"is_embedding": True}, "--is-embedding"),
+        ({"encoder_only": True}, "--encoder-only"),
+    ],
+)
+def test_a_worker_that_is_not_regular_is_refused(path: str, info: dict[str, Any], flag: str) -> None:
     async def main() -> None:
-        worker = json_app({path: {"skip_tokenizer_init": True, "other": 1}})
+        worker = json_app({path: {**info, "other": 1}})
         async with serving(worker) as url, running([url]) as router:
             assert router.app.pool.list() == ()  # nor is one of the command line routed to
             async with router.client.post("/add_worker", params={"url": url}) as reply:
                 assert reply.status == 400
-                assert "--skip-tokenizer-init" in (await reply.json())["error"]["message"]
+                assert flag in (await reply.json())["error"]["message"]
             assert router.app.pool.list() == ()
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize(
-    "info", [{}, {"skip_tokenizer_init": False}, {"skip_tokenizer_init": "odd"}, [1], "text", None]
+    "info",
+    [
+        {},
+        {"skip_tokenizer_init": False, "disaggregation_mode": "null", "is_embedding": False},
+        {"skip_tokenizer_init": "odd"},
+        {"disaggregation_mode": 1},
+        [1],
+        "text",
+        None,
+    ],
 )
 def test_any_other_answer_is_accepted(info: object) -> None:
     async def main() -> None:
