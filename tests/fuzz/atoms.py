@@ -153,6 +153,10 @@ HEADERS: dict[bytes, tuple[bytes, ...]] = {
     b"x-smg-routing-key": (b"key", *_ODD),
     b"x-smg-target-worker": (b"0", b"http://127.0.0.1:1", *_ODD),
     b"x-session-id": (b"session", *_ODD),
+    b"x-group-id": (b"g", b"g,h", b"g, g", b"a" * 129, *_ODD),
+    b"x-group-size": (b"1", b"2", b"0", b"-1", b"65537", b"1.0", *_ODD),
+    b"x-rollout-id": (b"o", b"o,p", *_ODD),
+    b"x-rollout-end": (b"true", b"false", b"1", b"TRUE", *_ODD),
     b"content-encoding": (b"gzip", b"identity", b"br", b"gzip, gzip", b"IDENTITY", *_ODD),
     b"content-type": (
         *(

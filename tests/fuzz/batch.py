@@ -20,6 +20,12 @@ _PATIENCE = 200  # requests, to find a smaller one
 
 SHARES = {"/generate": 60, "/retrieve_from_text": 12, "/radix_tree/explain": 5, "/abort_request": 8, "/add_worker": 3}
 SHARES |= {"/sessions/s/v1/chat/completions": 20, "/sessions/s/v1/messages": 12, "/sessions": 3}
+SHARES |= {
+    "/sessions/s/v1/responses": 8,
+    "/trajectories/claim": 6,
+    "/trajectories/reward": 4,
+    "/v1/chat/completions": 6,
+}
 """Of the routes where there is most to go wrong; every other one has one."""
 
 

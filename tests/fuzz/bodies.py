@@ -141,6 +141,29 @@ COMPLETIONS: list[Json] = [
     },
 ]
 
+_RESPONSE: Json = {"model": "default", "input": "Hello", "max_output_tokens": 3}
+RESPONSES: list[Json] = [
+    {
+        **_RESPONSE,
+        "instructions": "Be brief.",
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "store": False,
+        "metadata": {"a": "b"},
+    },
+    {
+        **_RESPONSE,
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
+            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "2"},
+        ],
+        **{"tools": [{"type": "function", "name": "f", "parameters": _SCHEMA}], "tool_choice": "auto", "stream": True},
+        **{"parallel_tool_calls": True, "reasoning": {"effort": "low"}, "text": {"format": {"type": "text"}}},
+    },
+]
+
 BODIES: dict[str, list[Any]] = {
     "/generate": GENERATE,
     "/retrieve_from_text": [
@@ -188,14 +211,60 @@ BODIES: dict[str, list[Any]] = {
         {**_MESSAGES, "stream": True, "system": [{"type": "text", "text": "Be brief."}]},
     ],
     "/sessions/s/v1/messages/count_tokens": [_MESSAGES],
+    "/v1/messages": [_MESSAGES, {**_MESSAGES, "stream": True}],
+    "/v1/messages/count_tokens": [_MESSAGES],
+    "/sessions/s/v1/responses": RESPONSES,
+    "/v1/responses": RESPONSES,
     "/sessions/s/reward_info": [{"reward_info": {"score": 1.0}}, {"reward_info": {}, "branch": "x"}],
     "/sessions/s/complete": [{"reward_info": {"score": 0}}, {}],
     "/sessions/s/trajectories": [{}],
     "/sessions/s/finalize": [{"export_all_checkpoints": True, "shared_turns": "every", "format": "json"}],
     "/sessions/s": [{}],
+    "/trajectories/claim": [
+        {"groups": 2, "group_size": 1, "lease_seconds": 60, "allow_partial": True, "partial_after_seconds": 0},
+        {"limit": 3, "exact_only": True, "max_staleness": 1, "return_logp": False, "return_routed_experts": False},
+    ],
+    "/trajectories/ack": [{"claim_id": "x"}],
+    "/trajectories/release": [{"claim_id": "x"}],
+    "/trajectories/renew": [{"claim_id": "x", "lease_seconds": 1}],
+    "/trajectories/drop": [{"group_id": "g"}],
+    "/trajectories/reward": [
+        {"request_id": "r1", "reward": 0.5, "reward_info": {"a": 1}, "group_id": "g"},
+        {"rewards": [{"group_id": "g", "rollout_id": "o", "reward": None}, {"request_id": "r2", "reward": 1}]},
+    ],
+    "/inspect/api/explain": [{"text": "Hello, and", "namespace": "", "adapter": ""}],
     "/echo": [{"anything": [1, 2, {"a": None}]}],
 }
 """By path. A route that is not here is sent something all the same: `ANY`."""
+
+_CONVERSATION = "/inspect/api/conversations/session%3As"
+_SHAPES = (
+    "export_all_checkpoints=true&shared_turns=every&format=json",
+    "format=safetensors",
+    "format=arrow",
+    "format=tree",
+)
+ASKED: dict[str, tuple[str, ...]] = {
+    "/trajectories": ("group=g",),
+    "/sessions": ("", "limit=2"),
+    "/sessions/s/trajectories": ("", *_SHAPES),
+    "/sessions/s/finalize": ("", *_SHAPES),
+    "/inspect/api/conversations": (
+        "",
+        "limit=2&kind=session&exact=true&reward_min=0&reward_max=1&since=0&until=9e9&version=default",
+        "kind=text&text=Hello&id=r1&token_ids=5,6&group=g&namespace=&reason=edited_turn&cursor=0&changed_since=1",
+    ),
+    _CONVERSATION: ("",),
+    "/inspect/api/conversations/text%3Ar1": ("",),
+    "/inspect/api/conversations/text%3Ar1/branches/r1": ("",),
+    "/inspect/api/conversations/text%3Ar1/branches/r1/tokens": ("start=0&end=5",),
+    "/inspect/api/conversations/text%3Ar1/branches/r1/find": ("text=e&from=0&limit=3", "token_ids=5,6&from=1"),
+    "/inspect/api/conversations/text%3Ar1/branches/r1/drift": ("from=0",),
+    "/inspect/api/conversations/text%3Ar1/branches/r1/download": ("format=json", "format=parquet", "format=html"),
+    "/inspect/api/compare": ("a=text%3Ar1&a_branch=r1&b=text%3Ar1&b_branch=r1", "a=session%3As&b=text%3Ar1"),
+    "/inspect/api/run": ("",),
+}
+"""Queries of paths that are asked with GET: where a mutation of a query begins."""
 
 ANY: list[Any] = [{}, {"a": 1, "abort_all_requests": True}, {"tags": ["kv_cache"], "lora_name": "a", "lora_path": "/a"}]
 

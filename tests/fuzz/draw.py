@@ -14,9 +14,9 @@ from starlette.datastructures import QueryParams
 from router.errors import BadRequestError
 from router.workers.worker import normalize_url
 from tests.fuzz.atoms import HEADERS, METHODS, QUERIES
-from tests.fuzz.bodies import ANY, BODIES, words
+from tests.fuzz.bodies import ANY, ASKED, BODIES, words
 from tests.fuzz.case import Case, Headers
-from tests.fuzz.mutate import Mutator
+from tests.fuzz.mutate import Mutator, atom
 
 Shape = Literal["json", "bytes", "headers", "target", "everything", "nothing"]
 SHAPES: tuple[Shape, ...] = ("json", "bytes", "headers", "target", "everything", "nothing")
@@ -33,6 +33,9 @@ PROXIED = (
     "/a/b%2Fc",
 )
 """What the application has no route of its own for."""
+
+GROUPED = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages"})
+"""What samples for a group, if its headers name one."""
 
 _TEMPLATE = b"http://127.0.0.1:30001"  # stands for a worker in the bodies
 _HEADER_NAMES = tuple(HEADERS)
@@ -92,8 +95,12 @@ class Drawing:
         method = rng.choice(methods)
         worker = rng.choice(self._around.workers) if self._around.workers else ""
         target = self._path(path, worker, rng)
+        if path in ASKED and method == "GET":
+            target += _query(path, rng, steps if shape in ("target", "everything") else 0)
         body = self._body(path, method, worker, shape, rng, steps)
         headers = self._headers(method, rng)
+        if path in GROUPED and rng.random() < 0.3:
+            headers += ((b"x-group-id", b"g"), (b"x-group-size", b"2"), (b"x-rollout-end", b"true"))
         if shape in ("headers", "everything"):
             headers = _headers(headers, rng, steps)
         if shape in ("target", "everything") and steps:
@@ -168,6 +175,18 @@ def _headers(headers: Headers, rng: random.Random, steps: int) -> Headers:
                 changed = [pair for pair in changed if pair[0] != name]
             changed.append((name, rng.choice(HEADERS[name]).strip()))
     return tuple(changed)
+
+
+def _query(path: str, rng: random.Random, steps: int) -> bytes:
+    """A query of a path, with so many of its values changed."""
+    pairs = [pair.split("=", 1) for pair in rng.choice(ASKED[path]).split("&") if pair]
+    for _ in range(steps if pairs else 0):
+        pair = rng.choice(pairs)
+        value = atom(rng)
+        pair[1] = quote(value, errors="surrogatepass") if isinstance(value, str) else str(value)[:2000].replace(" ", "")
+        if rng.random() < 0.1:
+            pairs.append([pair[0], "1"])
+    return b"?" + quote("&".join("=".join(pair) for pair in pairs), safe="%&=,").encode() if pairs else b""
 
 
 def _aimed(method: str, target: bytes, rng: random.Random) -> tuple[str, bytes]:

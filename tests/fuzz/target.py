@@ -24,6 +24,7 @@ from router.config import (
     RouterConfig,
     ServerConfig,
     SessionsConfig,
+    StoreConfig,
     WorkersConfig,
 )
 from router.embedded.models.ngram import shipped_tokenizer
@@ -33,7 +34,7 @@ from router.serving.connection import Limits, limited_by
 from router.serving.error_boundary import ErrorBoundary
 from router.workers.queue import RequestQueue
 from tests.fuzz import rules
-from tests.fuzz.bodies import BODIES
+from tests.fuzz.bodies import ASKED, BODIES
 from tests.fuzz.case import Case
 from tests.fuzz.draw import Surroundings
 from tests.fuzz.exchange import Answer, exchange
@@ -42,9 +43,9 @@ from tests.middleware_hub.radix.recount import recount
 from tests.middleware_hub.sessions.trie.recount import recount as recount_trie
 from tests.support.serving import serving
 
-Kind = Literal["memory", "tenants", "spoilt", "plain"]
-KINDS: tuple[Kind, ...] = ("memory", "tenants", "spoilt", "plain")
-"""The router as it is; with keys of two tenants; before a worker that talks nonsense; the same without its middleware."""
+Kind = Literal["memory", "tenants", "stored", "spoilt", "plain"]
+"""The router as it is; with keys of two tenants; with a store; before a worker that talks nonsense; the same without its
+middleware."""
 
 MAX_BODY_BYTES = 96 * 1024
 MAX_HEADER_BYTES = 8 * 1024
@@ -89,13 +90,17 @@ class Target:
             abort=AbortConfig(attempts=2, wait=0.0),
             radix=RadixConfig(tokenizer_path=str(shipped_tokenizer()), max_tokens=MAX_TOKENS),
             sessions=SessionsConfig(max_tokens=MAX_TOKENS, orphan_grace=0.0, verify_rate=0.1),
+            store=StoreConfig(url="memory:" if kind == "stored" else None),
             **({"middlewares": ()} if kind == "plain" else {}),
         )
         self.app: RouterApp = create_app(config)
         found = routes(self.app)
         self._sessions = next((part.registry for part in parts(self.app) if isinstance(part, SessionsMiddleware)), None)
         if self._sessions is not None:
-            found |= {path: ("POST", "GET", "DELETE") for path in BODIES if path.startswith("/sessions")}
+            found |= {path: ("POST",) for path in BODIES if path.startswith("/sessions/s/")}
+            found |= {"/sessions": ("POST", "GET"), "/sessions/s": ("GET", "DELETE"), "/sessions/s/trajectories": ("GET",)}
+            found |= {path: ("GET",) for path in ASKED if path.startswith("/inspect/")}
+            found["/inspect/api/explain"] = ("POST",)
         self.around = Surroundings(found, (*workers, dead), _KEYS if keys else ())
         self._troubles = Troubles()
         boundary = only(self.app, ErrorBoundary)

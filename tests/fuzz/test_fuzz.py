@@ -31,7 +31,7 @@ BATCH = 200 if COUNT else 30
 ENOUGH = 20 if COUNT else 1  # faults
 
 # As often as they stand there.
-KINDS: list[Kind] = [*["memory"] * 4, *["tenants"] * 2, *["spoilt"] * 3, "plain"]
+KINDS: list[Kind] = [*["memory"] * 4, *["tenants"] * 2, *["stored"] * 3, *["spoilt"] * 3, "plain"]
 SHAPES: list[Shape] = [*["json"] * 10, *["bytes"] * 3, *["headers"] * 2, *["everything"] * 3, "target", "nothing"]
 
 Rounds = dict[Kind, Round]
@@ -49,7 +49,7 @@ def rounds() -> Iterator[tuple[asyncio.Runner, Rounds]]:
         good, tally = [worker.url for worker in embedded], Tally(tells=COUNT > 0)
         found: Rounds = {}
         for kind in dict.fromkeys(KINDS):
-            behind = (good, absent, embedded) if kind in ("memory", "tenants") else ([garbled], absent, [])
+            behind = (good, absent, embedded) if kind in ("memory", "tenants", "stored") else ([garbled], absent, [])
             found[kind] = Round(partial(Target, kind, *behind), tally)
         runner.run(_each(one.start() for one in found.values()))
         runner.run(_each(one.begin() for one in found.values()))

@@ -862,3 +862,34 @@ def test_a_record_that_is_written_down_again_is_the_same(tmp_path: Path) -> None
                 assert {record.id: record for record in log._book.again(there, "a later version")} == there
 
     asyncio.run(work())
+
+
+def test_an_orphan_that_waits_for_the_store_is_in_no_turns_way(tmp_path: Path) -> None:
+    """Its reply has taken the place of a message that no model said: that message is in the session no more."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another(orphan_grace=60.0)
+            await room.open()
+            store: Any = room.hub.store
+            append, reached, go = store.append, asyncio.Event(), asyncio.Event()
+
+            async def late(*args: Any, **more: Any) -> Any:
+                reached.set()
+                await go.wait()
+                return await append(*args, **more)
+
+            store.append = late
+            begun = {"role": "assistant", "content": "Well, "}
+            body = {**BODY, "messages": [*BODY["messages"], begun], "continue_final_message": True, "stream": True}
+            orphan = room.ask(body)
+            await reached.wait()
+            await orphan.leave()
+            other = [*BODY["messages"], {"role": "assistant", "content": "Other words."}, *NEXT[1:]]
+            turn = room.ask({**BODY, "messages": other})
+            await until(lambda: turn.out or room.session.trie.in_flight)
+            go.set()
+            assert (await turn.answer())[0] == 200
+            assert len(await exported(room)) == 2
+
+    asyncio.run(work())
