@@ -98,7 +98,11 @@ class Target:
         self._sessions = next((part.registry for part in parts(self.app) if isinstance(part, SessionsMiddleware)), None)
         if self._sessions is not None:
             found |= {path: ("POST",) for path in BODIES if path.startswith("/sessions/s/")}
-            found |= {"/sessions": ("POST", "GET"), "/sessions/s": ("GET", "DELETE"), "/sessions/s/trajectories": ("GET",)}
+            found |= {
+                "/sessions": ("POST", "GET"),
+                "/sessions/s": ("GET", "DELETE"),
+                "/sessions/s/trajectories": ("GET",),
+            }
             found |= {path: ("GET",) for path in ASKED if path.startswith("/inspect/")}
             found["/inspect/api/explain"] = ("POST",)
         self.around = Surroundings(found, (*workers, dead), _KEYS if keys else ())
