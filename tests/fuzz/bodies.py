@@ -198,7 +198,7 @@ BODIES: dict[str, list[Any]] = {
         {**_WEIGHTS, "names": ["a"], "dtypes": ["float32"], "shapes": [[1, 2]], "group_name": "g"}
     ],
     "/update_weights_from_ipc": [{**_WEIGHTS, "zmq_handles": {"a": "ipc://x"}}],
-    "/v1/chat/completions": [_CHAT, {**_CHAT, "stream": True}],
+    "/v1/chat/completions": [_CHAT, {**_CHAT, "stream": True}, *TURNS],
     "/v1/completions": COMPLETIONS,
     "/v1/embeddings": [{"model": "default", "input": ["a", "b"]}],
     "/sessions": [

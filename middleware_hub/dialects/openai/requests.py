@@ -123,6 +123,8 @@ def _message(place: str, wrote: dict[str, Any]) -> tuple[Message]:
             continue
         if key == "name" or key == "tool_call_id":
             string(f"{place}.{key}", value)
+        elif key == "tool_calls":
+            value = _calls(f"{place}.tool_calls", value)
         elif type(value) is dict or type(value) is list:
             check_depth(f"{place}.{key}", value)
         message[key] = value
@@ -140,14 +142,18 @@ def _assistant(place: str, wrote: dict[str, Any]) -> Message:
     if reasoning:
         string(f"{place}.reasoning_content", reasoning)
     if calls:
-        if type(calls) is not list:
-            raise wrong(f"{place}.tool_calls", calls, "a list of calls")
-        calls = [_call(f"{place}.tool_calls[{at}]", call) for at, call in enumerate(calls)]
+        calls = _calls(f"{place}.tool_calls", calls)
     elif wrote.get("function_call"):
         calls = [_call(f"{place}.function_call", {"function": wrote["function_call"]})]
     for key in _ECHOED:
         wrote.pop(key, None)
     return assistant_message(content, reasoning or "", calls or ())
+
+
+def _calls(place: str, calls: Any) -> list[dict[str, Any]]:
+    if type(calls) is not list:
+        raise wrong(place, calls, "a list of calls")
+    return [_call(f"{place}[{at}]", call) for at, call in enumerate(calls)]
 
 
 def _call(place: str, call: Any) -> dict[str, Any]:

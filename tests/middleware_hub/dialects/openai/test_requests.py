@@ -175,6 +175,8 @@ def test_what_is_not_text_is_refused_by_name(kind: str) -> None:
         ({"role": "assistant", "audio": {"id": "a"}}, "messages[0].audio", "text only"),
         ({"role": "assistant", "tool_calls": "a"}, "messages[0].tool_calls", '"a"'),
         ({"role": "assistant", "tool_calls": ["a"]}, "messages[0].tool_calls[0]", '"a"'),
+        ({"role": "user", "content": "a", "tool_calls": "a"}, "messages[0].tool_calls", '"a"'),
+        ({"role": "tool", "content": "a", "tool_calls": ["a"]}, "messages[0].tool_calls[0]", '"a"'),
         ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls[0].function", "null"),
         (
             {"role": "assistant", "tool_calls": [{"type": "custom", "custom": {}}]},
