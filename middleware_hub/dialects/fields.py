@@ -75,6 +75,7 @@ OBJECT: Kind[dict[str, Any]] = Kind(dict[str, Any], "an object")
 ANYTHING: Kind[Any] = Kind(Any, "JSON")
 RAWS: Kind[list[Raw]] = Kind(list[Raw], "a list of objects")
 OBJECTS: Kind[list[dict[str, Any]]] = Kind(list[dict[str, Any]], "a list of objects")
+_ADAPTER: Kind[str | list[Any]] = Kind(str | list[Any], "a string")
 
 
 class StreamOptions(msgspec.Struct):
@@ -104,10 +105,7 @@ class Fields:
         raw = self._left.pop(key, None)
         if raw is None or (len(raw) == 4 and is_null(raw)):
             return None
-        try:
-            return kind.decode(raw)
-        except JSON_ERRORS as error:
-            raise BadRequestError(f"`{key}` must be {kind.expected}: {error}", param=key) from error
+        return decoded(key, raw, kind)
 
     def take_long_texts(self, key: str, limits: PromptLimits) -> tuple[list[str] | None, bool]:
         """Take the texts of a long field, and whether they are a list. Any other field is left, and None returned."""
@@ -143,9 +141,19 @@ class Fields:
                 continue
             if key in _REFUSED:
                 raise BadRequestError(f"`{key}` cannot be used here: {_REFUSED[key]}", param=key)
+            if key == "lora_path":  # read here, too
+                decoded(key, raw, _ADAPTER)
             # A slice would keep the whole body in memory until the generation is over.
             rest[key] = raw.copy()
         return rest
+
+
+def decoded(key: str, raw: Raw, kind: Kind[T]) -> T:
+    """Return the value of a field. Raises BadRequestError for another type."""
+    try:
+        return kind.decode(raw)
+    except JSON_ERRORS as error:
+        raise BadRequestError(f"`{key}` must be {kind.expected}: {error}", param=key) from error
 
 
 def wrong(place: str, value: object, expected: str) -> BadRequestError:

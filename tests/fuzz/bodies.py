@@ -98,7 +98,8 @@ TURNS: list[Json] = [
             {"role": "tool", "tool_call_id": "c1", "content": "2"},
         ],
         **{"tools": _TOOLS, "tool_choice": "auto", "parallel_tool_calls": False, "max_completion_tokens": 3},
-        **{"chat_template_kwargs": {"enable_thinking": False}, "response_format": {"type": "text"}},
+        **{"chat_template_kwargs": {"enable_thinking": False}, "response_format": {"type": "text"}, "lora_path": None},
+        **{"return_trajectory": True, "return_meta_info": True},
     },
     {
         **_CHAT,

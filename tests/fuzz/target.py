@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 from urllib.parse import quote
 from uuid import uuid4
@@ -79,6 +80,7 @@ class Target:
         self._embedded = embedded
         self._workers = workers
         keys = kind == "tenants"
+        self._folder = TemporaryDirectory() if kind == "stored" else None
         config = RouterConfig(
             server=ServerConfig(
                 max_body_bytes=MAX_BODY_BYTES,
@@ -90,7 +92,7 @@ class Target:
             abort=AbortConfig(attempts=2, wait=0.0),
             radix=RadixConfig(tokenizer_path=str(shipped_tokenizer()), max_tokens=MAX_TOKENS),
             sessions=SessionsConfig(max_tokens=MAX_TOKENS, orphan_grace=0.0, verify_rate=0.1),
-            store=StoreConfig(url="memory:" if kind == "stored" else None),
+            store=StoreConfig(url=self._folder and f"sqlite:{self._folder.name}"),
             **({"middlewares": ()} if kind == "plain" else {}),
         )
         self.app: RouterApp = create_app(config)
@@ -125,6 +127,8 @@ class Target:
         to_app.put_nowait({"type": "lifespan.shutdown"})
         assert (await from_app.get())["type"] == "lifespan.shutdown.complete"
         await lifespan
+        if self._folder is not None:
+            self._folder.cleanup()
 
     @contextlib.asynccontextmanager
     async def served(self) -> AsyncIterator[int]:

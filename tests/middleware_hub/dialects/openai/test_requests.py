@@ -501,6 +501,12 @@ def test_unknown_fields_are_for_the_worker() -> None:
     }
 
 
+@pytest.mark.parametrize("name", [b'"\x80"', b"{}", b"5"])
+def test_an_adapter_without_a_name_is_refused(name: bytes) -> None:
+    with pytest.raises(BadRequestError, match="`lora_path` must be a string"):
+        OpenAI().parse(b'{"messages": [{"role": "user", "content": "a"}], "lora_path": ' + name + b"}")
+
+
 @pytest.mark.parametrize(
     "field", ["user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"]
 )
