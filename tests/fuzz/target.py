@@ -44,9 +44,9 @@ from tests.middleware_hub.radix.recount import recount
 from tests.middleware_hub.sessions.trie.recount import recount as recount_trie
 from tests.support.serving import serving
 
-Kind = Literal["memory", "tenants", "stored", "spoilt", "plain"]
-"""The router as it is; with keys of two tenants; with a store; before a worker that talks nonsense; the same without its
-middleware."""
+Kind = Literal["memory", "tenants", "stored", "vllm", "spoilt", "plain"]
+"""The router as it is; with keys of two tenants; with a store; before vLLM workers; before a worker that talks nonsense; the
+same without its middleware."""
 
 MAX_BODY_BYTES = 96 * 1024
 MAX_HEADER_BYTES = 8 * 1024

@@ -31,7 +31,7 @@ BATCH = 200 if COUNT else 30
 ENOUGH = 20 if COUNT else 1  # faults
 
 # As often as they stand there.
-KINDS: list[Kind] = [*["memory"] * 4, *["tenants"] * 2, *["stored"] * 3, *["spoilt"] * 3, "plain"]
+KINDS: list[Kind] = [*["memory"] * 4, *["tenants"] * 2, *["stored"] * 3, *["vllm"] * 2, *["spoilt"] * 3, "plain"]
 SHAPES: list[Shape] = [*["json"] * 10, *["bytes"] * 3, *["headers"] * 2, *["everything"] * 3, "target", "nothing"]
 
 Rounds = dict[Kind, Round]
@@ -43,14 +43,16 @@ def rounds() -> Iterator[tuple[asyncio.Runner, Rounds]]:
     with contextlib.ExitStack() as entered:
         entered.enter_context(quiet())
         embedded = entered.enter_context(embedded_workers())
+        others = entered.enter_context(embedded_workers("vllm"))
         garbled = entered.enter_context(garbled_worker())
         absent = entered.enter_context(nobody())
         runner = entered.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        good, tally = [worker.url for worker in embedded], Tally(tells=COUNT > 0)
+        tally = Tally(tells=COUNT > 0)
         found: Rounds = {}
         for kind in dict.fromkeys(KINDS):
-            behind = (good, absent, embedded) if kind in ("memory", "tenants", "stored") else ([garbled], absent, [])
-            found[kind] = Round(partial(Target, kind, *behind), tally)
+            good = {"vllm": others, "spoilt": [], "plain": []}.get(kind, embedded)
+            urls = [worker.url for worker in good] or [garbled]
+            found[kind] = Round(partial(Target, kind, urls, absent, good), tally)
         runner.run(_each(one.start() for one in found.values()))
         runner.run(_each(one.begin() for one in found.values()))
         yield runner, found

@@ -10,7 +10,7 @@ import uvloop
 
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.models.vocabulary import load_vocabulary
-from router.embedded.options import StreamStyle
+from router.embedded.options import Interface, StreamStyle
 from router.embedded.worker import EmbeddedWorker
 from tests.fuzz.garbled import IDS, GarbledWorker
 from tests.support.serving import serve
@@ -19,12 +19,18 @@ STYLES: tuple[StreamStyle, ...] = ("cumulative", "incremental")
 
 
 @contextlib.contextmanager
-def embedded_workers() -> Iterator[list[EmbeddedWorker]]:
+def embedded_workers(interface: Interface = "sglang") -> Iterator[list[EmbeddedWorker]]:
     """One of each style of streaming. Their context is short, because much of what is asked for has no end."""
     with contextlib.ExitStack() as entered:
         yield [
             entered.enter_context(
-                EmbeddedWorker(stream_style=style, context_length=128, keep_log=False, new_loop=uvloop.new_event_loop)
+                EmbeddedWorker(
+                    interface=interface,
+                    stream_style=style,
+                    context_length=128,
+                    keep_log=False,
+                    new_loop=uvloop.new_event_loop,
+                )
             )
             for style in STYLES
         ]

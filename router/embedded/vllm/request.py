@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -39,6 +39,29 @@ _LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "logprobs": (lambda value: value <= _MOST_LOGPROBS, f"at most {_MOST_LOGPROBS}"),
 }
 """Parameters that are numbers, and what vLLM takes."""
+
+
+class _Parameters(msgspec.Struct, omit_defaults=True):
+    """The types of the parameters; as pydantic does, vLLM takes a number in a string for a number."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    logprobs: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    logit_bias: dict[str, float] | None = None
 
 
 class Rejected(Exception):
@@ -93,6 +116,10 @@ def read_request(path: str, raw: bytes, name: str | None, vocabulary: EngineVoca
     params = body.get("sampling_params") if native else body
     if not isinstance(params, dict):
         raise Rejected("1 validation error:\n  'loc': 'body.sampling_params', 'msg': 'Field required'")
+    try:
+        params = msgspec.to_builtins(msgspec.convert(params, _Parameters, strict=False))
+    except msgspec.ValidationError as error:
+        raise Rejected(f"1 validation error:\n  {error}") from None
     _check(params, vocabulary.size)
     prompts, from_text = _prompts(body, native, vocabulary)
     rid = name or body.get("request_id") or uuid.uuid4().hex
@@ -181,10 +208,6 @@ def _check(params: Mapping[str, Any], size: int) -> None:
     """Raise Rejected for a parameter that vLLM refuses. `size`: of the vocabulary."""
     for name, (fits, says) in _LIMITS.items():
         value = params.get(name)
-        if value is not None and not isinstance(value, int | float):
-            raise Rejected(
-                f"1 validation error:\n  'loc': 'body.{name}', 'msg': 'Input should be a valid number'", name
-            )
         if value is not None and not fits(value):
             raise Rejected(f"{name} must be {says}, got {value}.", name)
     for name in ("stop_token_ids", "logit_bias"):
