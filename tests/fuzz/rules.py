@@ -31,6 +31,8 @@ def complaint(case: Case, answer: Answer, *, good_workers: bool) -> str | None:
         return "no answer, or no end of it"
     if b"internal error" in answer.headers.get(b"x-radix-recorded", b""):
         return f"an error was hidden: {answer.headers[b'x-radix-recorded']!r}"
+    if answer.status >= 500 and _of_all_workers(_decoded(answer)):
+        return None
     if answer.status >= 500 and (answer.status not in DOCUMENTED or (good_workers and answer.status == 502)):
         whose = "a worker's" if b"x-router-worker" in answer.headers else "the router's own"
         return f"{answer.status}, {whose}: {bytes(answer.body[:500])!r}"
@@ -41,11 +43,8 @@ def complaint(case: Case, answer: Answer, *, good_workers: bool) -> str | None:
 
 def _shape(answer: Answer) -> str | None:
     """An error of the router's own, or the answers of all workers together."""
-    try:
-        body: Any = msgspec.json.decode(bytes(answer.body))
-    except (ValueError, RecursionError) as error:
-        return f"{answer.status} that is no JSON: {error}"
-    if isinstance(body, dict) and {"success", "message", "workers"} <= body.keys():
+    body = _decoded(answer)
+    if _of_all_workers(body):
         return None
     error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict) and body.get("type") == "error" and {"type", "message"} <= error.keys():
@@ -55,3 +54,16 @@ def _shape(answer: Answer) -> str | None:
     if not error.get("message") or not isinstance(error.get("type"), str):
         return f"an error without words: {error!r}"
     return None
+
+
+def _decoded(answer: Answer) -> Any:
+    """The JSON of an answer; None if it has none."""
+    try:
+        return msgspec.json.decode(bytes(answer.body))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _of_all_workers(body: Any) -> bool:
+    """Whether an answer has those of all workers in it: its status is theirs."""
+    return isinstance(body, dict) and {"success", "message", "workers"} <= body.keys()

@@ -102,7 +102,7 @@ def _abort(body: _Body, worker: KnownWorker) -> Exchange | Answer:
 
 def _pause(body: _Body, worker: KnownWorker) -> Exchange | Answer:
     mode = body.get("mode", "abort")
-    if mode not in _PAUSES:
+    if not isinstance(mode, str) or mode not in _PAUSES:
         return _refusal(f"`mode` is 'abort', 'retract' or 'in_place', not {mode!r}")
     calls = [_post(f"/pause?mode={_PAUSES[mode]}")]
     if mode == "retract":
@@ -185,7 +185,8 @@ class _Description(_NoStream):
         models = _decoded(answers[0].body)
         if answers[0].status != 200 or len(answers) < len(self.calls) or not isinstance(models, dict):
             return answers[-1]
-        (card, *_) = models.get("data") or [{}]
+        cards = models.get("data")
+        card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
         info = {
             "model_path": card.get("root"),
             "served_model_name": card.get("id"),
