@@ -862,3 +862,40 @@ def test_a_record_that_is_written_down_again_is_the_same(tmp_path: Path) -> None
                 assert {record.id: record for record in log._book.again(there, "a later version")} == there
 
     asyncio.run(work())
+
+
+def test_a_client_goes_on_while_what_it_left_is_being_saved(tmp_path: Path) -> None:
+    """The message that the left turn began with is in the trie no more, and its generation is not over yet."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            session = await room.open()
+            messages = [*BODY["messages"], {"role": "assistant", "content": "Yes."}]
+            says = room.engine.says(" Or no.", hold=1)
+            left = room.ask({**BODY, "messages": messages, "continue_final_message": True, "stream": True})
+            await room.engine.arrived()
+            await left.leave()
+            log: Any = session.log
+            real, saved, go = log.append_turn, asyncio.Event(), asyncio.Event()
+
+            async def slow(*args: Any) -> Any:
+                found = await real(*args)
+                saved.set()
+                await go.wait()
+                return found
+
+            log.append_turn = slow
+            says.go.set()
+            await saved.wait()
+            log.append_turn = real
+            echo = {"role": "assistant", "content": "Yes. Or no."}
+            status, found = await room.ask({**BODY, "messages": [BODY["messages"][0], echo, NEXT[1]]}).answer()
+            go.set()
+            assert status == 200, found
+            (sent, sampled), (then, _) = room.engine.log[-2:]
+            chain = [*sent["input_ids"], *sampled]
+            assert then["input_ids"][: len(chain)] == chain
+            assert [len(one["turns"]) for one in await exported(room)] == [2]
+
+    asyncio.run(work())
