@@ -864,6 +864,34 @@ def test_a_record_that_is_written_down_again_is_the_same(tmp_path: Path) -> None
     asyncio.run(work())
 
 
+def test_a_turn_that_is_being_saved_takes_no_room_from_others(tmp_path: Path) -> None:
+    """Over the limit a turn is refused only if the store does not take what waits for it."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another(max_tokens=10)
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            assert (await room.call("POST", "/sessions", {"session_id": "t"}))[0] == 201
+            store: Any = room.hub.store
+            real, appends, go = store.append, asyncio.Event(), asyncio.Event()
+
+            async def slow(batch: Any) -> Any:
+                appends.set()
+                await go.wait()
+                return await real(batch)
+
+            store.append = slow
+            saving = room.ask(more(BODY))
+            await appends.wait()
+            others = room.ask(BODY, PATH.replace("/s/", "/t/"))
+            await until(lambda: len(room.engine.log) == 3 or others.out)
+            go.set()
+            assert [(await one.answer())[0] for one in (saving, others)] == [200, 200]
+
+    asyncio.run(work())
+
+
 def test_a_client_goes_on_while_what_it_left_is_being_saved(tmp_path: Path) -> None:
     """The message that the left turn began with is in the trie no more, and its generation is not over yet."""
 
