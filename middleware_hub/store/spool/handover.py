@@ -3,7 +3,7 @@
 A batch may be in the store already: its acknowledgement was lost, or a router died between handing it over and noting that.
 Records may be appended again. Events may not: if a log has gone on since, they are compared with the log, and new events are
 appended after it. A turn of a session that was finalized or has ended meanwhile is refused, as any such turn is. What came
-together with it is appended all the same: a reward, or the end of the session.
+together with it or later is appended all the same: a reward, or the end of the session.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class HandOver:
             tail = await self._read_on(event)
             if (event.kind, event.data) in tail.seen:
                 continue
-            if event.log in self._broken or (tail.over and event.kind == TURN):
+            if event.kind == TURN and (tail.over or event.log in self._broken):
                 refused = EndedElsewhereError(f"the log {event.log!r} takes no more turns: its session ended elsewhere")
                 continue
             if event.expected is not None:

@@ -185,6 +185,34 @@ def test_what_waited_together_with_a_turn_that_came_too_late_is_not_lost(what: s
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("what", ["a reward", "the end"])
+def test_what_was_answered_behind_a_turn_that_came_too_late_is_not_lost(what: str, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            broken = Broken(one, "append")
+            assert (await one.ask(more(BODY)).answer())[0] == 200
+            if what == "a reward":
+                assert (await one.call("POST", "/sessions/s/reward_info", {"reward_info": {"r": 1}}))[0] == 200
+            else:
+                assert (await one.call("DELETE", "/sessions/s"))[0] == 200
+            assert (await other.call("POST", "/sessions/s/finalize", {}))[0] == 200
+            broken.mend()
+            assert one.hub.saving is not None
+            assert await one.hub.saving.hand_over()
+            assert one.hub.saving.lost == 1
+            for room in (one, other, await both.another()):
+                status, found = await room.call("GET", "/sessions/s")
+                if what == "a reward":
+                    assert (found["num_generations"], found["reward_info"]) == (1, {"r": 1})
+                else:
+                    assert status == 404
+
+    asyncio.run(work())
+
+
 def test_a_turn_that_can_be_kept_nowhere_is_no_turn(tmp_path: Path) -> None:
     """Neither the store nor the disk takes it: its client is told, and the session is as before."""
 
