@@ -864,6 +864,55 @@ def test_a_record_that_is_written_down_again_is_the_same(tmp_path: Path) -> None
     asyncio.run(work())
 
 
+def test_a_turn_whose_session_is_forgotten_meanwhile_has_no_session(tmp_path: Path) -> None:
+    """Another router has sampled in it, too, and what was sampled there can no longer be read."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            says = one.engine.says("late", hold=1)
+            late = one.ask(more(BODY))
+            await one.engine.arrived()
+            assert (await other.ask(more(BODY)).answer())[0] == 200
+            assert one.hub.store is not None
+            await one.hub.store.forget(0)
+            says.go.set()
+            status, found = await late.answer()
+            assert (status, found["error"]["type"]) == (409, "session_over")
+            assert one.metric("tito_session_unsaved_total") == 0
+            assert (await one.call("GET", "/sessions/s"))[0] == 404
+            assert (await other.ask(more(more(BODY))).answer())[0] == 200
+            assert await exported(one) == await exported(other)
+
+    asyncio.run(work())
+
+
+def test_a_session_is_written_again_while_a_router_reads_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            store: Any = other.hub.store
+            await store.forget(0)
+            real, asked = store.get, []
+
+            async def get(*args: Any, **more_: Any) -> Any:
+                found = await real(*args, **more_)
+                asked.append(args)
+                if len(asked) == 1:
+                    assert (await one.ask(more(BODY)).answer())[0] == 200
+                return found
+
+            store.get = get
+            assert await exported(other) == await exported(one)
+            assert len(asked) > 1
+
+    asyncio.run(work())
+
+
 def test_a_turn_that_is_being_saved_takes_no_room_from_others(tmp_path: Path) -> None:
     """Over the limit a turn is refused only if the store does not take what waits for it."""
 
