@@ -187,7 +187,7 @@ class SessionRegistry:
         if self.tokens < self._max_tokens:
             return
         if self.archive is not None:
-            if not self._make_room(user) and any(one.log is not None and not one.log.settled for one in self):
+            if not self._make_room(user) and any(one.log is not None and one.log.unsaved for one in self):
                 raise CapacityError(
                     f"sessions hold {self.tokens} tokens, and may hold {self._max_tokens} (--session-max-tokens) while the "
                     "store takes nothing"

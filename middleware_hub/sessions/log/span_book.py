@@ -21,6 +21,8 @@ from middleware_hub.store.records import Blob, Serials, SpanRecord, identified
 
 _INT32: Final = "int32"
 _JSON: Final = "json"
+_LOOKS: Final = 2
+"""Between two look-ups, another router may write a session again that the store has forgotten."""
 
 
 class Packed(NamedTuple):
@@ -152,16 +154,17 @@ class SpanBook:
         wanted = [one for one in dict.fromkeys(named) if one not in self]
         if not wanted:
             return {}
-        found = await self._store.get(wanted, known=self, roots=dict.fromkeys(wanted, self.root))
-        records = {record.id: record for record in found.records}
-        # A turn that was sampled here meanwhile has made its context known, which may be the very same: it is not brought.
-        missing = tuple(one for one in wanted if one not in records and one not in self)
-        if missing:
+        for _ in range(_LOOKS):
+            found = await self._store.get(wanted, known=self, roots=dict.fromkeys(wanted, self.root))
+            records = {record.id: record for record in found.records}
+            # A turn that was sampled here meanwhile has made its context known, which may be the very same: it is not brought.
+            missing = tuple(one for one in wanted if one not in records and one not in self)
+            if not missing:
+                return records
             root = await self._store.get([self.root], roots={self.root: self.root})
-            if found.damaged or root.records:
-                raise DamagedRecordError("a session cannot be read whole: run `tito-router store verify` on the store")
-            raise MissingRecordError(missing)
-        return records
+            if not (found.damaged or root.records):
+                raise MissingRecordError(missing)
+        raise DamagedRecordError("a session cannot be read whole: run `tito-router store verify` on the store")
 
     def restore(self, turn: TurnCommitted, records: Mapping[bytes, SpanRecord]) -> TokenSpan:
         """Return the sampled span of a turn. Raises KeyError for a record that is neither here nor among these."""

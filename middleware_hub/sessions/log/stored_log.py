@@ -20,6 +20,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from middleware_hub.chat.errors import SessionOverError
 from middleware_hub.sessions.log import replay
 from middleware_hub.sessions.log.entry import Entry, Shelf
 from middleware_hub.sessions.log.events import (
@@ -202,8 +203,9 @@ class StoredLog:
                     self._unsaved += events
                     self._shelf.failed(len(events), StoreUnreachableError("it takes no writes"))
             except (LogMovedError, ClosedLogError) as moved:
-                if isinstance(moved, LogMovedError) and not moved.last:
-                    self._end()
+                if isinstance(moved, LogMovedError) and not moved.last:  # it ended, unnoticed here: `Archive.sweep`
+                    self._session.apply(Ended(time=time.time(), why="deleted"))
+                    self._shelf.closed(self._session.tenant, self._session.id)
                 elif isinstance(moved, LogMovedError) and moved.last < self.last:
                     self._cross(self.last - moved.last, "it was set back")
                     return self._refuse(entries, StoreUnreachableError("the store has lost the end of this session"))
@@ -224,14 +226,12 @@ class StoredLog:
                 return True
         return self._refuse(entries, StoreUnreachableError("other routers append to the session without a pause"))
 
-    def _end(self) -> None:
-        """End a session whose log is gone (`Archive.sweep`): it ended, and this router has missed that."""
-        self._session.apply(Ended(time=time.time(), why="deleted"))
-        self._shelf.closed(self._session.tenant, self._session.id)
-
     def _refuse(self, entries: list[Entry], error: Exception) -> bool:
         """Fail these events: the store does not have them, and the spool does not either."""
-        self._shelf.failed(len(entries), error)
+        if isinstance(error, MissingRecordError):  # what another router sampled was forgotten: the session is gone here
+            self.crossed, error = True, SessionOverError("the session was forgotten: the store had no room for it")
+        else:
+            self._shelf.failed(len(entries), error)
         for entry in entries:
             entry.tell(error)
         return False

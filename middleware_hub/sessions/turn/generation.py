@@ -102,8 +102,6 @@ class TurnGeneration:
         self._handle = handle
         self._on_news = on_news
         self._on_commit = on_commit
-        # The message before the reply. The last message of a prompt that is continued in place is gone when that is committed.
-        self._above = plan.turn.node.parent or plan.turn.node if plan.request.continue_final else plan.turn.node
         self._logprobs = (backend.force_logprobs and plan.lasting) or plan.request.logprobs
         self._aborting = False
         self.id = handle.generation_id
@@ -171,12 +169,14 @@ class TurnGeneration:
 
     def was_read(self, messages: Sequence[ChatMessage], key_of: Callable[[ChatMessage], MessageKey]) -> bool:
         """Whether a conversation goes on from the beginning of its reply, which a client must have read."""
-        if self.error is not None:
-            return False
-        # A reply that goes on in the last message is sent back with that message's text in front of it.
-        request = self._plan.request
-        before = content_of(request.messages[-1]) or "" if request.continue_final else ""
-        node = self._above
+        if not self._handle.open:
+            return False  # it needs no end: what was sampled is in the trie, and its prompt may be in there no more
+        node, before = self._plan.turn.node, ""
+        # The reply goes on in the last message, so the echo has that message's text in front of it.
+        if self._plan.request.continue_final:
+            before = content_of(self._plan.request.messages[-1]) or ""
+            assert node.parent is not None
+            node = node.parent
         return (
             len(messages) > node.depth
             and self.building.begins_with(messages[node.depth], before)

@@ -2,7 +2,8 @@
 
 A batch may be in the store already: its acknowledgement was lost, or a router died between handing it over and noting that.
 Records may be appended again. Events may not: if a log has gone on since, they are compared with the log, and new events are
-appended after it. A turn of a session that was finalized or has ended meanwhile is refused, as any such turn is.
+appended after it. A turn of a session that was finalized or has ended meanwhile is refused, as any such turn is. What came
+together with it or later is appended all the same: a reward, or the end of the session.
 """
 
 from __future__ import annotations
@@ -97,14 +98,22 @@ class HandOver:
         Raises:
             StoreUnreachableError: the outcome is unknown. Try again later.
             MissingRecordError: what it builds on is not in the store (yet).
+            EndedElsewhereError: its turns are refused; everything else that it says of their sessions is in the store.
             StoreError, ValueError: no store will take it.
         """
         moved = any(event.expected is None or event.log in self._tails for event in batch.events)
+        refused: EndedElsewhereError | None = None
         for _ in range(_TRIES):
             try:
-                events = await self._new(batch.events) if moved else batch.events
-                await self._store.append(msgspec.structs.replace(batch, events=events))
-                return
+                events: Sequence[Event] = batch.events
+                if moved:
+                    events, refused = await self._new(events)
+                if refused is None:
+                    await self._store.append(msgspec.structs.replace(batch, events=events))
+                    return
+                if events:
+                    await self._store.append(Batch(events=events))
+                raise refused
             except LogMovedError:
                 moved = True
             except ClosedLogError:
@@ -122,21 +131,23 @@ class HandOver:
         """Note that a batch is given up: later turns of its session cannot be kept either."""
         self._broken.update(event.log for event in batch.events if event.kind == TURN)
 
-    async def _new(self, events: Sequence[Event]) -> list[Event]:
-        """Return the events that are not in the store, to be appended after those that are."""
+    async def _new(self, events: Sequence[Event]) -> tuple[list[Event], EndedElsewhereError | None]:
+        """Return the events that are not in the store, to be appended after those that are, and why turns are left out."""
         new: list[Event] = []
+        refused: EndedElsewhereError | None = None
         added: dict[str, int] = {}
         for event in events:
             tail = await self._read_on(event)
             if (event.kind, event.data) in tail.seen:
                 continue
-            if event.log in self._broken or (tail.over and event.kind == TURN):
-                raise EndedElsewhereError(f"the log {event.log!r} takes no more turns: its session ended elsewhere")
+            if event.kind == TURN and (tail.over or event.log in self._broken):
+                refused = EndedElsewhereError(f"the log {event.log!r} takes no more turns: its session ended elsewhere")
+                continue
             if event.expected is not None:
                 event = msgspec.structs.replace(event, expected=tail.last + added.get(event.log, 0))
             added[event.log] = added.get(event.log, 0) + 1
             new.append(event)
-        return new
+        return new, refused
 
     async def _read_on(self, event: Event) -> _Tail:
         tail = self._tails.setdefault(event.log, _Tail(event.expected or 0))

@@ -15,8 +15,8 @@ from middleware_hub.store.protocol import Store
 from middleware_hub.store.spool import handover
 from middleware_hub.store.spool.file import SpoolFile
 from middleware_hub.store.spool.folder import SpoolFolder
-from tests.middleware_hub.sessions.in_process import Room
-from tests.middleware_hub.sessions.test_shared_sessions import BODY, Broken, exported, more, routers
+from tests.middleware_hub.sessions.in_process import Client, Room
+from tests.middleware_hub.sessions.test_shared_sessions import BODY, Broken, Held, exported, more, routers, waiting
 
 
 async def spooling(room: Room, folder: Path) -> SpoolFile:
@@ -144,6 +144,73 @@ def test_a_turn_of_a_session_that_ended_elsewhere_is_kept_apart(
 
     asyncio.run(work())
     assert "ended elsewhere" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["a reward", "the end"])
+def test_what_waited_together_with_a_turn_that_came_too_late_is_not_lost(what: str, tmp_path: Path) -> None:
+    """A reward, or the end of the session, that was answered in the same moment as the turn."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            session = await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            says = one.engine.says("late", hold=0)
+            late = one.ask(more(BODY))
+            await one.engine.arrived()
+            held = Held(one)
+            held.client = look = Client(one.app, "GET", "/sessions/s", {}, {})
+            await held.reached.wait()
+            says.go.set()
+            await waiting(session.log, 1)
+            rewarded = events.Rewarded(b'{"r": 1}', None, time=0.0)
+            does = session.happen(rewarded) if what == "a reward" else one.app.registry.delete(session)
+            doing = asyncio.create_task(does)
+            await waiting(session.log, 2)
+            broken = Broken(one, "append")
+            held.go.set()
+            await asyncio.gather(late.answer(), look.answer(), doing)
+            assert (await other.call("POST", "/sessions/s/finalize", {}))[0] == 200
+            broken.mend()
+            assert one.hub.saving is not None
+            assert await one.hub.saving.hand_over()
+            assert one.hub.saving.lost == 1
+            for room in (one, other, await both.another()):
+                status, found = await room.call("GET", "/sessions/s")
+                if what == "a reward":
+                    assert (found["num_generations"], found["reward_info"]) == (1, {"r": 1})
+                else:
+                    assert status == 404
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("what", ["a reward", "the end"])
+def test_what_was_answered_behind_a_turn_that_came_too_late_is_not_lost(what: str, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            broken = Broken(one, "append")
+            assert (await one.ask(more(BODY)).answer())[0] == 200
+            if what == "a reward":
+                assert (await one.call("POST", "/sessions/s/reward_info", {"reward_info": {"r": 1}}))[0] == 200
+            else:
+                assert (await one.call("DELETE", "/sessions/s"))[0] == 200
+            assert (await other.call("POST", "/sessions/s/finalize", {}))[0] == 200
+            broken.mend()
+            assert one.hub.saving is not None
+            assert await one.hub.saving.hand_over()
+            assert one.hub.saving.lost == 1
+            for room in (one, other, await both.another()):
+                status, found = await room.call("GET", "/sessions/s")
+                if what == "a reward":
+                    assert (found["num_generations"], found["reward_info"]) == (1, {"r": 1})
+                else:
+                    assert status == 404
+
+    asyncio.run(work())
 
 
 def test_a_turn_that_can_be_kept_nowhere_is_no_turn(tmp_path: Path) -> None:

@@ -864,32 +864,115 @@ def test_a_record_that_is_written_down_again_is_the_same(tmp_path: Path) -> None
     asyncio.run(work())
 
 
-def test_an_orphan_that_waits_for_the_store_is_in_no_turns_way(tmp_path: Path) -> None:
-    """Its reply has taken the place of a message that no model said: that message is in the session no more."""
+def test_a_turn_whose_session_is_forgotten_meanwhile_has_no_session(tmp_path: Path) -> None:
+    """Another router has sampled in it, too, and what was sampled there can no longer be read."""
 
     async def work() -> None:
         async with routers(tmp_path) as both:
-            room = await both.another(orphan_grace=60.0)
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            says = one.engine.says("late", hold=1)
+            late = one.ask(more(BODY))
+            await one.engine.arrived()
+            assert (await other.ask(more(BODY)).answer())[0] == 200
+            assert one.hub.store is not None
+            await one.hub.store.forget(0)
+            says.go.set()
+            status, found = await late.answer()
+            assert (status, found["error"]["type"]) == (409, "session_over")
+            assert one.metric("tito_session_unsaved_total") == 0
+            assert (await one.call("GET", "/sessions/s"))[0] == 404
+            assert (await other.ask(more(more(BODY))).answer())[0] == 200
+            assert await exported(one) == await exported(other)
+
+    asyncio.run(work())
+
+
+def test_a_session_is_written_again_while_a_router_reads_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            store: Any = other.hub.store
+            await store.forget(0)
+            real, asked = store.get, []
+
+            async def get(*args: Any, **more_: Any) -> Any:
+                found = await real(*args, **more_)
+                asked.append(args)
+                if len(asked) == 1:
+                    assert (await one.ask(more(BODY)).answer())[0] == 200
+                return found
+
+            store.get = get
+            assert await exported(other) == await exported(one)
+            assert len(asked) > 1
+
+    asyncio.run(work())
+
+
+def test_a_turn_that_is_being_saved_takes_no_room_from_others(tmp_path: Path) -> None:
+    """Over the limit a turn is refused only if the store does not take what waits for it."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another(max_tokens=10)
             await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            assert (await room.call("POST", "/sessions", {"session_id": "t"}))[0] == 201
             store: Any = room.hub.store
-            append, reached, go = store.append, asyncio.Event(), asyncio.Event()
+            real, appends, go = store.append, asyncio.Event(), asyncio.Event()
 
-            async def late(*args: Any, **more: Any) -> Any:
-                reached.set()
+            async def slow(batch: Any) -> Any:
+                appends.set()
                 await go.wait()
-                return await append(*args, **more)
+                return await real(batch)
 
-            store.append = late
-            begun = {"role": "assistant", "content": "Well, "}
-            body = {**BODY, "messages": [*BODY["messages"], begun], "continue_final_message": True, "stream": True}
-            orphan = room.ask(body)
-            await reached.wait()
-            await orphan.leave()
-            other = [*BODY["messages"], {"role": "assistant", "content": "Other words."}, *NEXT[1:]]
-            turn = room.ask({**BODY, "messages": other})
-            await until(lambda: turn.out or room.session.trie.in_flight)
+            store.append = slow
+            saving = room.ask(more(BODY))
+            await appends.wait()
+            others = room.ask(BODY, PATH.replace("/s/", "/t/"))
+            await until(lambda: len(room.engine.log) == 3 or others.out)
             go.set()
-            assert (await turn.answer())[0] == 200
-            assert len(await exported(room)) == 2
+            assert [(await one.answer())[0] for one in (saving, others)] == [200, 200]
+
+    asyncio.run(work())
+
+
+def test_a_client_goes_on_while_what_it_left_is_being_saved(tmp_path: Path) -> None:
+    """The message that the left turn began with is in the trie no more, and its generation is not over yet."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            session = await room.open()
+            messages = [*BODY["messages"], {"role": "assistant", "content": "Yes."}]
+            says = room.engine.says(" Or no.", hold=1)
+            left = room.ask({**BODY, "messages": messages, "continue_final_message": True, "stream": True})
+            await room.engine.arrived()
+            await left.leave()
+            log: Any = session.log
+            real, saved, go = log.append_turn, asyncio.Event(), asyncio.Event()
+
+            async def slow(*args: Any) -> Any:
+                found = await real(*args)
+                saved.set()
+                await go.wait()
+                return found
+
+            log.append_turn = slow
+            says.go.set()
+            await saved.wait()
+            log.append_turn = real
+            echo = {"role": "assistant", "content": "Yes. Or no."}
+            status, found = await room.ask({**BODY, "messages": [BODY["messages"][0], echo, NEXT[1]]}).answer()
+            go.set()
+            assert status == 200, found
+            (sent, sampled), (then, _) = room.engine.log[-2:]
+            chain = [*sent["input_ids"], *sampled]
+            assert then["input_ids"][: len(chain)] == chain
+            assert [len(one["turns"]) for one in await exported(room)] == [2]
 
     asyncio.run(work())
