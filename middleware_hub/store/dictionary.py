@@ -153,7 +153,7 @@ class DictionaryStore:
         for reply in replies:
             agreed = _agreed(texts[reply.id], text)
             begin = reply.start if reply.left_from is None else reply.left_from
-            if agreed > floor and agreed > begin:
+            if agreed >= floor and agreed > begin:
                 chains.append((agreed, reply))
             elif agreed == len(text) == reply.start and reply.parent not in prompts:
                 prompts.add(reply.parent)

@@ -28,7 +28,7 @@ HEADERS = ("x-radix-recorded", "x-radix-reused-tokens", "x-radix-prompt-tokens",
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[EmbeddedWorker]:
-    with EmbeddedWorker(token_delay=0) as running:
+    with EmbeddedWorker(token_delay=0, weight_version="0") as running:
         yield running
 
 
@@ -40,18 +40,19 @@ class Said:
     reply: str
 
 
-def timeless(value: Any) -> Any:
+def without(value: Any, names: Sequence[str]) -> Any:
+    """A value without the fields of these names, however deep."""
     if isinstance(value, dict):
-        return {key: timeless(one) for key, one in value.items() if key not in TIMES}
-    return [timeless(one) for one in value] if isinstance(value, list) else value
+        return {key: without(one, names) for key, one in value.items() if key not in names}
+    return [without(one, names) for one in value] if isinstance(value, list) else value
 
 
-def visible(answer: Answer, names: Sequence[str], *, stream: bool) -> Any:
-    """All of an answer but for times, with the headers of these names."""
+def visible(answer: Answer, names: Sequence[str], unlike: Sequence[str], *, stream: bool) -> Any:
+    """All of an answer but for times and the fields in `unlike`, with the headers of these names."""
     assert answer.status in (200, 404, 409), answer.content
     headers = {name: answer.headers.get(name) for name in names}
     body = events(answer)[-1:] if stream else answer.json()
-    return answer.status, headers, timeless(body)
+    return answer.status, headers, without(body, (*TIMES, *unlike))
 
 
 def sent(body: dict[str, Any]) -> dict[str, Any]:
@@ -68,22 +69,31 @@ class Client:
         self.random = random.Random(seed)
         self.worker, self.one, self.others = worker, one, others
         self.said: list[Said] = []
+        self.samples: list[str] = []
         self.count = 0
 
-    def both(self, path: str, body: Any, headers: dict[str, str], *, stream: bool = False) -> Any:
+    def both(
+        self, path: str, body: Any, headers: dict[str, str], *, stream: bool = False, unlike: Sequence[str] = ()
+    ) -> Any:
         sides = []
         for router in (self.one, self.random.choice(self.others)):
             begin = len(self.worker.log)
-            answer = visible(router.stack.post(path, body, headers=headers), self.headers, stream=stream)
+            answer = visible(router.stack.post(path, body, headers=headers), self.headers, unlike, stream=stream)
             sides.append((answer, [sent(record.body) for record in self.worker.log[begin:]]))
         assert sides[1] == sides[0], json.dumps(body)[:1000]
         return sides[1][0][2]
 
     def step(self) -> None:
         rng = self.random
-        kind = rng.choice(["generate"] * 5 + ["ids", "batch", "several", "retrieve", "cover", "restart", "chat"])
+        kind = rng.choice(
+            ["generate"] * 5 + ["ids", "batch", "several", "retrieve", "cover", "restart", "chat", "version"]
+        )
         if kind == "restart":
             rng.choice(self.others).restart()
+        elif kind == "version":
+            self.worker.set_weight_version(str(int(self.worker.weight_version) + 1))
+        elif kind == "several":
+            self.several()
         elif kind == "chat":
             self.chat()
         elif kind in ("retrieve", "cover"):
@@ -131,6 +141,7 @@ class Client:
                 "max_new_tokens": 12,
                 "custom_params": {"script": {"ids": ids, "finish": "eos"}},
             }
+        body |= self.options(body["sampling_params"])
         headers = {"x-radix-namespace": namespace} if namespace else {}
         if self.said and rng.random() < 0.3:
             headers["x-radix-parent"] = rng.choice([one.rid for one in self.said[-6:]] + ["none", "nobody"])
@@ -146,14 +157,9 @@ class Client:
         elif kind == "batch":
             other, _ = self.text()
             body["text"], body["rid"] = [text, other], [rid, f"{rid}b"]
-        elif kind == "several":
-            body["sampling_params"]["n"] = 2
-            del body["rid"]
         elif rng.random() < 0.3:
             body["stream"] = True
-        found = self.both("/generate", body, headers, stream=bool(body.get("stream"))) if kind != "several" else None
-        if kind == "several":
-            return  # their names are the worker's own
+        found = self.both("/generate", body, headers, stream=bool(body.get("stream")))
         if body.get("stream"):
             self.said.append(Said(text, rid, namespace, found[-1]["text"]))
         elif kind == "batch":
@@ -161,6 +167,25 @@ class Client:
                 self.said.append(Said(prompt, name, namespace, reply["text"]))
         else:
             self.said.append(Said(text, rid, namespace, found["text"]))
+
+    def options(self, sampling: dict[str, Any]) -> dict[str, Any]:
+        """Add stops to the sampling parameters, and return what is asked for besides."""
+        rng = self.random
+        go: Sequence[int] = tokenizer_of(shipped_tokenizer()).encode_tail(" Go")
+        sampling |= rng.choice([{}, {}, {"stop_regex": ["[.,]"]}, {"stop_regex": "o."}, {"stop_token_ids": [*go]}])
+        sampling |= {name: True for name in ("no_stop_trim", "ignore_eos") if rng.random() < 0.2}
+        return rng.choice([{}, {}, {"return_logprob": True}, {"return_logprob": True, "top_logprobs_num": 2}])
+
+    def several(self) -> None:
+        """Two samples of one prompt. Workers name them, so they are kept apart from all others."""
+        rng = self.random
+        text = rng.choice(["What is 2+2?", *self.samples]) + rng.choice([" Go on.", "<|im_end|>\n", ""])
+        sampling = {"max_new_tokens": rng.randrange(1, 8), "sampling_seed": rng.randrange(3), "n": 2}
+        headers = {"x-radix-namespace": "samples"}
+        for reply in self.both("/generate", {"text": text, "sampling_params": sampling}, headers, unlike=("id",)):
+            self.samples.append(text + reply["text"])
+            body = {"text": text + reply["text"]}
+            self.both("/retrieve_from_text", body, headers, unlike=("request_id", "request_ids"))
 
     def retrieve(self, *, cover: bool) -> None:
         if not self.said:

@@ -137,6 +137,10 @@ class Life:
 
         `refused`: the store takes no writes, and the client is told.
         """
+        return await self.answer(ask, await self.match(ask), refused=refused)
+
+    async def match(self, ask: Ask) -> PrefixMatch:
+        """Begin a request: return its match, pinned."""
 
         def match_again() -> PrefixMatch:
             if ask.ids is None:
@@ -150,6 +154,10 @@ class Life:
         if self.memory is not None:
             match = await self.memory.matched(match, ask.parent, match_again)
         self.tree.pin(match)
+        return match
+
+    async def answer(self, ask: Ask, match: PrefixMatch, *, refused: bool = False) -> dict[str, Any]:
+        """End a request: record what is sampled for it, and return all that shows outside."""
         kept = unpack_ids(chain_ids(match.cut.span, match.cut.take))
         if ask.ids is None:
             rest, given = encode(ask.text[match.cut.start :]), SpanFlag.NONE

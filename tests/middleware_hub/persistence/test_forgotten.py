@@ -6,11 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from middleware_hub.store.errors import MissingRecordError, StoreUnreachableError
 from middleware_hub.store.protocol import Batch
-from tests.middleware_hub.persistence.lives import Ask, Lives
+from tests.conftest import DEAR, examples
+from tests.middleware_hub.persistence.drawn import NAMESPACES, PICK, REQUEST, request_of
+from tests.middleware_hub.persistence.lives import Ask, Lives, Namespace
 from tests.middleware_hub.toy import EOS, A, B
+from tests.support.usual import usual
 
 NS = ("", "", "")
 
@@ -103,3 +108,84 @@ def test_a_context_that_comes_later_than_a_reply_behind_it_is_there_once(scheme:
             await lives.retrieve(0, NS, text + "bab")
 
     asyncio.run(play())
+
+
+class Pruned:
+    """Lives beside which conversations are pruned, and what each reply was when it was recorded."""
+
+    def __init__(self, scheme: str, count: int, max_tokens: int | None, seed: int | None) -> None:
+        self.lives = Lives(scheme, count, max_tokens, seed)
+        self.said: list[tuple[int, str, str, list[int]]] = []
+        self.recorded: dict[str, tuple[Namespace, str, dict[str, Any]]] = {}
+        self.count = 0
+
+    async def ask(self, number: int, how: dict[str, Any], *, pruning: bool = False) -> None:
+        """Ask, and keep what was recorded. If it is pruned meanwhile, it may be gone at once."""
+        self.count += 1
+        asked, life = request_of(how, self.said, self.count), self.lives.lives[number % self.lives.count]
+        if asked is None:
+            return
+        asked.name = f"r{self.count}"
+        text = (await life.ask(asked))["text"]
+        found = await life.retrieve(asked.namespace, text, asked.name)
+        chain = await life.chain_of(asked.namespace, asked.name)
+        if pruning and (found is None or chain is None):
+            return
+        assert found is not None
+        assert chain is not None
+        self.recorded[asked.name] = asked.namespace, text, found
+        self.said.append((NAMESPACES.index(asked.namespace), text, asked.name, chain))
+        assert pruning or asked.name in await self.names()
+
+    async def names(self) -> set[str]:
+        """The names of all replies in the store."""
+        return {name async for record in self.lives.stores[0].scan() for name in record.request_ids}
+
+    async def prune(self, pick: int) -> None:
+        store = self.lives.stores[pick % self.lives.count]
+        roots = sorted({record.root async for record in store.scan()})
+        await store.forget_roots(roots[pick % len(roots) :][:1] if roots else [])
+
+    async def check(self) -> None:
+        """What is in the store is whole, and every router has it as it was recorded."""
+        for name in await self.names() & self.recorded.keys():
+            namespace, text, expected = self.recorded[name]
+            for life in self.lives.lives:
+                found = await life.retrieve(namespace, text, name)
+                assert found is not None
+                assert {**found, "request_ids": ()} == {**expected, "request_ids": ()}
+        assert [finding async for finding in self.lives.stores[0].verify()] == []
+
+    async def run(self, steps: list[Any]) -> None:
+        async with self.lives:
+            for kind, pick, how in steps:
+                if kind == "ask":
+                    await self.ask(pick, how)
+                elif kind == "prune":
+                    await self.prune(pick)
+                elif kind == "both":
+                    await asyncio.gather(self.ask(pick, how, pruning=True), self.prune(pick))
+                else:
+                    await self.lives.restart(pick, killed=kind == "kill")
+                if kind in ("prune", "both"):
+                    await self.check()
+            for number in range(self.lives.count):
+                await self.lives.restart(number)
+            await self.check()
+
+
+STEP = st.tuples(st.sampled_from(["ask"] * 5 + ["prune", "prune", "both", "restart", "kill"]), PICK, REQUEST)
+
+
+@pytest.mark.parametrize("scheme", usual(["memory", "sqlite", "redis"], "memory", "sqlite"))
+@settings(max_examples=examples(200, DEAR), deadline=None, report_multiple_bugs=False)
+@given(
+    lives=st.integers(1, 3),
+    steps=st.lists(STEP, min_size=4, max_size=16),
+    budget=st.none() | st.integers(0, 30),
+    seed=st.none() | st.integers(0, 9),
+)
+def test_a_conversation_that_goes_on_after_it_was_pruned_is_whole_at_every_router(
+    scheme: str, lives: int, steps: list[Any], budget: int | None, seed: int | None
+) -> None:
+    asyncio.run(Pruned(scheme, lives, budget, seed).run(steps))

@@ -14,8 +14,10 @@ from middleware_hub.persistence import saving
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.records import Serials
 from tests.conftest import DEAR, examples
+from tests.middleware_hub.persistence import at_once
 from tests.middleware_hub.persistence.drawn import NAMESPACES, PICK, REQUEST, request_of
 from tests.middleware_hub.persistence.lives import Ask, Life, Lives
+from tests.middleware_hub.toy import AB, E_HEAD, E_TAIL, EOS, SPACE, A, B
 from tests.support.usual import usual
 
 Said = list[tuple[int, str, str, list[int]]]
@@ -32,6 +34,8 @@ STEP = st.one_of(
     st.tuples(st.just("name"), PICK, PICK),
     st.tuples(st.just("restart"), PICK),
     st.tuples(st.just("kill"), PICK),
+    *[st.tuples(st.just("begin"), PICK, REQUEST)] * 2,
+    st.tuples(st.just("end"), PICK, st.integers(1, 3)),
 )
 
 
@@ -42,6 +46,31 @@ class Play:
         self.lives = lives
         self.said: Said = []
         self.count = 0
+        self.open: list[at_once.Open] = []
+
+    async def begin(self, life: int, how: dict[str, Any]) -> None:
+        """Begin a request that ends later: what is recorded meanwhile is not in its prompt."""
+        self.count += 1
+        ask = request_of(how, self.said, self.count, SPACES)
+        if ask is not None:
+            self.open.append(await at_once.begin(self.lives, life, ask))
+
+    async def end(self, some: list[at_once.Open]) -> None:
+        self.open = [one for one in self.open if one not in some]
+        for one, text in zip(some, await at_once.end(self.lives, some), strict=True):
+            chain = await self.lives.chain_of(one.number, one.ask.namespace, one.ask.name)
+            assert chain is not None
+            self.said.append((SPACES.index(one.ask.namespace), text, one.ask.name, chain))
+            await self.lives.retrieve(one.number, one.ask.namespace, text)
+
+    async def leave(self, life: int, *, killed: bool = False) -> None:
+        """End the open requests of a life before its end: with their replies, or without."""
+        for one in [one for one in self.open if one.number == life % self.lives.count]:
+            if killed:
+                self.open.remove(one)
+                at_once.drop(self.lives, one)
+            else:
+                await self.end([one])
 
     async def ask(self, life: int, how: dict[str, Any], space: int | None = None) -> None:
         self.count += 1
@@ -70,6 +99,7 @@ class Play:
                     group.create_task(self.ask(life, {**how, "version": version}, space))
         elif kind == "refused":
             life, requests, ends = rest
+            await self.leave(life)
             lives.lines[life % lives.count].refuses = True
             for how in requests:
                 await self.ask(life, how)
@@ -79,7 +109,13 @@ class Play:
             else:
                 await lives.back(life)
         elif kind in ("restart", "kill"):
+            await self.leave(rest[0], killed=kind == "kill")
             await lives.restart(rest[0], killed=kind == "kill")
+        elif kind == "begin":
+            await self.begin(*rest)
+        elif kind == "end":
+            at = rest[0] % max(1, len(self.open))
+            await self.end([*self.open[at:], *self.open[:at]][: rest[1]])
         elif said and kind == "name":
             space, _, name, _ = said[rest[1] % len(said)]
             await lives.chain_of(rest[0], SPACES[space], name)
@@ -92,6 +128,7 @@ class Play:
         async with self.lives:
             for kind, *rest in steps:
                 await self.step(kind, *rest)
+            await self.end(self.open)
             for space, text, name, _ in self.said:
                 for other in range(self.lives.count):
                     await self.lives.retrieve(other, SPACES[space], text)
@@ -226,6 +263,21 @@ class Gate:
 
 
 SCHEMES = ["memory", "sqlite", "redis"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_ids_that_leave_a_sample_where_another_one_ends_continue_it(scheme: str) -> None:
+    """Both have the same text up to there, and only the longer one has these ids."""
+
+    async def run() -> None:
+        async with Lives(scheme, 2) as lives:
+            await lives.ask(0, Ask(SPACES[0], "a", None, None, [AB], "r0", "1"))
+            await lives.ask(0, Ask(SPACES[0], "a", None, None, [A, B, SPACE], "r1", "1"))
+            said = await lives.ask(1, Ask(SPACES[0], "aabé", [A, A, B, E_HEAD, E_TAIL], None, [EOS], "r2", "1"))
+            for number in range(2):
+                await lives.retrieve(number, SPACES[0], said)
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
