@@ -14,12 +14,15 @@ Finish = Literal["stop", "length", "tool_calls", "abort"]
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """One sampled token: its id, its bytes, its logprob, and the best alternatives as `(id, bytes, logprob)`."""
+    """One sampled token: its id, its bytes, its logprob, and the best alternatives as `(id, bytes, logprob)`.
+
+    A logprob is None where the worker sent null: workers have no other word for one that is infinite, or not a number.
+    """
 
     token_id: int
     spelled: bytes
-    logprob: float
-    top: Sequence[tuple[int, bytes, float]] = ()
+    logprob: float | None
+    top: Sequence[tuple[int, bytes, float | None]] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,9 @@ For a reply the ids have to explain the text; if they do not, `--tokenizer-path`
     ids spell   "Action: look\nObservation: I"       text "Action: look"          hidden tail: a stop string, and more
     ids spell   "caf" + half an é                    text "caf�" or "caf"         exact as a whole, never cut inside
     ids spell   "caf" + "é and half a 你"            text "caf"                   hidden tail: what a decoder held back
+
+The text of a stream that broke off, or that its client left, may end anywhere before that: an engine holds back what may
+become a stop string, or a character.
 """
 
 from __future__ import annotations
@@ -79,7 +82,13 @@ def _monotonic(offsets: Sequence[tuple[int, int]], length: int) -> NDArray[np.in
 
 
 def align_reply(
-    vocabulary: Vocabulary, ids: Sequence[int], text: str, *, skips_special: bool, matched: int | str | None
+    vocabulary: Vocabulary,
+    ids: Sequence[int],
+    text: str,
+    *,
+    skips_special: bool,
+    matched: int | str | None,
+    unfinished: bool = False,
 ) -> Alignment:
     """Align what a worker sampled with the text it sent.
 
@@ -89,24 +98,32 @@ def align_reply(
         text: the reply's text.
         skips_special: the request's `skip_special_tokens`.
         matched: `finish_reason.matched`: the stop token or stop string that ended the reply, if any.
+        unfinished: whether the text may be the beginning of what the ids spell, because the end of the reply never came.
 
     Returns:
         An alignment with `MISMATCH` among its flags if the ids do not explain the text.
     """
-    return _ReplyLayout(vocabulary, ids, text, skips_special, matched).align()
+    return _ReplyLayout(vocabulary, ids, text, skips_special, matched, unfinished).align()
 
 
 class _ReplyLayout:
     """The ids of one reply over its text; `trimmed`: the ids without a matched stop token."""
 
     def __init__(
-        self, vocabulary: Vocabulary, ids: Sequence[int], text: str, skips_special: bool, matched: int | str | None
+        self,
+        vocabulary: Vocabulary,
+        ids: Sequence[int],
+        text: str,
+        skips_special: bool,
+        matched: int | str | None,
+        unfinished: bool,
     ) -> None:
         self.vocabulary = vocabulary
         self.ids = ids
         self.text = text
         self.skips_special = skips_special
         self.matched = matched
+        self.unfinished = unfinished
         self.trimmed = ids[:-1] if ids and ids[-1] == matched else ids
         self.flags = SpanFlag.SKIPS_SPECIAL if skips_special else SpanFlag.NONE
 
@@ -144,7 +161,7 @@ class _ReplyLayout:
                     return Alignment(flags, None, visible, tail)
                 ends = self._ends(self.vocabulary.counted, shown, lead)
                 return Alignment(flags, self._hidden_ends(visible, ends), visible, tail)
-        if spelled.startswith(text) and (self._explained(spelled) or self._held_back(lead)):
+        if spelled.startswith(text) and (self.unfinished or self._explained(spelled) or self._held_back(lead)):
             count = self.vocabulary.begun if REPLACEMENT not in spelled else self.vocabulary.counted
             ends = self._ends(count, ids, lead)
             visible = self._without_textless(int(np.searchsorted(ends, len(text), side="right")))

@@ -62,6 +62,21 @@ def test_a_reply_that_could_not_be_kept_is_missed_where_its_text_is_context(whol
     assert found == {second.generation: (False, ["unknown_reply"]), other.generation: (True, [])}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_logprob_that_is_null_is_told_as_that_of_an_impossible_token(whole: Stack, stream: bool) -> None:
+    """Workers print an infinite one as null: that of a candidate that a grammar forbids, for example."""
+    agent = AgentSession.make(whole)
+    whole.workers[0].fault("null_logprob")
+    answer = agent.ask(user("a"), says="one", stream=stream, logprobs=True).answer
+    assert answer.status == 200
+    choices = (
+        [event["choices"][0] for event in events(answer) if event["choices"]] if stream else answer.json()["choices"]
+    )
+    told = [one["logprob"] for choice in choices if choice.get("logprobs") for one in choice["logprobs"]["content"]]
+    assert told
+    assert told[-1] == -9999.0
+
+
 def test_a_chat_without_a_session_hears_nothing_of_what_others_lost(whole: Stack) -> None:
     """All of them share one memory, and nobody exports it."""
     body = {"model": "m", "max_tokens": 4, "messages": [user("a")]}

@@ -66,6 +66,39 @@ def test_a_stream_that_is_aborted_before_its_first_token_ends_well(
 
 
 @pytest.mark.parametrize("scale_out", [True, False])
+@pytest.mark.parametrize("stop", ["\nObservation:", "me"], ids=["of many tokens", "inside of one"])
+def test_what_a_worker_held_back_from_a_client_that_left_is_kept(
+    scale_out: bool, stop: str, asks: list[Asking], space: str
+) -> None:
+    """It sends the ids at once, and the text without its last characters: a stop string may begin in them."""
+    with alone(scale_out=scale_out) as (served, worker):
+        ids = [
+            one for piece in ("Hel", "lo", " sum", "mary", " of", " it") for one in served.spelling.encode_tail(piece)
+        ]
+        worker.script(ids, finish=None)
+        worker.hold(after=len(ids))
+        body = {"text": "A:", "stream": True, "rid": space, "sampling_params": {**LONG, "stop": [stop]}}
+        asks.append(Asking(served.url, body))
+        events = [asks[-1].event() for _ in ids]
+        asks[-1].leave()
+        until(lambda: not worker.in_flight)
+        settle(served)
+        last, whole = events[-1], served.spelling.spell(ids, skip_special=False).text
+        assert last is not None
+        assert (last["output_ids"], last["text"]) == (ids, whole[: 1 - len(stop)])
+        assert worker.log[0].output_ids[: len(ids)] == ids
+        found = served.retrieve("A:" + last["text"])
+        prompt = worker.log[0].input_ids
+        assert found["exact"], found["reasons"]
+        assert (found["tokens"], found["loss_mask"]) == (prompt + ids, [0] * len(prompt) + [1] * len(ids))
+        worker.forget_scripts()
+        later = served.generate({"text": f"A:{whole}!", "sampling_params": {"max_new_tokens": 1}}).record
+        assert later.input_ids == prompt + ids + served.spelling.encode_tail("!")
+        cut = served.generate({"text": f"A:{last['text']}!", "sampling_params": {"max_new_tokens": 1}}).record
+        assert cut.input_ids[: len(prompt) + 1] == prompt + ids[:1]
+
+
+@pytest.mark.parametrize("scale_out", [True, False])
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("fault", ["no_logprobs", "missing_logprob", "nan_logprob"])
 def test_logprobs_that_do_not_fit_leave_the_tokens(fault: Fault, stream: bool, scale_out: bool) -> None:

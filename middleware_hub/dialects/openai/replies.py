@@ -201,9 +201,9 @@ def _with_alternatives(one: TokenLogprob, as_ids: bool) -> dict[str, Any]:
     return {**_token(one.token_id, one.spelled, one.logprob, as_ids=as_ids), "top_logprobs": top}
 
 
-def _token(token_id: int, spelled: bytes, logprob: float, *, as_ids: bool) -> dict[str, Any]:
+def _token(token_id: int, spelled: bytes, logprob: float | None, *, as_ids: bool) -> dict[str, Any]:
     return {
         "token": token_name(token_id) if as_ids else spelled.decode(errors="replace"),
         "bytes": list(spelled),
-        "logprob": logprob if math.isfinite(logprob) else UNLIKELY,
+        "logprob": logprob if logprob is not None and math.isfinite(logprob) else UNLIKELY,
     }

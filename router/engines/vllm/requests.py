@@ -253,8 +253,10 @@ def _completions(
         out["logprobs"] = max(top, 1 if token_ids else 0)
         if token_ids:
             out["logprob_token_ids"] = token_ids
-        if (top or token_ids) and not texts:
-            out["return_tokens_as_token_ids"] = True
+        if (
+            texts or top or token_ids
+        ):  # a worker started with `--return-tokens-as-token-ids` names ids unless told not to
+            out["return_tokens_as_token_ids"] = not texts
         if (top or token_ids) and texts:
             raise BadRequestError(
                 "`return_text_in_logprobs` is not supported with vLLM workers for other candidates than the sampled token"

@@ -1,10 +1,13 @@
-"""What `x-radix-recorded` says of all replies to one request."""
+"""What of a reply is remembered, and what `x-radix-recorded` says of all replies to one request."""
 
 from __future__ import annotations
 
 import pytest
 
-from middleware_hub.radix.judge import ENGINE_MISMATCH, Verdict, summary
+from middleware_hub.radix.judge import ENGINE_MISMATCH, Expectation, Judge, Verdict, summary
+from middleware_hub.spans.versions import VersionClock
+from router.engines.sglang.reply import Reply
+from tests.middleware_hub.toy import A, B, toy_vocabulary
 
 EXACT, INEXACT = Verdict("exact"), Verdict("inexact", ENGINE_MISMATCH, "why")
 NO, OTHER = Verdict("no", "no tokens were sampled", "abort"), Verdict("no", ENGINE_MISMATCH, "2 logprobs, 3 ids")
@@ -27,3 +30,20 @@ NO, OTHER = Verdict("no", "no tokens were sampled", "abort"), Verdict("no", ENGI
 def test_the_header_is_no_better_than_its_worst_reply(verdicts: list[Verdict], told: str) -> None:
     """`no` only where none of them is recorded, `exact` only where all of them are."""
     assert summary(verdicts) == told
+
+
+@pytest.mark.parametrize("finish", [None, "length"])
+@pytest.mark.parametrize(
+    ("readings", "fits"), [(("a", "ab"), "ab"), (("", "ab"), "ab"), (("ab", ""), "ab"), (("a", "abb"), "abb")], ids=str
+)
+def test_of_two_readings_the_longer_one_fits_a_stream_without_its_end(
+    finish: str | None, readings: tuple[str, str], fits: str
+) -> None:
+    """Its last characters may have been held back. Those of a finished reply were not."""
+    ids = [A, B, B]
+    reply = Reply(ids, readings[0], None, None, "x", 1, 3, "default", None, finish, None, other_text=readings[1])
+    asked = Expectation(prompt_tokens=1, skips_special=True, logprobs=False, rid="x", sent_at=0, steps=0)
+    judgement = Judge(toy_vocabulary(), VersionClock()).judge(asked, reply, "http://worker")
+    exact = finish is None or fits == "abb"
+    assert judgement.verdict.outcome == ("exact" if exact else "inexact")
+    assert judgement.verdict.text == (fits if exact else readings[0])

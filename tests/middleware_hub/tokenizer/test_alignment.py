@@ -478,6 +478,22 @@ def test_no_decoder_holds_back_more(ids: list[int], text: str) -> None:
     assert bool(found.flags & SpanFlag.MISMATCH) == (text == "a")
 
 
+@pytest.mark.parametrize(
+    ("ids", "text", "visible"),
+    [([A, B, B], "a", 1), ([A, B, BOTH], "a", 1), ([A, B, EOS], "a", 1), ([A, B], "", 0), ([A, EOS, B], "a", 1)],
+    ids=["characters", "with half of one", "with EOS", "all of it", "behind EOS"],
+)
+def test_the_end_of_an_unfinished_reply_may_be_held_back(ids: list[int], text: str, visible: int) -> None:
+    def found(shown: str, *, unfinished: bool) -> Alignment:
+        return align_reply(HOLDS_BACK, ids, shown, skips_special=True, matched=None, unfinished=unfinished)
+
+    assert found(text, unfinished=False).flags & SpanFlag.MISMATCH
+    assert found("b", unfinished=True).flags & SpanFlag.MISMATCH
+    alignment = found(text, unfinished=True)
+    assert (alignment.flags, alignment.visible) == (EXACT, visible)
+    assert visible + sum(token.tokens for token in alignment.tail) == len(ids)
+
+
 def test_a_broken_character_in_the_middle_is_no_edge() -> None:
     assert reply([A, E_TAIL, B], "ab").flags & SpanFlag.MISMATCH
 

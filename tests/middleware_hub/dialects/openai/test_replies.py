@@ -119,7 +119,7 @@ def test_an_id_that_has_its_prefix_keeps_it() -> None:
 
 def test_logprobs() -> None:
     tokens = [
-        TokenLogprob(5, b"caf\xc3", -0.5, [(5, b"caf\xc3", -0.5), (6, b"x", -math.inf)]),
+        TokenLogprob(5, b"caf\xc3", -0.5, [(5, b"caf\xc3", -0.5), (6, b"x", -math.inf), (7, b"y", None)]),
         TokenLogprob(2, b"", -0.25),
     ]
     reply = whole(msgspec.structs.replace(ANSWER, logprobs=tokens))
@@ -132,6 +132,7 @@ def test_logprobs() -> None:
                 "top_logprobs": [
                     {"token": "caf\ufffd", "bytes": [99, 97, 102, 195], "logprob": -0.5},
                     {"token": "x", "bytes": [120], "logprob": -9999.0},
+                    {"token": "y", "bytes": [121], "logprob": -9999.0},
                 ],
             },
             {"token": "", "bytes": [], "logprob": -0.25, "top_logprobs": []},

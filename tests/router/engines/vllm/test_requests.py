@@ -67,7 +67,7 @@ def test_as_many_as_there_is_room_for_is_the_context_to_a_worker_that_takes_null
         ({"top_logprobs_num": 3}, {"logprobs": 3, "return_tokens_as_token_ids": True}),
         ({"token_ids_logprob": [5]}, {"logprobs": 1, "logprob_token_ids": [5], "return_tokens_as_token_ids": True}),
         ({"logprob_start_len": 0}, {"logprobs": 0, "prompt_logprobs": 0}),
-        ({"return_text_in_logprobs": True}, {"logprobs": 0}),
+        ({"return_text_in_logprobs": True}, {"logprobs": 0, "return_tokens_as_token_ids": False}),
     ],
     ids=str,
 )
