@@ -149,21 +149,20 @@ class Judge:
 
         Of a stream without its end, the longest text that the ids begin with fits, if none is all that they spell.
         """
-        texts = [text for text in (reply.text, reply.other_text) if text is not None]
-        readings = [(text, False) for text in texts]
-        if reply.finish_type is None:
-            readings += [(text, True) for text in sorted(texts, key=len, reverse=True)]
-        for text, unfinished in readings:
-            alignment = align_reply(
-                self.vocabulary,
-                reply.ids,
-                text,
-                skips_special=skips_special,
-                matched=reply.matched,
-                unfinished=unfinished,
-            )
-            if not alignment.flags & SpanFlag.MISMATCH:
-                return alignment, text
+        for unfinished in (False, True) if reply.finish_type is None else (False,):
+            for text in (reply.text, reply.other_text) if not unfinished else _longest_first(reply):
+                if text is None:
+                    continue
+                alignment = align_reply(
+                    self.vocabulary,
+                    reply.ids,
+                    text,
+                    skips_special=skips_special,
+                    matched=reply.matched,
+                    unfinished=unfinished,
+                )
+                if not alignment.flags & SpanFlag.MISMATCH:
+                    return alignment, text
         return Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, len(reply.ids)), reply.text
 
 
@@ -175,3 +174,7 @@ def summary(verdicts: list[Verdict]) -> str:
     exact = sum(verdict.outcome == "exact" for verdict in verdicts)
     kept = sum(verdict.outcome != "no" for verdict in verdicts)
     return f"{'inexact' if kept else 'no'}; {exact} of {len(verdicts)} replies are exact"
+
+
+def _longest_first(reply: Reply) -> list[str]:
+    return sorted((text for text in (reply.text, reply.other_text) if text is not None), key=len, reverse=True)
