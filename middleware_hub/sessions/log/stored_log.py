@@ -240,8 +240,8 @@ class StoredLog:
         """Return a batch with all records of a session that goes on here although the store has forgotten it."""
         new, order = {record.id for record in batch.records}, {one: at for at, one in enumerate(self._book.kept)}
         missing = order if self.root in error.missing else error.missing  # the log still names all of them
-        if not (again := set(missing) - new) or not order.keys() >= again:
-            return None
+        if self._session.over or not (again := set(missing) - new) or not order.keys() >= again:
+            return None  # the chains of a session that is over are cut
         made = self._book.again(again, self._stamp)
         paths, blobs = {**batch.paths, **self._book.paths(made)}, [*self._book.blobs(made), *batch.blobs]
         records = sorted([*made, *batch.records], key=lambda record: order[record.id])

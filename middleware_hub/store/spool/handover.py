@@ -114,8 +114,11 @@ class HandOver:
                 if events:
                     await self._store.append(Batch(events=events))
                 raise refused
-            except LogMovedError:
+            except LogMovedError as error:
                 moved = True
+                for log in {event.log for event in batch.events if event.expected is not None} & self._tails.keys():
+                    if 0 < error.last < self._tails[log].last:  # turns before these events were refused
+                        self._tails[log] = _Tail(0)
             except ClosedLogError:
                 if moved:
                     raise

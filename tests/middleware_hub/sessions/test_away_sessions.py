@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from middleware_hub.sessions.log import events
+from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.opening import open_store
-from middleware_hub.store.protocol import Store
+from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.spool import handover
 from middleware_hub.store.spool.file import SpoolFile
 from middleware_hub.store.spool.folder import SpoolFolder
@@ -209,6 +210,69 @@ def test_what_was_answered_behind_a_turn_that_came_too_late_is_not_lost(what: st
                     assert (found["num_generations"], found["reward_info"]) == (1, {"r": 1})
                 else:
                     assert status == 404
+
+    asyncio.run(work())
+
+
+def test_a_reward_behind_turns_that_came_too_late_may_take_two_attempts(tmp_path: Path) -> None:
+    """The store goes away again between the turns and the reward, whose number is then beyond the end of the log."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            broken = Broken(one, "append")
+            for _ in range(3):
+                assert (await one.ask(more(BODY)).answer())[0] == 200
+            assert (await one.call("POST", "/sessions/s/reward_info", {"reward_info": {"r": 1}}))[0] == 200
+            assert (await other.call("POST", "/sessions/s/finalize", {}))[0] == 200
+            broken.mend()
+            saving = one.hub.saving
+            assert saving is not None
+            store: Any = one.hub.store
+            real = store.append
+
+            async def append(batch: Batch) -> None:
+                if [event.kind for event in batch.events] == ["reward"]:
+                    raise StoreUnreachableError("the disk is full")
+                await real(batch)
+
+            store.append = append
+            assert not await saving.hand_over()
+            store.append = real
+            assert await saving.hand_over()
+            assert saving.lost == 3
+            for room in (one, other, await both.another()):
+                assert (await room.call("GET", "/sessions/s"))[1]["reward_info"] == {"r": 1}
+
+    asyncio.run(work())
+
+
+def test_a_turn_of_a_session_that_was_deleted_and_forgotten_holds_up_nobody(tmp_path: Path) -> None:
+    """It waited for the store. What it builds on is gone there, and here it is cut into pieces."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            broken = Broken(room, "append")
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            assert (await room.ask(more(more(BODY))).answer())[0] == 200
+            assert (await room.call("DELETE", "/sessions/s"))[0] == 200
+            saving, store = room.hub.saving, room.hub.store
+            assert saving is not None
+            assert store is not None
+            await store.forget(0)
+            broken.mend()
+            assert await saving.hand_over()
+            assert saving.lost == 2
+            await room.open()
+            client = room.ask(BODY)
+            assert (await client.answer())[0] == 200
+            assert b"x-radix-saved" not in dict(client.out[0]["headers"])
+            assert await exported(await both.another()) == await exported(room)
 
     asyncio.run(work())
 
