@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from middleware_hub.spans.chain import chain_ids, unpack_ids
 from middleware_hub.store.errors import MissingRecordError, StoreUnreachableError
 from middleware_hub.store.protocol import Batch
 from tests.conftest import DEAR, examples
 from tests.middleware_hub.persistence.drawn import NAMESPACES, PICK, REQUEST, request_of
-from tests.middleware_hub.persistence.lives import Ask, Lives, Namespace
+from tests.middleware_hub.persistence.lives import Ask, Life, Lives, Namespace
 from tests.middleware_hub.toy import EOS, A, B
 from tests.support.usual import usual
 
@@ -116,7 +117,7 @@ class Pruned:
     def __init__(self, scheme: str, count: int, max_tokens: int | None, seed: int | None) -> None:
         self.lives = Lives(scheme, count, max_tokens, seed)
         self.said: list[tuple[int, str, str, list[int]]] = []
-        self.recorded: dict[str, tuple[Namespace, str, dict[str, Any]]] = {}
+        self.recorded: dict[str, tuple[Namespace, str, dict[str, Any], list[list[int]]]] = {}
         self.count = 0
 
     async def ask(self, number: int, how: dict[str, Any], *, pruning: bool = False) -> None:
@@ -133,9 +134,20 @@ class Pruned:
             return
         assert found is not None
         assert chain is not None
-        self.recorded[asked.name] = asked.namespace, text, found
+        kept = await self.kept(life, asked.namespace, text, asked.name, len(found["tokens"]))
+        self.recorded[asked.name] = asked.namespace, text, found, kept
         self.said.append((NAMESPACES.index(asked.namespace), text, asked.name, chain))
         assert pruning or asked.name in await self.names()
+
+    @staticmethod
+    async def kept(life: Life, namespace: Namespace, text: str, name: str, size: int) -> list[list[int]]:
+        """The tokens that requests have of a reply, if they go on with its text, or spell its hidden tail."""
+        found = []
+        for more in ("b", "<e>b", "<t>"):
+            match = await life.match(Ask(namespace, text + more, None, name, [], "", ""))
+            found.append(unpack_ids(chain_ids(match.cut.span, match.cut.take))[:size])
+            life.tree.unpin(match)
+        return found
 
     async def names(self) -> set[str]:
         """The names of all replies in the store."""
@@ -149,11 +161,12 @@ class Pruned:
     async def check(self) -> None:
         """What is in the store is whole, and every router has it as it was recorded."""
         for name in await self.names() & self.recorded.keys():
-            namespace, text, expected = self.recorded[name]
+            namespace, text, expected, kept = self.recorded[name]
             for life in self.lives.lives:
                 found = await life.retrieve(namespace, text, name)
                 assert found is not None
                 assert {**found, "request_ids": ()} == {**expected, "request_ids": ()}
+                assert await self.kept(life, namespace, text, name, len(expected["tokens"])) == kept
         assert [finding async for finding in self.lives.stores[0].verify()] == []
 
     async def run(self, steps: list[Any]) -> None:
