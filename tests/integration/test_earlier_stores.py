@@ -15,7 +15,7 @@ from middleware_hub.hub import Hub
 from router.app import create_app
 from router.cli import main
 from router.config import RadixConfig, RouterConfig, SessionsConfig, StoreConfig, WorkersConfig
-from router.demo.agent.proof import prove, prove_together
+from router.demo.proof import prove, prove_together
 from router.demo.rollout import call
 from router.embedded.engine.records import GenerationRecord
 from router.embedded.models.ngram import shipped_tokenizer

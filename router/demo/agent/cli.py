@@ -17,7 +17,6 @@ wrote down. Tool calls and the first words of answers are scripted, the model dr
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command, which has no flags of its own."""
     return argparse.ArgumentParser(prog="tito-router demo-agent", description=_DESCRIPTION, allow_abbrev=False)
 
 

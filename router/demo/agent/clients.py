@@ -44,10 +44,6 @@ class AgentTurn:
     number: int  # of the request, among all of the demonstration
 
 
-Said = tuple[str, str, tuple[AgentCall, ...], Any]
-"""The id of a generation, its text, its tool calls, and the message to send back."""
-
-
 def tool(name: str, description: str, *arguments: str) -> dict[str, Any]:
     """Return a tool whose arguments are all strings, as OpenAI describes a function."""
     properties = {argument: {"type": "string"} for argument in arguments}
@@ -69,15 +65,16 @@ class Agent(ABC):
 
     async def ask(self, line: Line, number: int) -> AgentTurn:
         """Return a turn that is not among the messages yet: any number may be asked for at a time. Raises CallError."""
+        fields, scripted = self.prompter.fields(line)
         try:
-            generation, text, calls, message = await self._send(self.prompter.fields(line))
+            generation, text, calls, message = await self._send(fields)
         except (openai.OpenAIError, anthropic.AnthropicError) as error:
             raise CallError(f"{self.client_name}: {error}") from error
-        scripted = self.prompter.count(line)
         return AgentTurn(self.name, self.client_name, generation, scripted, text, calls, message, number)
 
     @abstractmethod
-    async def _send(self, extra: dict[str, Any]) -> Said: ...
+    async def _send(self, extra: dict[str, Any]) -> tuple[str, str, tuple[AgentCall, ...], Any]:
+        """Return the id of a generation, its text, its tool calls, and the message to send back."""
 
     @abstractmethod
     def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
@@ -89,7 +86,7 @@ class OpenAIAgent(Agent):
 
     client_name = "openai"
 
-    async def _send(self, extra: dict[str, Any]) -> Said:
+    async def _send(self, extra: dict[str, Any]) -> tuple[str, str, tuple[AgentCall, ...], Any]:
         messages = [{"role": "system", "content": self.system}, *self.messages]
         tools = [{"type": "function", "function": function} for function in self.tools]
         reply = await self.client.chat.completions.create(
@@ -109,7 +106,7 @@ class AnthropicAgent(Agent):
 
     client_name = "anthropic"
 
-    async def _send(self, extra: dict[str, Any]) -> Said:
+    async def _send(self, extra: dict[str, Any]) -> tuple[str, str, tuple[AgentCall, ...], Any]:
         tools = [{"input_schema" if key == "parameters" else key: one[key] for key in one} for one in self.tools]
         asked = {"system": self.system, "messages": self.messages, "tools": tools, "max_tokens": MAX_TOKENS}
         reply = await self.client.messages.create(model=MODEL, **asked, extra_body=extra)

@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from router.demo.agent.proof import ids_of, prove, prove_together
 from router.demo.agent.team import Played
 from router.demo.agent.tree import draw, forest, walk
+from router.demo.proof import ids_of, prove, prove_together
 from router.demo.respelling import Respelling, Speller
 from router.demo.screen import plain_table
 from router.embedded.engine.records import GenerationRecord
@@ -86,11 +86,13 @@ class Report:
     def _row(self, branch: str, index: int) -> tuple[str, ...]:
         trajectory, proof, (wrong, _) = self._played.trajectories[index], self._proofs[index], self._respelled[index]
         mask, runs = trajectory["response_mask"], trajectory["weight_versions"]
+        own = [any(mask[turn["start"] : turn["end"]]) for turn in trajectory["extra_fields"]["turns"]]
+        turns = (f"{number}" if trained else f"({number})" for number, trained in enumerate(own, start=1))
         lengths = (str(len(trajectory["prompt_ids"])), str(len(mask) - sum(mask)), str(sum(mask)))
         weights = ", ".join(dict.fromkeys(run["version"] for run in runs))
         exact = "yes" if trajectory["exact"] else "NO"
         same = f"{'' if proof.holds else 'NO: '}{proof.same} of {proof.ids}"
-        return branch, _turns(trajectory), *lengths, weights, exact, same, f"{wrong} wrong"
+        return branch, " ".join(turns), *lengths, weights, exact, same, f"{wrong} wrong"
 
     def _encoded_again(self, trajectory: Mapping[str, Any], *, scripted: bool = True) -> tuple[int, Respelling | None]:
         """Count the ids to train on that a tokenizer would not give for the text; without `scripted`, only the others."""
@@ -102,10 +104,3 @@ class Report:
             mask[start : start + count] = [0] * count
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
         return self._speller.wrong({"tokens": ids, "loss_mask": mask}, text)
-
-
-def _turns(trajectory: Mapping[str, Any]) -> str:
-    """Number the turns; those that are trained in another trajectory stand in parentheses: `(1) (2) 3`."""
-    mask, turns = trajectory["response_mask"], trajectory["extra_fields"]["turns"]
-    trained = [any(mask[turn["start"] : turn["end"]]) for turn in turns]
-    return " ".join(str(number) if own else f"({number})" for number, own in enumerate(trained, start=1))

@@ -1,8 +1,8 @@
 """The scripted part of the agents' replies: tool calls word for word, and the first words of answers.
 
-The shipped language model looks back three tokens, so it cannot write a tool call. Each request therefore scripts how the reply
-begins, in `custom_params` that only the embedded engine understands. The logprobs of the scripted tokens are the model's own. A
-line is spelled as the model spells: here and there a token is split, and the ids are not those that encoding the text gives.
+The shipped language model looks back three tokens, so it cannot write a tool call. So each request scripts how its reply
+begins, in `custom_params` of the embedded engine; the logprobs are the model's own. A line is spelled as the model spells: here
+and there a token is split.
 """
 
 from __future__ import annotations
@@ -43,11 +43,9 @@ class Prompter:
         encoded = self._tokenizer.encode(line.text, add_special_tokens=False).ids
         return respell(encoded, self._ways, random.Random(line.seed))
 
-    def count(self, line: Line) -> int:
-        """Return how many tokens are scripted, with the end of the turn where it is scripted, too."""
-        return len(self.ids(line)) + (not line.free)
-
-    def fields(self, line: Line) -> dict[str, Any]:
-        """Return what goes into `extra_body`, in either dialect."""
-        script = {"ids": self.ids(line), "finish": None if line.free else "eos"}
-        return {"seed": line.seed, "temperature": 0.7, "custom_params": {"script": script}}
+    def fields(self, line: Line) -> tuple[dict[str, Any], int]:
+        """Return what goes into `extra_body`, in either dialect, and how many tokens are scripted, with a scripted end."""
+        ids = self.ids(line)
+        script = {"ids": ids, "finish": None if line.free else "eos"}
+        fields = {"seed": line.seed, "temperature": 0.7, "custom_params": {"script": script}}
+        return fields, len(ids) + (not line.free)

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import time
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -25,11 +24,7 @@ TOKENS_PER_SECOND = 200  # as `tito-router demo-worker`
 
 
 def show(_args: argparse.Namespace, folder: Path) -> int:
-    """Run the demonstration; return the exit status. `folder` is for the router's log.
-
-    The workers run in this process, which reads their logs once the router has ended, so the router has no part in them.
-    """
-    begun = time.monotonic()
+    """Run the demonstration; return the exit status. `folder` is for the router's log. The workers run in this process."""
     # A proxy in the environment of the clients does not reach this machine.
     known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     os.environ["no_proxy"] = ",".join(filter(None, [known, "127.0.0.1"]))
@@ -46,5 +41,4 @@ def show(_args: argparse.Namespace, folder: Path) -> int:
     report = Report(played, {record.rid: record for worker in workers for record in worker.log}, tokenizer)
     out.print()
     out.print(report)
-    out.print(f"{time.monotonic() - begun:.1f} s.")
     return 0 if report.holds else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -59,13 +60,8 @@ def forest(trajectories: Sequence[Mapping[str, Any]], turns: Mapping[str, AgentT
 
 def _contexts(messages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Return the messages in front of each turn of the model."""
-    contexts: list[list[Mapping[str, Any]]] = [[]]
-    for message in messages:
-        if message["role"] == "assistant":
-            contexts.append([])
-        else:
-            contexts[-1].append(message)
-    return contexts
+    by_side = groupby(messages, key=lambda message: message["role"] == "assistant")
+    return [list(side) for sampled, side in by_side if not sampled]
 
 
 def walk(nodes: Sequence[TurnNode]) -> Iterator[TurnNode]:

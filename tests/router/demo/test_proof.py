@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.demo.agent.proof import Proof, prove, prove_together
+from router.demo.proof import Proof, prove, prove_together
 from tests.router.demo.agent.session import evidence, trajectories
 
 
