@@ -70,6 +70,7 @@ class HandOver:
         self._store = store
         self._tails: dict[str, _Tail] = {}
         self._broken: set[str] = set()
+        self._added: set[bytes] = set()
 
     async def several(self, batches: Sequence[Batch]) -> bool:
         """Append batches in one step, if possible; return whether that was done. Raises StoreUnreachableError."""
@@ -110,9 +111,11 @@ class HandOver:
                     events, refused = await self._new(events)
                 if refused is None:
                     await self._store.append(msgspec.structs.replace(batch, events=events))
-                    return
-                if events:
+                elif events:
                     await self._store.append(Batch(events=events))
+                self._added.update(event.data for event in events)
+                if refused is None:
+                    return
                 raise refused
             except LogMovedError as error:
                 moved = True
@@ -124,11 +127,27 @@ class HandOver:
                     raise
                 moved = True
             except MissingRecordError as error:
+                if await self._continued_and_forgotten(batch, error):
+                    raise EndedElsewhereError(
+                        "the store has forgotten a session that other routers went on with"
+                    ) from error
                 mended = None if mend is None else mend(batch, error)
                 if mended is None:
                     raise
                 batch = mended
         raise LogMovedError(batch.events[0].log if batch.events else "", 0)
+
+    async def _continued_and_forgotten(self, batch: Batch, error: MissingRecordError) -> bool:
+        """Return whether turns of other routers are lost with the conversation: writing it again would leave them out."""
+        if not {record.root for record in batch.records}.intersection(error.missing):
+            return False
+        turns = [event for event in batch.events if event.kind == TURN and event.expected is not None]
+        own = {event.data for event in turns} | self._added
+        for event in turns:
+            tail = await self._read_on(event)
+            if any(kind == TURN and data not in own for kind, data in tail.seen):
+                return True
+        return False
 
     def broken(self, batch: Batch) -> None:
         """Note that a batch is given up: later turns of its session cannot be kept either."""

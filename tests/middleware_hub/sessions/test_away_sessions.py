@@ -300,3 +300,33 @@ def test_a_turn_that_can_be_kept_nowhere_is_no_turn(tmp_path: Path) -> None:
             assert await exported(await both.another()) == await exported(room)
 
     asyncio.run(work())
+
+
+def test_a_forgotten_session_that_others_went_on_with_is_not_written_again_without_them(tmp_path: Path) -> None:
+    """The turn that waited is lost, and that is told; the router that has all the rest writes it again with its next turn."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            assert (await other.ask(more(BODY)).answer())[0] == 200  # which the first router does not read any more
+            broken = [Broken(one, name) for name in ("append", "read", "logs")]
+            away = one.ask(more(BODY))
+            assert (await away.answer())[0] == 200
+            assert dict(away.out[0]["headers"])[b"x-radix-saved"] == b"no"
+            assert other.hub.store is not None
+            await other.hub.store.forget(0)
+            for method in broken:
+                method.mend()
+            saving = one.hub.saving
+            assert saving is not None
+            assert await saving.hand_over()
+            assert saving.lost == 1
+            assert (await one.call("GET", "/sessions/s"))[0] == 404
+            assert (await other.ask(more(more(BODY))).answer())[0] == 200
+            told = await exported(other)
+            assert await exported(await both.another()) == told
+            assert len(told["trajectories"] if isinstance(told, dict) else told) == 1
+
+    asyncio.run(work())
