@@ -145,25 +145,28 @@ class Judge:
         return (kept[0][0] if len(kept) == 1 else tuple(kept)), True
 
     def _align(self, reply: Reply, skips_special: bool) -> tuple[Alignment, str]:
-        """Return how the ids lie over the text, with the text. A stream can have two readings; the one that fits counts.
-
-        Of a stream without its end, the longest text that the ids begin with fits, if none is all that they spell.
-        """
-        for unfinished in (False, True) if reply.finish_type is None else (False,):
-            for text in (reply.text, reply.other_text) if not unfinished else _longest_first(reply):
-                if text is None:
-                    continue
+        """Return how the ids lie over the text, with the text. A stream can have two readings; the one that fits counts."""
+        for text in (reply.text, reply.other_text):
+            if text is not None:
                 alignment = align_reply(
-                    self.vocabulary,
-                    reply.ids,
-                    text,
-                    skips_special=skips_special,
-                    matched=reply.matched,
-                    unfinished=unfinished,
+                    self.vocabulary, reply.ids, text, skips_special=skips_special, matched=reply.matched
                 )
                 if not alignment.flags & SpanFlag.MISMATCH:
                     return alignment, text
+        if reply.finish_type is None:
+            return self._align_beginning(reply, skips_special)
         return Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, len(reply.ids)), reply.text
+
+    def _align_beginning(self, reply: Reply, skips_special: bool) -> tuple[Alignment, str]:
+        """Do the same for a stream without its end, whose text may lack what the worker held back. The longest one counts."""
+        texts = [reply.text] if reply.other_text is None else [reply.text, reply.other_text]
+        for text in sorted(texts, key=len, reverse=True):
+            alignment = align_reply(
+                self.vocabulary, reply.ids, text, skips_special=skips_special, matched=reply.matched, unfinished=True
+            )
+            if not alignment.flags & SpanFlag.MISMATCH:
+                return alignment, text
+        return alignment, reply.text
 
 
 def summary(verdicts: list[Verdict]) -> str:
@@ -174,7 +177,3 @@ def summary(verdicts: list[Verdict]) -> str:
     exact = sum(verdict.outcome == "exact" for verdict in verdicts)
     kept = sum(verdict.outcome != "no" for verdict in verdicts)
     return f"{'inexact' if kept else 'no'}; {exact} of {len(verdicts)} replies are exact"
-
-
-def _longest_first(reply: Reply) -> list[str]:
-    return sorted((text for text in (reply.text, reply.other_text) if text is not None), key=len, reverse=True)
