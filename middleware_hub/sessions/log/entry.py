@@ -60,6 +60,11 @@ class Appends(Protocol):
         """Return whether the store is known to lack something that is in the spool of a dead router."""
         ...
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Return how much waits in the spool: 0 if everything is in the store, or was given up."""
+        ...
+
     async def save(
         self,
         batch: Batch,

@@ -190,13 +190,10 @@ class StoredLog:
                 return True
             records = [record for entry in entries for record in entry.records]
             events = [entry.event for entry in entries]
-            news = [event for entry in entries for event in entry.news]
-            batch = Batch(
-                records,
-                self._book.paths(records),
-                [blob for entry in entries for blob in entry.blobs],
-                [*stored(self.key, events, self.last + len(self._unsaved)), *news],
-            )
+            blobs = [blob for entry in entries for blob in entry.blobs]
+            logged = stored(self.key, events, self.last + len(self._unsaved))
+            logged += [event for entry in entries for event in entry.news]
+            batch = Batch(records, self._book.paths(records), blobs, logged)
             try:
                 saved = await self._shelf.saving.save(batch, mend=self._mended, over=partial(self._over, events))
                 if not saved:
@@ -249,10 +246,9 @@ class StoredLog:
 
     def _over(self, events: list[AnyEvent], saved: bool) -> None:
         """Note that events are in the store or were given up. After a loss, the session is read again once it is idle."""
-        if saved or not any(event in self._unsaved for event in events):
-            return
-        self._unsaved = [event for event in self._unsaved if event not in events]
-        self._cross(len(events), "it could not be written")
+        if not saved and any(event in self._unsaved for event in events):
+            self._unsaved = [event for event in self._unsaved if event not in events]
+            self._cross(len(events), "it could not be written")
 
     def _cross(self, count: int, why: str) -> None:
         self.crossed = True
@@ -287,14 +283,18 @@ class StoredLog:
 
     async def read_on(self) -> None:
         async with self._lock:
+            there = bool(self._unsaved) and not self._shelf.saving.waiting_bytes
             try:
                 await self._read()
                 self.unread = self._shelf.saving.incomplete
             except StoreUnreachableError as error:
                 self.unread = True
                 self._shelf.failed(0, error)
+                return
             except MissingRecordError:
                 self.crossed = True  # what another router sampled was forgotten
+            if there and self._unsaved:  # yet they are not to be read: the session has ended, or was forgotten
+                self.crossed, self._unsaved = True, []
 
     async def replay(self) -> None:
         """Apply everything that is in the log. Raises StoreUnreachableError, DamagedRecordError, UnknownSessionError."""

@@ -330,3 +330,27 @@ def test_a_forgotten_session_that_others_went_on_with_is_not_written_again_witho
             assert len(told["trajectories"] if isinstance(told, dict) else told) == 1
 
     asyncio.run(work())
+
+
+def test_a_forgotten_session_has_nothing_that_waits_for_the_store(tmp_path: Path) -> None:
+    """What waited is in the log, which can no longer be read: while it counted as unsaved, others had no room in memory."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            assert (await other.ask(more(BODY)).answer())[0] == 200  # which the first router does not read any more
+            broken = [Broken(one, name) for name in ("append", "read", "logs")]
+            assert (await one.call("POST", "/sessions/s/reward_info", {"reward_info": {"r": 1}}))[0] == 200
+            log: Any = one.session.log
+            assert log.unsaved
+            assert other.hub.store is not None
+            await other.hub.store.forget(0)
+            for method in broken:
+                method.mend()
+            await log.hand_over()
+            assert not log.unsaved
+            assert (await one.call("GET", "/sessions/s"))[0] == 404
+
+    asyncio.run(work())
