@@ -17,8 +17,11 @@ NAMED = ("context_length_exceeded", "unsupported_content")
 """Codes that are words: clients' libraries look for them."""
 
 
-def complaint(case: Case, answer: Answer, *, good_workers: bool) -> str | None:
-    """What is wrong with an answer; None if nothing is."""
+def complaint(case: Case, answer: Answer, *, good_workers: bool, of_vllm: bool = False) -> str | None:
+    """What is wrong with an answer; None if nothing is.
+
+    `of_vllm`: vLLM workers lack some calls that go to all workers, or fail them, and the answer has their status.
+    """
     if answer.faults:
         return "; ".join(answer.faults)
     if isinstance(answer.error, TimeoutError):
@@ -31,7 +34,7 @@ def complaint(case: Case, answer: Answer, *, good_workers: bool) -> str | None:
         return "no answer, or no end of it"
     if b"internal error" in answer.headers.get(b"x-radix-recorded", b""):
         return f"an error was hidden: {answer.headers[b'x-radix-recorded']!r}"
-    if answer.status >= 500 and _of_all_workers(_decoded(answer)):
+    if of_vllm and answer.status in (500, 501) and _of_all_workers(_decoded(answer)):
         return None
     if answer.status >= 500 and (answer.status not in DOCUMENTED or (good_workers and answer.status == 502)):
         whose = "a worker's" if b"x-router-worker" in answer.headers else "the router's own"

@@ -153,7 +153,7 @@ class Target:
     async def ask(self, case: Case, seconds: float) -> tuple[Answer, str | None]:
         """Send one request: its answer, and what is wrong with it."""
         answer = await exchange(self.app, case, seconds)
-        return answer, rules.complaint(case, answer, good_workers=self.good_workers)
+        return answer, rules.complaint(case, answer, good_workers=self.good_workers, of_vllm=self.kind == "vllm")
 
     # Afterwards ---------------------------------------------------------------------------------------------------------
 

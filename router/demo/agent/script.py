@@ -1,6 +1,6 @@
 """The scripted part of the agents' replies: tool calls word for word, and the first words of answers.
 
-The shipped language model looks back three tokens, so it cannot write a tool call. So each request scripts how its reply
+The shipped language model looks back three tokens, and cannot write a tool call. So each request scripts how its reply
 begins, in `custom_params` of the embedded engine; the logprobs are the model's own. A line is spelled as the model spells: here
 and there a token is split.
 """

@@ -253,9 +253,7 @@ def _completions(
         out["logprobs"] = max(top, 1 if token_ids else 0)
         if token_ids:
             out["logprob_token_ids"] = token_ids
-        if (
-            texts or top or token_ids
-        ):  # a worker started with `--return-tokens-as-token-ids` names ids unless told not to
+        if texts or top or token_ids:  # a worker with `--return-tokens-as-token-ids` names ids unless told not to
             out["return_tokens_as_token_ids"] = not texts
         if (top or token_ids) and texts:
             raise BadRequestError(
