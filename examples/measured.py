@@ -2,24 +2,30 @@
 
     python -m examples.measured --router http://127.0.0.1:30000 --model MODEL --weights FOLDER
 
-A loop that keeps only text encodes it again at the end. The result spells the same, but is not what was sampled.
+A loop that keeps only text encodes it again at the end. The result spells the same, but is not what was sampled. All is
+measured after the last step, so that it does not slow the loop: updates come as often as without it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
 import torch
 
-from examples.training_loop import Group, Policy, advantages, arguments, grpo, train
+from examples.training_loop import Group, Policy, advantages, arguments, grpo, reward, train
 from middleware_hub.client import Trajectory, Transcript
 
 
-def step(policy: Policy, groups: Sequence[Group]) -> dict[str, Any]:
-    """Return what a batch is, before the policy learns from it. Differences are of logprobs: own pass against the engine's.
+def step(policy: Policy, groups: Sequence[Group], newest: str) -> dict[str, Any]:
+    """Return what a step was trained on. Differences are of logprobs: own pass against the engine's.
+
+    Args:
+        policy: its weights become those that the step began with.
+        newest: the version of these.
 
     Returns:
         reward: the mean.
@@ -33,8 +39,9 @@ def step(policy: Policy, groups: Sequence[Group]) -> dict[str, Any]:
     """
     rollouts = [rollout for group in groups for rollout, _ in group]
     trajectories = [found for group in groups for _, found in group]
-    newest = max(policy.published, key=int)
     with torch.no_grad():
+        for name, one in policy.model.named_parameters():
+            one.copy_(policy.published[newest][name])
         exact = torch.cat([differences(policy, found) for found in trajectories])
         stale = torch.cat([differences(policy, found, version=newest) for found in trajectories])
         again = [encoded_again(policy.tokenizer, rollout.talk.transcript) for rollout in rollouts]
@@ -51,7 +58,7 @@ def step(policy: Policy, groups: Sequence[Group]) -> dict[str, Any]:
             by_version[run.version] = by_version.get(run.version, 0) + run.end - run.start
     sampled = sum(found.sampled for found in trajectories)
     return {
-        "reward": sum(rollout.reward for rollout in rollouts) / len(rollouts),
+        "reward": reward(groups),
         "sampled": sampled,
         "by_version": by_version,
         "cut": sum(rollout.cuts > 0 for rollout in rollouts),
@@ -131,5 +138,12 @@ def _gradient(policy: Policy, loss: torch.Tensor) -> torch.Tensor:
     return torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(policy.model.parameters()))])
 
 
+def main() -> None:
+    """Train, then print a line of JSON for each step."""
+    policy, steps = asyncio.run(train(arguments()))
+    for number, groups in enumerate(steps, 1):
+        print(json.dumps({"step": number, **step(policy, groups, newest=str(number - 1))}), flush=True)
+
+
 if __name__ == "__main__":
-    asyncio.run(train(arguments(), step))
+    main()

@@ -2,7 +2,7 @@
 
     python -m examples.training_loop --router http://127.0.0.1:30000 --model MODEL --weights FOLDER
 
-Rollouts of several turns are sampled all the time. A step waits for whole groups, fetches their tokens, takes one step of the
+Rollouts of several turns are sampled one step ahead. A step waits for its groups, fetches their tokens, takes one step of the
 optimizer, saves the weights, and lets the router give them to the engines. That cuts the replies that are being sampled: they
 come back as far as they are, and go on from the same tokens under the new weights. docs/training-loop.md explains it.
 """
@@ -14,7 +14,8 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,9 @@ GROUP = 4
 """Rollouts of one prompt: their rewards are compared with each other."""
 GROUPS = 2
 """Groups in a step."""
-UNDER_WAY = 3
-"""Groups that are sampled at a time. More than a step needs, so that the engines are never idle."""
+AHEAD = 1
+"""Steps whose groups are sampled while one is trained on, so that engines and trainer work at the same time. No token is more
+than so many versions old."""
 CLIP = 0.2
 
 
@@ -140,56 +142,46 @@ def advantages(group: Group) -> list[float]:
 
 
 async def batches(client: AsyncClient) -> AsyncGenerator[list[Group], None]:
-    """Yield the groups of one step after another. Others are sampled all the while, also across updates."""
-    chance, numbers = random.Random(0), itertools.count()
-    running: set[asyncio.Task[list[Rollout]]] = set()
-    ready: list[list[Rollout]] = []
+    """Yield the groups of one step after another. Those of the next are sampled in the meantime, also across an update."""
+    chance = random.Random(0)
+    running: deque[asyncio.Task[list[Rollout]]] = deque()
 
     async def sampled(prompt: str, turns: int) -> list[Rollout]:
         talks = [AsyncConversation(client, prompt, abort_policy="return") for _ in range(GROUP)]
         return await asyncio.gather(*[Rollout(talk).play(turns, chance) for talk in talks])
 
-    def refill() -> None:
-        while len(running) < UNDER_WAY:
-            prompt = f"Question {next(numbers)}: how long is it?\n"
-            running.add(asyncio.create_task(sampled(prompt, chance.randint(1, 4))))
-
     try:
-        while True:
-            refill()
-            while len(ready) < GROUPS:
-                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                running -= done
-                ready += [task.result() for task in done]
-            refill()
-            batch, ready = ready[:GROUPS], ready[GROUPS:]
-            yield [[(rollout, await rollout.tokens()) for rollout in group] for group in batch]
+        for number in itertools.count():
+            prompt = f"Question {number}: how long is it?\n"
+            running.append(asyncio.create_task(sampled(prompt, chance.randint(1, 4))))
+            if len(running) == GROUPS * (1 + AHEAD):
+                batch = [await running.popleft() for _ in range(GROUPS)]
+                yield [[(rollout, await rollout.tokens()) for rollout in group] for group in batch]
     finally:
         for task in running:
             task.cancel()  # no step will train on these: the router tells the workers to stop
         await asyncio.gather(*running, return_exceptions=True)
 
 
-Look = Callable[[Policy, Sequence[Group]], dict[str, Any]]
-
-
-def rewards(_policy: Policy, groups: Sequence[Group]) -> dict[str, Any]:
-    """Return what is printed of a step."""
+def reward(groups: Sequence[Group]) -> float:
+    """Return the mean reward of a step."""
     found = [rollout.reward for group in groups for rollout, _ in group]
-    return {"reward": sum(found) / len(found)}
+    return sum(found) / len(found)
 
 
-async def train(args: argparse.Namespace, look: Look = rewards) -> None:
-    """Train for some steps. Print a line of JSON for each: what `look` finds before the policy learns from it."""
+async def train(args: argparse.Namespace) -> tuple[Policy, list[list[Group]]]:
+    """Train for some steps, and print the reward of each. Return the policy, and what each step was trained on."""
     torch.manual_seed(0)
+    steps: list[list[Group]] = []
     policy, folder = Policy(args.model, args.learning_rate), Path(args.weights)
     async with AsyncClient(args.router.split(",")) as client, aclosing(batches(client)) as sampled:
         await policy.publish(client, folder, "0")
         for step in range(1, args.steps + 1):
-            groups = await anext(sampled)
-            print(json.dumps({"step": step, **await asyncio.to_thread(look, policy, groups)}), flush=True)
+            steps.append(groups := await anext(sampled))
+            print(json.dumps({"step": step, "reward": reward(groups)}), flush=True)
             await asyncio.to_thread(policy.learn, groups)
             await policy.publish(client, folder, str(step))
+    return policy, steps
 
 
 def arguments() -> argparse.Namespace:
