@@ -34,6 +34,13 @@ class BadRequestError(RouterError):
     type = "invalid_request_error"
 
 
+class UnauthorizedError(RouterError):
+    """No key, or a wrong one."""
+
+    status = 401
+    type = "unauthorized"
+
+
 class ForbiddenError(RouterError):
     """The key is valid, but does not permit the request."""
 

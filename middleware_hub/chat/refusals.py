@@ -12,9 +12,11 @@ from router.engines.sglang.outcome import refusal_status
 from router.engines.sglang.stream import StreamedReply
 from router.errors import (
     BadRequestError,
+    ForbiddenError,
     NoWorkerError,
     QueueFullError,
     RouterError,
+    UnauthorizedError,
     UpstreamError,
     UpstreamTimeoutError,
 )
@@ -36,6 +38,10 @@ def refusal(status: int, body: bytes | str) -> RouterError:
         return NoWorkerError(message)
     if _TOO_LONG.search(message):
         return context_length_error(message)
+    if status == 401:
+        return UnauthorizedError(f"the worker refused the key: {message}")
+    if status == 403:
+        return ForbiddenError(f"the worker forbids the request: {message}")
     if status in (404, 405):
         return UpstreamError(f"the worker does not generate: {message}")
     if 400 <= status < 500:

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.auth.callers import Caller
 from router.auth.keys import Keys
 from router.auth.permissions import Right, needed
-from router.errors import BadRequestError, ForbiddenError, RouterError
+from router.errors import BadRequestError, ForbiddenError, UnauthorizedError
 from router.http.headers import header
 from router.http.request_state import request_state, with_state
 
@@ -17,13 +17,6 @@ logger = logging.getLogger(__name__)
 
 ACT_AS = b"x-tenant"
 """The header by which an admin acts as a tenant."""
-
-
-class UnauthorizedError(RouterError):
-    """No key, or a wrong one."""
-
-    status = 401
-    type = "unauthorized"
 
 
 class ApiKeyGuard:
