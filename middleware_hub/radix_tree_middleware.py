@@ -164,7 +164,8 @@ class RadixTreeMiddleware:
                     await asyncio.sleep(0)
             if self._hub.saving is not None:
                 self._hub.saving.admit()
-            out, sent = request.for_worker(printed, state.request, force_logprobs=self.force_logprobs)
+            size, forced = len(body) + sum(map(len, printed)), self.force_logprobs
+            out, sent = await offload(size > LIGHT, request.for_worker, printed, state.request, force_logprobs=forced)
             hint = RouteHint(
                 prompts[0].match.text, prompts[0].ids, None if routing_key is None else routing_key.decode("latin-1")
             )

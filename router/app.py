@@ -195,7 +195,8 @@ def create_app(
         Instruments(metrics, tracer),
         TroubleHandlers(recall=fleet.recall, on_broken=checks.trouble),
     )
-    control = ControlRoutes(pool, admission, registry, lifecycle, requests, membership)
+    limit = config.server.max_body_bytes
+    control = ControlRoutes(pool, admission, registry, lifecycle, requests, membership, max_body_bytes=limit)
     router = Router(
         [*control.routes(), *fleet.routes(lambda: engine.spoken.name, innermost)],
         redirect_slashes=False,

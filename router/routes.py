@@ -29,6 +29,7 @@ from router.workers.pool import WorkerPool
 from router.workers.worker import Worker, WorkerState, normalize_url
 
 MAX_CONTROL_BODY_BYTES = 1024 * 1024
+"""A body here names one worker. A smaller `--max-body-bytes` holds here, too."""
 
 
 class _Rest(PathConvertor):
@@ -65,8 +66,11 @@ class ControlRoutes:
         lifecycle: Lifecycle,
         requests: Requests,
         membership: Membership | None = None,
+        *,
+        max_body_bytes: int = MAX_CONTROL_BODY_BYTES,
     ) -> None:
         self._pool = pool
+        self._max_body_bytes = min(max_body_bytes, MAX_CONTROL_BODY_BYTES)
         self._membership = membership or Membership(pool, admission, Peers())
         self._registry = registry
         self._lifecycle = lifecycle
@@ -93,12 +97,12 @@ class ControlRoutes:
 
     async def add_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Register a worker. Registering it again is no error."""
-        worker, heard = await self._membership.add(await _worker_url(scope, receive))
+        worker, heard = await self._membership.add(await self._worker_url(scope, receive))
         await self._changed(send, worker, heard)
 
     async def remove_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send no more requests to a worker. Those in flight go on."""
-        worker, heard = await self._membership.remove(normalize_url(await _worker_url(scope, receive)))
+        worker, heard = await self._membership.remove(normalize_url(await self._worker_url(scope, receive)))
         await self._changed(send, worker, heard)
 
     async def _changed(self, send: Send, worker: Worker, heard: Heard) -> None:
@@ -122,7 +126,7 @@ class ControlRoutes:
 
     async def post_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Register a worker. SGLang's gateway answers 202 because it adds the worker later; here it is added already."""
-        worker, heard = await self._membership.add(await _worker_url(scope, receive))
+        worker, heard = await self._membership.add(await self._worker_url(scope, receive))
         location = f"/workers/{worker.id}"
         reply = {
             "status": "accepted",
@@ -174,6 +178,18 @@ class ControlRoutes:
         found = [_describe_request(record, now) for record in self._requests if record is not this]
         await _reply(send, 200, {"requests": found, "total": len(found)})
 
+    async def _worker_url(self, scope: Scope, receive: Receive) -> str:
+        """Return the worker's URL from the query string, else from a JSON object."""
+        query = QueryParams(scope["query_string"])
+        named: object = query.get("url") or query.get("worker_url")
+        if named is None and has_body(scope):
+            named = await _url_in_body(scope, receive, self._max_body_bytes)
+        if not named:
+            raise BadRequestError('no worker URL: give it as ?url=http://HOST:PORT or as {"url": "http://HOST:PORT"}')
+        if not isinstance(named, str):
+            raise BadRequestError(f"a worker URL is a string, not {named!r}")
+        return named
+
     def _urls(self) -> list[str]:
         return [worker.url for worker in self._pool.list() if worker.state is not WorkerState.DRAINING]
 
@@ -221,24 +237,11 @@ def _describe_request(record: RequestRecord, now: float) -> dict[str, object]:
     }
 
 
-async def _worker_url(scope: Scope, receive: Receive) -> str:
-    """Return the worker's URL from the query string, else from a JSON object."""
-    query = QueryParams(scope["query_string"])
-    named: object = query.get("url") or query.get("worker_url")
-    if named is None and has_body(scope):
-        named = await _url_in_body(scope, receive)
-    if not named:
-        raise BadRequestError('no worker URL: give it as ?url=http://HOST:PORT or as {"url": "http://HOST:PORT"}')
-    if not isinstance(named, str):
-        raise BadRequestError(f"a worker URL is a string, not {named!r}")
-    return named
-
-
-async def _url_in_body(scope: Scope, receive: Receive) -> object:
+async def _url_in_body(scope: Scope, receive: Receive, limit: int) -> object:
     try:
-        body = msgspec.json.decode(await read_body(scope, receive, MAX_CONTROL_BODY_BYTES))
+        body = msgspec.json.decode(await read_body(scope, receive, limit))
     except BodyTooLargeError:
-        raise BodyTooLargeError(f"the body is larger than {MAX_CONTROL_BODY_BYTES} bytes: give one URL") from None
+        raise BodyTooLargeError(f"the body is larger than {limit} bytes: give one URL") from None
     except JSON_ERRORS as error:
         raise BadRequestError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):

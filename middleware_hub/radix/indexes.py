@@ -77,7 +77,7 @@ class IdsIndex:
             return None
         self._reach(len(ids) // ID_BYTES)
         sums = np.cumsum(_values(ids) * self._powers[: len(ids) // ID_BYTES], dtype=np.uint64)
-        for fingerprint in reversed(sums.tolist()):
+        for fingerprint in reversed(sums.tolist()) if len(sums) < 4 * len(chains) else _possible(sums, chains):
             found = chains.get(fingerprint)
             if found is None:
                 continue
@@ -132,6 +132,14 @@ class IdsIndex:
         while len(self._powers) < end:
             grown = self._powers * _power(len(self._powers))
             self._powers = np.concatenate([self._powers, grown])
+
+
+def _possible(sums: NDArray[np.uint64], chains: dict[int, Generation | list[Generation]]) -> list[int]:
+    """Return the sums that are in the index, the longest prefix first. It looks at each chain, instead of at each sum."""
+    spans = ((key, one.span) for key, ones in chains.items() for one in (ones if isinstance(ones, list) else (ones,)))
+    ends = ((span.offset + take, key) for key, span in spans for take in (span.count, span.visible))
+    found = {end: key for end, key in ends if 0 < end <= len(sums) and sums[end - 1] == key}
+    return [found[end] for end in sorted(found, reverse=True)]
 
 
 def _values(ids: bytes) -> NDArray[np.uint64]:

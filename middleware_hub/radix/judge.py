@@ -126,9 +126,10 @@ class Judge:
     def _versions(self, reply: Reply, worker: str, sent_at: int) -> tuple[Versions, bool]:
         """Return the version of every token, and whether it is certain.
 
-        `weight_version` alone is the version at the end of the request. All tokens have it unless the weights changed.
+        `weight_version` alone is the version at the end of the request. All tokens have it unless the weights changed, as
+        earlier events of a stream may show.
         """
-        changed = reply.versions is None and self.workers.changed_since(worker, reply.version, sent_at)
+        changed = reply.updated or self.workers.changed_since(worker, reply.version, sent_at)
         self.workers.observe(worker, reply.version)
         if reply.versions is None:
             return reply.version, not changed

@@ -27,6 +27,9 @@ from middleware_hub.spans.chain import SpanFlag, TokenSpan
 
 REPLACEMENT = "\ufffd"
 
+_AT_ONCE = 32_768
+"""Ids that are spelled in one call: a call holds up all other threads, whichever thread makes it."""
+
 
 class Vocabulary:
     """The spelling of every id. Implements `spans.Measure`.
@@ -121,7 +124,11 @@ class Vocabulary:
     def _joined(self, ids: Sequence[int], skip_special: bool) -> bytes:
         table = self._spelled_if_skipping if skip_special else self._spelled
         # As unsigned numbers, negative ids too are beyond the table, and get its last entry.
-        return b"".join(table.take(_as_array(ids).view(np.uint32), mode="clip").tolist())
+        numbers = _as_array(ids).view(np.uint32)
+        if len(numbers) <= _AT_ONCE:
+            return b"".join(table.take(numbers, mode="clip").tolist())
+        begins = range(0, len(numbers), _AT_ONCE)
+        return b"".join([b"".join(table.take(numbers[at : at + _AT_ONCE], mode="clip").tolist()) for at in begins])
 
     def _spell_runs(self, ids: Sequence[int], skip_special: bool) -> Iterable[str]:
         for run, broken in self._runs(ids, skip_special):

@@ -12,10 +12,10 @@ from router.engines.json import JSON_ERRORS
 
 DONE = b"[DONE]"
 
-END_BYTES = 64
+END_BYTES = 256
 """The last bytes of a stream that `has_ended` needs."""
 
-_END = re.compile(rb"(?:\A|\n)data:[ \t]*\[DONE\]\s*\Z")
+_END = re.compile(rb"(?:\A|\n)data:[ \t]*\[DONE\](?:\s|(?<=\n):[^\n]*(?:\n|\Z))*\Z")
 _EMPTY_LINE = b"\n", b"\r\n"
 """SGLang and vLLM end their lines with the first; other servers of events, and proxies, with the second."""
 
@@ -69,7 +69,10 @@ def has_event(part: bytes) -> bool:
 
 
 def has_ended(stream: bytes | bytearray) -> bool:
-    """Return whether a stream, or the end of one, ends with the event `[DONE]`."""
+    """Return whether a stream, or the end of one, ends with the event `[DONE]`.
+
+    Comments may follow, which some servers and proxies send at intervals.
+    """
     return _END.search(stream, max(0, len(stream) - END_BYTES)) is not None
 
 

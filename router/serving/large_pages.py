@@ -12,7 +12,6 @@ import logging
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,19 +27,25 @@ _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage")
 _COLLAPSE = 25
 
 
-def use_later() -> None:
-    """Move what is in memory some seconds from now, in a thread that does not keep the process alive."""
+def use_later() -> threading.Event:
+    """Move what is in memory some seconds from now, in a thread that ends when the returned event is set.
+
+    A system that has to make room for each page moves only some in a second, and the end of a process waits for them.
+    """
+    ended = threading.Event()
     if sys.platform == "linux":
-        threading.Thread(target=_use, name="large pages", daemon=True).start()
+        threading.Thread(target=_use, args=(ended,), name="large pages", daemon=True).start()
+    return ended
 
 
-def _use() -> None:
-    time.sleep(DELAY_SECONDS)
+def _use(ended: threading.Event) -> None:
+    if ended.wait(DELAY_SECONDS):
+        return
     try:
         if "[never]" in (_SYSTEM / "enabled").read_text():
             raise OSError("transparent_hugepage/enabled is never")
         size = int((_SYSTEM / "hpage_pmd_size").read_text())
-        moved = move(list(places(Path("/proc/self/smaps").read_text(), size)), size)
+        moved = move(list(places(Path("/proc/self/smaps").read_text(), size)), size, ended)
     except (OSError, AttributeError) as error:  # a system without them
         logger.info("memory stays in small pages: %s", error)
     else:
@@ -62,12 +67,16 @@ _MAPPING = re.compile(r"^(\w+)-(\w+) rw-p \S+ \S+ 0 .*\n((?:[A-Z].*\n)+)", re.MU
 _SHARED = re.compile(r"^Shared_\w+: +[1-9]", re.MULTILINE)
 
 
-def move(pages: list[int], size: int) -> int:
-    """Move what is at these addresses into large pages, and return how many there are now. Unused memory stays unused."""
+def move(pages: list[int], size: int, ended: threading.Event) -> int:
+    """Move what is at these addresses into large pages, and return how many there are now. Unused memory stays unused.
+
+    It goes on until `ended` is set.
+    """
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     moved = 0
     for page in pages:
         moved += advise(page, size, _COLLAPSE) == 0
-        time.sleep(PAUSE_SECONDS)
+        if ended.wait(PAUSE_SECONDS):
+            break
     return moved

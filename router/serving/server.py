@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import current_thread, main_thread
+from threading import Event, current_thread, main_thread
 from types import FrameType
 from typing import Protocol
 
@@ -123,6 +123,7 @@ class _DrainingServer(uvicorn.Server):
         self._entrance = entrance
         self._grace = config.shutdown_grace
         self._starting: asyncio.Task[None] | None = None
+        self._pages: Event | None = None
         super().__init__(
             uvicorn.Config(
                 app,
@@ -157,7 +158,7 @@ class _DrainingServer(uvicorn.Server):
             self._starting = None
         _spare_the_collector()
         sys.setswitchinterval(SWITCH_SECONDS)
-        large_pages.use_later()
+        self._pages = large_pages.use_later()
         if self._entrance is not None:
             self._entrance.begin(self._connection)
         for listener in sockets or ():
@@ -172,6 +173,8 @@ class _DrainingServer(uvicorn.Server):
         if self._entrance is not None:
             await self._entrance.end()
         logger.info("stopping: %d requests in flight have %g s to finish", len(self.server_state.tasks), self._grace)
+        if self._pages is not None:
+            self._pages.set()
         await super().shutdown(sockets)
         if self.force_exit:
             await self._stop_now()

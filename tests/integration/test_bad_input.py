@@ -248,6 +248,13 @@ def test_a_large_body_for_a_worker_names_no_flag(served: Stack) -> None:
     assert "--max-body-bytes" not in problem(answer)
 
 
+@pytest.mark.parametrize("path", ["/add_worker", "/remove_worker", "/workers"])
+def test_the_limit_holds_for_bodies_that_name_a_worker(served: Stack, path: str) -> None:
+    answer = served.post(path, {"url": "http://127.0.0.1:1" + " " * LIMIT})
+    assert answer.status == 413, answer.content
+    assert str(LIMIT) in problem(answer)
+
+
 @pytest.mark.parametrize("given", ["", " "])
 def test_an_empty_group_is_named(served: Stack, given: str) -> None:
     answer = served.post("/generate", {"text": "a"}, headers={"x-group-id": given})

@@ -130,6 +130,7 @@ class Reply(msgspec.Struct, frozen=True):
         logprob_ids: the ids that came with the logprobs.
         version: the weight version at the end of the request.
         versions: half-open token runs `(version, start, end)`; None if the engine sent only the version at the end.
+        updated: whether the events of its stream were of several versions.
         finish_type: `stop`, `length` or `abort`; None while running.
         matched: the stop token or stop string that ended it.
         status: the HTTP status of the error that an abort stands for.
@@ -151,6 +152,7 @@ class Reply(msgspec.Struct, frozen=True):
     status: int | None = None
     other_text: str | None = None
     told: dict[str, Raw] = {}
+    updated: bool = False
 
     def checked_logprobs(self) -> Sequence[float]:
         """Return the logprobs of a reply that has no `fault`."""

@@ -73,6 +73,7 @@ class StreamedReply:
     _grows_logprobs: bool = False
     _had_ids: bool = False
     _miscounted: bool = False
+    _updated: bool = False
     news: bytes | None = None
     _cut: tuple[bytes, bytes] = b"", b""
     last_meta: dict[str, Raw] = field(default_factory=dict)
@@ -96,14 +97,15 @@ class StreamedReply:
             raw_meta = decode_object(fields["meta_info"])
             entries = raw_meta.pop("output_token_logprobs", None)
             self.last_fields, self.last_meta = fields, raw_meta
-            self._meta = msgspec.json.decode(msgspec.json.encode(raw_meta), type=Meta)
-            if entries is not None and not is_null(entries) and _was_aborted(self._meta):
-                entries = self._without_repetition(fields, entries, self._meta.completion_tokens)
+            meta = msgspec.json.decode(msgspec.json.encode(raw_meta), type=Meta)
+            self._take_meta(meta)
+            if entries is not None and not is_null(entries) and _was_aborted(meta):
+                entries = self._without_repetition(fields, entries, meta.completion_tokens)
             if "output_ids" in fields:
                 self._had_ids = True
-                self._take_ids(bytes(fields["output_ids"]), self._meta.completion_tokens)
+                self._take_ids(bytes(fields["output_ids"]), meta.completion_tokens)
             if entries is not None and not is_null(entries):
-                self._take_logprobs(bytes(entries), self._meta.completion_tokens)
+                self._take_logprobs(bytes(entries), meta.completion_tokens)
             self._take_text(bytes(fields["text"]))
         except (*JSON_ERRORS, KeyError, ValueError) as error:
             self.error, self.unreadable = f"an event that cannot be read: {error}", True
@@ -129,7 +131,8 @@ class StreamedReply:
         ambiguous = self._entries is None and not self._cumulative_ids and first != other
         logprobs, logprob_ids = columns(self._entries)
         ids = self.ids if self._had_ids else list(logprob_ids or ())
-        return assemble(meta, packed_ids(ids), first, logprobs, logprob_ids, other if ambiguous else None)
+        reply = assemble(meta, packed_ids(ids), first, logprobs, logprob_ids, other if ambiguous else None)
+        return msgspec.structs.replace(reply, updated=True) if self._updated else reply
 
     def _texts(self) -> tuple[str, str]:
         """Return the text so far, and what it would be if the events had the other form."""
@@ -219,8 +222,15 @@ class StreamedReply:
         self._pieces[:] = [self._last_text]
         if self.added is not None:
             self.added.append(new)
-        self._meta, self.last_meta, self.last_fields = meta, raw_meta, fields
+        self._take_meta(meta)
+        self.last_meta, self.last_fields = raw_meta, fields
         return True
+
+    def _take_meta(self, meta: Meta) -> None:
+        known = None if self._meta is None else self._meta.weight_version
+        if None not in (known, meta.weight_version) and known != meta.weight_version:
+            self._updated = True
+        self._meta = meta
 
     def _take_ids(self, raw: bytes, completed: int | None) -> None:
         inner = raw.strip()[1:-1]

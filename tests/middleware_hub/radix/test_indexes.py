@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware_hub.spans.chain import names_of
+from middleware_hub.spans.chain import names_of, pack_ids
 from tests.middleware_hub.radix.talk import NS, Talk
-from tests.middleware_hub.toy import EOS, A, B
+from tests.middleware_hub.toy import EOS, SPACE, A, B
 
 
 @given(st.lists(st.sampled_from(["x", "y", "x y", "", "z"]), max_size=12), st.integers(0, 40))
@@ -39,3 +41,31 @@ def test_nothing_is_left_when_the_tree_is_cleared() -> None:
     talk.say("a", [A], "x")
     talk.tree.clear()
     assert talk.tree.reply(NS, "x") is None
+
+
+class Asked(dict[int, Any]):
+    """Chains that count how often one is looked for."""
+
+    count = 0
+
+    def get(self, key: int, default: Any = None) -> Any:
+        self.count += 1
+        return super().get(key, default)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 7), st.lists(st.sampled_from([A, B, EOS]), min_size=1, max_size=4)), max_size=12),
+    st.integers(0, 12),
+)
+def test_a_prompt_of_many_ids_costs_what_there_are_chains(turns: list[tuple[int, list[int]]], at: int) -> None:
+    """And finds what it would find by all of its prefixes, which a short prompt is looked for by."""
+    talk = Talk()
+    made = [[A]]
+    for number, (after, sampled) in enumerate(turns):
+        made.append(talk.say_ids([*made[after % len(made)], SPACE], sampled, f"r{number}").ids)
+    index, ids = talk.tree._forest.by_ids, made[at % len(made)]
+    found = index.longest(NS, pack_ids([*ids, SPACE]), None)
+    if index._chains:
+        index._chains[NS] = chains = Asked(index._chains[NS])
+        assert index.longest(NS, pack_ids([*ids, *[SPACE] * 500]), None) == found
+        assert chains.count <= 2 * len(turns)

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids
+from middleware_hub.tokenizer import vocabulary as vocabulary_module
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from tests.conftest import examples
 from tests.middleware_hub.real import ALL, recount, reference, sampled_ids, texts, tokenizer
@@ -37,6 +38,17 @@ def test_ids_spell_a_text_if_their_bytes_are_the_same(ids: list[int], others: li
     spelled = b"".join(PIECES.get(i, b"") for i in kept)
     for text in (TOY.spell(ids), TOY.spell(kept), TOY.spell(others)):
         assert TOY.spells(ids, text, skip_special=skips) == (spelled == text.encode())
+
+
+@given(ANY_IDS, st.booleans())
+def test_many_ids_are_spelled_in_several_calls(ids: list[int], skips: bool) -> None:
+    """One call for all of them would hold up the event loop, from a thread as well."""
+    whole, step = TOY.lossy(ids, skip_special=skips), vocabulary_module._AT_ONCE
+    try:
+        vocabulary_module._AT_ONCE = 2
+        assert TOY.lossy(ids, skip_special=skips) == whole
+    finally:
+        vocabulary_module._AT_ONCE = step
 
 
 # Real vocabularies -------------------------------------------------------------------------------------------------------

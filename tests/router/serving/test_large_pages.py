@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from router.serving import large_pages
 from router.serving.large_pages import places
 
 SIZE = 2 << 20
@@ -50,6 +51,23 @@ for thread in threading.enumerate():
         thread.join()
 print(large() - before)
 """
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems decide by themselves")
+@pytest.mark.parametrize("begun", [False, True], ids=["before the first page", "after the first page"])
+def test_the_end_of_the_server_ends_the_moving(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No page of the many is waited for."""
+    ended = threading.Event()
+    if begun:
+        ended.set()
+        assert large_pages.move([0] * 1_000_000, 1, ended) <= 1
+        return
+    monkeypatch.setattr(large_pages, "DELAY_SECONDS", 3600)
+    large_pages.use_later().set()
+    for thread in threading.enumerate():
+        if thread.name == "large pages":
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def test_only_whole_pages_of_its_own_memory_are_moved() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.engines.events import EventSplitter, event_data, event_index, has_event
+from router.engines.events import END_BYTES, EventSplitter, event_data, event_index, has_ended, has_event
 from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply
 from router.engines.sglang.stream import StreamedReply
 from tests.router.engines.sglang.json_values import compact
@@ -58,6 +58,31 @@ def test_a_splitter_can_be_used_again_after_a_flush() -> None:
     assert list(splitter.feed(b"data: a\n\ndata: b\n")) == [b"data: a\n\n"]
     assert splitter.flush() == b"data: b\n"
     assert list(splitter.feed(b"\ndata: c\n\n")) == [b"\ndata: c\n\n"]
+
+
+PING = b": ping - 2026-11-28 04:10:46.123456+00:00\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "ended"),
+    [
+        (b"data: [DONE]\n\n", True),
+        (b"data:[DONE]", True),
+        (b"event: end\r\ndata: [DONE] \r\n\r\n", True),
+        (b"data: [DONE]\n\n" + 3 * PING, True),
+        (b"data: [DONE]\n:\n\n: half a comm", True),
+        (PING, False),
+        (b": data: [DONE]\n\n", False),
+        (b"data: [DONE]: more\n\n", False),
+        (b"data: [DONE] x\n\n", False),
+        (b"data: [DONE]\n\ndata: {}\n\n", False),
+        (b"data: [DONE]\n\n" + PING + b"data: {}\n\n", False),
+        (b'data: {"text":"data: [DONE]"}\n\n', False),
+    ],
+)
+def test_only_comments_may_follow_the_end_of_a_stream(end: bytes, ended: bool) -> None:
+    stream = b'data: {"text":"a"}\n\n' + end
+    assert has_ended(stream) is has_ended(stream[-END_BYTES:]) is ended
 
 
 @pytest.mark.parametrize(
