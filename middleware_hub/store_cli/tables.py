@@ -55,7 +55,10 @@ class RowWriter:
 
             short = [name for name in self._schema.names if str(self._schema.field(name).type) == "string"]
             self._writer = ParquetWriter(
-                self._sink, self._schema, compression="zstd", use_dictionary=[n for n in short if n != "text"]
+                self._sink,
+                self._schema,
+                compression="zstd",
+                use_dictionary=[n for n in short if n not in ("text", "response")],
             )
         elif kind == "arrow":
             self._writer = pa.ipc.new_file(self._sink, self._schema)
@@ -164,12 +167,15 @@ def _schema(pa: Any) -> Any:
             ("request_id", text),
             ("recorded_at", pa.timestamp("us", tz="UTC")),
             ("text", text),
+            ("response", text),
             ("tokens", pa.list_(pa.int32())),
             ("loss_mask", pa.list_(pa.int32())),
             ("rollout_logp", pa.list_(pa.float64())),
             ("token_length", count),
+            ("loss_mask_length", count),
             ("response_length", count),
             ("exact", pa.bool_()),
+            ("exact_chars", count),
             ("reasons", pa.list_(text)),
             ("weight_versions", pa.list_(pa.struct(runs))),
             ("variants", count),
@@ -190,12 +196,15 @@ def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
         "request_id": [row.record.request_ids[0] if row.record.request_ids else "" for row in rows],
         "recorded_at": [datetime.fromtimestamp(row.record.serial / 1e9, UTC) for row in rows],
         "text": [row.text for row in rows],
+        "response": [row.text for row in rows],
         "tokens": [row.flat.token_ids for row in rows],
         "loss_mask": [row.flat.loss_mask for row in rows],
         "rollout_logp": [row.flat.logprobs for row in rows],
         "token_length": [len(row.flat.token_ids) for row in rows],
+        "loss_mask_length": [len(row.flat.loss_mask) for row in rows],
         "response_length": [row.flat.response_length for row in rows],
         "exact": [row.exact for row in rows],
+        "exact_chars": [None if row.text is None else len(row.text) for row in rows],
         "reasons": [row.flat.reasons for row in rows],
         "weight_versions": [[dict(zip(_RUN, run, strict=True)) for run in row.flat.weight_versions] for row in rows],
         "variants": [len(row.request_ids) for row in rows],

@@ -20,12 +20,15 @@ from tests.support.stack import Stack, stack
 from tests.support.usual import usual
 
 SAME = (
+    "response",
     "tokens",
     "loss_mask",
     "rollout_logp",
     "token_length",
+    "loss_mask_length",
     "response_length",
     "exact",
+    "exact_chars",
     "reasons",
     "weight_versions",
     "variants",
@@ -132,7 +135,7 @@ def test_rows_are_what_is_retrieved(served: Stack, tmp_path: Path, seed: int) ->
     for row in rows:
         found = served.retrieve(row["text"], namespace=row["namespace"], request_id=row["request_id"])
         assert found["response"] == row["text"]
-        assert found["exact_chars"] == len(row["text"])
+        assert found.keys() == set(SAME)
         for name in SAME:
             assert row[name] == found[name], (name, row["text"])
     leaves = exported(tmp_path, "leaves")

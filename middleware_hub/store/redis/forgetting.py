@@ -110,17 +110,20 @@ class Forgetting:
     async def _forget_one(self, one: Conversation) -> tuple[Forgotten, int]:
         """Forget a conversation that was read; return what is gone, and its bytes."""
         keys = self._keys
-        pair = [keys.root(one.root), keys.blobs(one.root)]
-        (size,) = await self._servers.write([FORGET.of(pair, [one.size, one.generation])])
+        names = [keys.root(one.root), keys.blobs(one.root)]
+        if self._servers.together:
+            names += (keys.order(one.root), keys.counters)
+        (size,) = await self._servers.write([FORGET.of(names, [one.size, one.generation, one.root])])
         if size < 0:
             return Forgotten(), 0
-        await self._servers.write(
-            [
-                ("ZREM", keys.order(one.root), one.root),
-                ("HINCRBY", keys.counters, "records", -one.size),
-                ("HINCRBY", keys.counters, "bytes", -size),
-            ]
-        )
+        if not self._servers.together:
+            await self._servers.write(
+                [
+                    ("ZREM", keys.order(one.root), one.root),
+                    ("HINCRBY", keys.counters, "records", -one.size),
+                    ("HINCRBY", keys.counters, "bytes", -size),
+                ]
+            )
         await self._leave(one.generation, entered(one.records()))
         kept = int(one.mark.retrieved)
         return Forgotten(kept, 1 - kept, one.size, 0, (one.mark.stamp,)), size

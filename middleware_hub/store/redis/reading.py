@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 _PAGE: Final = 128
 """Records that one command reads."""
-_ROOTS: Final = 64
-"""Conversations that are read at once."""
+_AT_ONCE: Final = 64
+"""Conversations, or names of logs, that are read at once."""
 _ASKED: Final = 16_384
 """Records that are looked for at once, counted once for each conversation in which they may be."""
 
@@ -83,14 +83,21 @@ class Reading:
         marks = await self._servers.read(commands)
         return {root: unpack_mark(root, mark) for root, mark in zip(roots, marks, strict=True) if mark is not None}
 
-    async def roots(self) -> AsyncIterator[list[bytes]]:
+    def roots(self) -> AsyncIterator[list[bytes]]:
         """Yield the roots of all conversations, some at a time."""
-        for order in self._keys.orders:
+        return self._members(self._keys.orders)
+
+    def logs(self) -> AsyncIterator[list[bytes]]:
+        """Yield the names of all logs, some at a time."""
+        return self._members(self._keys.indexes)
+
+    async def _members(self, sets: Sequence[bytes]) -> AsyncIterator[list[bytes]]:
+        for name in sets:
             cursor = b"0"
             while True:
-                ((cursor, flat),) = await self._servers.read([("ZSCAN", order, cursor, "COUNT", _ROOTS)])
-                for at in range(0, len(flat), 2 * _ROOTS):
-                    yield flat[at : at + 2 * _ROOTS : 2]
+                ((cursor, flat),) = await self._servers.read([("ZSCAN", name, cursor, "COUNT", _AT_ONCE)])
+                for at in range(0, len(flat), 2 * _AT_ONCE):
+                    yield flat[at : at + 2 * _AT_ONCE : 2]
                 if cursor == b"0":
                     break
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 from middleware_hub.store.errors import VERIFY, DamagedRecordError, StoreError, StoreMismatchError
 from middleware_hub.store.paths import NAME
@@ -22,6 +22,8 @@ _AT_ONCE: Final = 16
 _EVENTS: Final = 500
 _PATIENCE: Final = 0.5
 """Seconds after which an apparent fault is checked again: the record may just have been written."""
+
+_Name = TypeVar("_Name", str, bytes)
 
 
 class Verifier:
@@ -50,6 +52,42 @@ class Verifier:
         async for found in self._reading.own(b"l:*", others):
             for key in found:
                 yield await self._log(key)
+        if self._servers.together:  # in a cluster a list and what it names are written one after the other
+            async for found in self._reading.roots():
+                yield await self._missing(found, self._lost_roots)
+            async for found in self._reading.logs():
+                yield await self._missing(found, self._lost_logs)
+
+    async def _missing(
+        self, names: list[bytes], lost: Callable[[list[bytes]], Awaitable[list[Finding]]]
+    ) -> list[Finding]:
+        """Return what a list names and is not there, if that is still so a moment later."""
+        if not await lost(names):
+            return []
+        await asyncio.sleep(_PATIENCE)
+        return await lost(names)
+
+    async def _lost_roots(self, roots: list[bytes]) -> list[Finding]:
+        keys = self._keys
+        pairs: list[Command] = [
+            one for root in roots for one in (("HGET", keys.root(root), "g"), ("ZSCORE", keys.order(root), root))
+        ]
+        return [
+            Finding("record", f"the conversation {root.hex()} has none of its records", root)
+            for root in _left(roots, await self._servers.read(pairs))
+        ]
+
+    async def _lost_logs(self, names: list[bytes]) -> list[Finding]:
+        logs = [name.decode("utf-8", "surrogatepass") for name in names]
+        pairs: list[Command] = [
+            one
+            for log, name in zip(logs, names, strict=True)
+            for one in (("LINDEX", self._keys.log(log), 0), ("ZSCORE", self._keys.index(log), name))
+        ]
+        return [
+            Finding("event", f"the log {log!r} has none of its events")
+            for log in _left(logs, await self._servers.read(pairs))
+        ]
 
     async def _guarded(self, roots: Sequence[bytes]) -> list[Finding]:
         """Check some conversations; check again before anything is reported."""
@@ -174,6 +212,16 @@ def _record(
         yield Finding("link", f"{name}: a text that it builds on cannot be read", key)
     elif record.findable:
         places += entries(record, where)
+
+
+def _left(names: Sequence[_Name], replies: Sequence[Any]) -> list[_Name]:
+    """Return the names that their list has, of which nothing else is there.
+
+    Args:
+        replies: two for each name: what is there, and its place in the list.
+    """
+    there = zip(names, replies[::2], replies[1::2], strict=True)
+    return [name for name, held, place in there if held is None and place is not None]
 
 
 def _root(key: bytes) -> bytes | None:

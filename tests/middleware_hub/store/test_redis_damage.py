@@ -86,6 +86,23 @@ def test_a_place_that_is_gone_is_found(place: str) -> None:
     with_store(empty_redis(), work)
 
 
+@pytest.mark.parametrize("event", [False, True])
+def test_a_whole_conversation_or_log_that_is_gone_is_found(event: bool) -> None:
+    """As after an eviction of its key; what was forgotten is not a finding."""
+    world = World()
+    turns = [world.turn(None, f"user {number}", "reply") for number in range(3)]
+
+    async def work(store: Store) -> None:
+        await append_all(store, turns)
+        await store.append(Batch((), {}, [], [Event("log", "turn")]))
+        await store.forget_roots([turns[0].reply.root])
+        assert await findings(store) == []
+        await say("DEL", "tito:l:log" if event else key("r", turns[1]))
+        assert await findings(store) == ["event" if event else "record"]
+
+    with_store(empty_redis(), work)
+
+
 # Encrypted -------------------------------------------------------------------------------------------------------------
 
 
