@@ -129,7 +129,9 @@ class Judge:
         `weight_version` alone is the version at the end of the request. All tokens have it unless the weights changed, as
         earlier events of a stream may show.
         """
-        changed = reply.updated or self.workers.changed_since(worker, reply.version, sent_at)
+        changed = reply.versions is None and (
+            reply.updated or self.workers.changed_since(worker, reply.version, sent_at)
+        )
         self.workers.observe(worker, reply.version)
         if reply.versions is None:
             return reply.version, not changed
