@@ -145,7 +145,7 @@ class Archive:
             return True
         await log.read_on()
         await self._look_round()
-        return not (session.over or (log.crossed and session.idle))
+        return not (session.over or (log.crossed and session.stored))
 
     async def _look_round(self) -> None:
         """Read the weight versions that other routers noted, if any of them wrote."""
@@ -258,9 +258,7 @@ class Archive:
         except (LogMovedError, ClosedLogError):
             raise there from None
         except StoreUnreachableError:
-            self._half_made[made] = (
-                None  # it may still be written: the next attempt is for the same log, so one succeeds
-            )
+            self._half_made[made] = None  # it may still be written, but the next attempt is for the same log
             if len(self._half_made) > MOST_DELETED:
                 del self._half_made[next(iter(self._half_made))]
             raise
