@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 from middleware_hub.radix.node import Generation
@@ -12,6 +13,7 @@ from middleware_hub.radix.records import Namespace
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import INEXACT, REASONS, SpanFlag, TokenSpan, links, version_names
 from middleware_hub.store.chains import Stored
+from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.records import Event, new_id
 from middleware_hub.trajectories.choosing import overflow
 from middleware_hub.trajectories.events import Ended, Joined, Sampled
@@ -130,9 +132,10 @@ class Groups:
         return await journal.keep(Ended(session=session, time=journal.now()))
 
     async def left(self, tenant: str, namespace: str, session: str) -> None:
-        """Note that a session was deleted. If a trainer holds it, the trainer keeps it."""
+        """Note that a session was deleted, now or when the store is back. If a trainer holds it, the trainer keeps it."""
         journal = self.journal(tenant, namespace)
-        await journal.read_on()
+        with suppress(StoreUnreachableError):  # the session is gone all the same: its client must not be told otherwise
+            await journal.read_on()
         member = journal.ledger.session(session)
         if member is not None and not (member.sample and member.sample.held):
             await journal.keep(dropping([member], "dropped", journal.now()))

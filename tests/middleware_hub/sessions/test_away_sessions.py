@@ -387,3 +387,29 @@ def test_a_forgotten_session_has_nothing_that_waits_for_the_store(tmp_path: Path
             assert (await one.call("GET", "/sessions/s"))[0] == 404
 
     asyncio.run(work())
+
+
+def test_a_session_of_a_group_that_is_deleted_while_the_store_is_away_leaves_the_group(tmp_path: Path) -> None:
+    """It was gone, but the answer was 503, and its group kept it."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            grouped = {"x-group-id": "g", "x-group-size": "2"}
+            for name in ("s", "t"):
+                made = Client(one.app, "POST", "/sessions", {"session_id": name}, grouped)
+                assert (await made.answer())[0] == 201
+            await one.hub.groups.journal("", "").read_on()
+            broken = [Broken(one, name) for name in ("append", "read", "logs")]
+            assert (await one.call("DELETE", "/sessions/s"))[0] == 200
+            for method in broken:
+                method.mend()
+            assert one.hub.saving is not None
+            assert await one.hub.saving.hand_over()
+            assert (await other.call("GET", "/sessions/s"))[0] == 404
+            journal = other.hub.groups.journal("", "")
+            await journal.read_on()
+            members = journal.ledger.groups["g"].members.values()
+            assert [(member.session, member.done) for member in members] == [("s", True), ("t", False)]
+
+    asyncio.run(work())
