@@ -119,15 +119,18 @@ class Groups:
             self.counts["evicted"] += len(too_many)
             logger.warning("%d replies were given up that no trainer had claimed: there were too many", len(too_many))
 
-    async def joined(self, tenant: str, namespace: str, member: Membership, session: str) -> bool:
-        """Enter a session that is about to be made; return whether the store has taken it (True without a store)."""
-        self.counts["joined"] += 1
+    async def joined(self, tenant: str, namespace: str, member: Membership, session: str) -> None:
+        """Enter a session that is about to be made. Raises StoreUnreachableError: then it is not made.
+
+        If the entry waited for the store, it could come behind that of a session which another router makes meanwhile.
+        """
         journal = self.journal(tenant, namespace)
         event = Joined(key=new_id(), group=member.group, size=member.size, session=session, time=journal.now())
-        return await journal.keep(event)
+        await journal.append(event)
+        self.counts["joined"] += 1
 
     async def ended(self, tenant: str, namespace: str, session: str) -> bool:
-        """Note that a session has ended; return as `joined` does."""
+        """Note that a session has ended; return whether the store has taken it (True without a store)."""
         journal = self.journal(tenant, namespace)
         return await journal.keep(Ended(session=session, time=journal.now()))
 

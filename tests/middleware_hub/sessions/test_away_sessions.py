@@ -413,3 +413,25 @@ def test_a_session_of_a_group_that_is_deleted_while_the_store_is_away_leaves_the
             assert [(member.session, member.done) for member in members] == [("s", True), ("t", False)]
 
     asyncio.run(work())
+
+
+def test_a_session_that_was_refused_takes_no_place_in_a_group(tmp_path: Path) -> None:
+    """Another router made it meanwhile. Its sample was lost when the entry of the refused one reached the store."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            grouped = {"x-group-id": "g", "x-group-size": "1"}
+            broken = Broken(one, "append")
+            made = [Client(room.app, "POST", "/sessions", {"session_id": "s"}, grouped) for room in (one, other)]
+            assert [(await client.answer())[0] for client in made] == [503, 201]
+            assert (await other.call("POST", "/sessions/s/complete"))[0] == 200
+            broken.mend()
+            assert one.hub.saving is not None
+            assert await one.hub.saving.hand_over()
+            journal = other.hub.groups.journal("", "")
+            await journal.read_on()
+            (member,) = journal.ledger.groups["g"].members.values()
+            assert (member.session, member.ended) == ("s", True)
+
+    asyncio.run(work())
