@@ -23,6 +23,7 @@ from middleware_hub.sessions.log.events import Archive, Ended, SessionLog
 from middleware_hub.sessions.lost_turns import LostTurns
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session, SessionPhase
+from middleware_hub.sessions.turn.exchange import Exchange
 from middleware_hub.store.errors import DamagedRecordError
 from router.errors import RouterError
 
@@ -93,7 +94,7 @@ class SessionRegistry:
 
         Raises StoreUnreachableError for a session that is not here, if the store cannot be asked.
         """
-        archive, name = self.archive, (tenant, session_id)
+        archive, name, made, replies = self.archive, (tenant, session_id), 0.0, list[Exchange[Any]]()
         if archive is None:
             return self._sessions.get(name)
         while True:
@@ -106,8 +107,14 @@ class SessionRegistry:
                 found = await asyncio.shield(loading)
                 if found is None:
                     return None
+                if found.created_at == made:
+                    for reply in replies:
+                        found.begin(reply)
+                        found.settle(reply)
+                replies = []
             elif not await archive.refresh(found):
                 self._lost.note(found, crossed=not found.over)
+                made, replies = found.created_at, [] if found.over else found.leave_replies()
                 self._end(found)
                 continue
             if self._sessions.get(name) is found:

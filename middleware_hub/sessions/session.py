@@ -20,19 +20,7 @@ from typing import Any
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.errors import SessionOverError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction
-from middleware_hub.sessions.log.events import (
-    AnyEvent,
-    BranchEnded,
-    Completed,
-    Ended,
-    Exported,
-    Finalized,
-    Rewarded,
-    SessionLog,
-    TurnCommitted,
-    TurnNotes,
-    object_of,
-)
+from middleware_hub.sessions.log import events
 from middleware_hub.sessions.trie.memo import MOST_BODIES, MemoRoom, MessageMemo
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
@@ -92,7 +80,7 @@ class Session:
     lasting = True
     group: tuple[str, str] | None = None
     most_bodies = MOST_BODIES
-    notes: TurnNotes | None = None
+    notes: events.TurnNotes | None = None
 
     def __init__(
         self,
@@ -118,7 +106,7 @@ class Session:
         self.created_at = time.time()
         self.used = time.monotonic()
         self.exported = False
-        self.log: SessionLog | None = None
+        self.log: events.SessionLog | None = None
         self.visitors = 0
         self.lost: tuple[str, ...] = ()
         self._finalizing = False
@@ -159,7 +147,13 @@ class Session:
     @property
     def idle(self) -> bool:
         """Whether nothing needs what only this process has of it: no request, no generation, no reply kept for a resend."""
-        return not (self.visitors or self.trie.in_flight or self._exchanges) and (self.log is None or self.log.settled)
+        return self.stored and not self._exchanges
+
+    @property
+    def stored(self) -> bool:
+        """Whether replies kept for a resend are all that only this process has of it: the rest can be read again."""
+        busy = self.visitors or self.trie.in_flight or not all(one.over for one in self._exchanges)
+        return not busy and (self.log is None or self.log.settled)
 
     def expired(self, now: float) -> bool:
         """Whether its time to live has passed. A generation in flight keeps it alive."""
@@ -178,6 +172,11 @@ class Session:
             oldest = next((one for one in self._exchanges if one.over and not one.attached), None)
             if oldest is not None:
                 self._forget(oldest)
+
+    def leave_replies(self) -> list[Exchange[Any]]:
+        """Return the exchanges, and let go of them: they go on in the same session, read again."""
+        replies, self._exchanges = self._exchanges, []
+        return replies
 
     def settle(self, exchange: Exchange[Any]) -> None:
         """Forget an exchange that is over or has lost its client, unless a client may still want its reply."""
@@ -211,7 +210,7 @@ class Session:
 
     # Events ------------------------------------------------------------------------------------------------------------
 
-    async def happen(self, event: AnyEvent) -> bool:
+    async def happen(self, event: events.AnyEvent) -> bool:
         """Apply an event to this session; if it has a log, append the event there first.
 
         Returns whether it is in the store, if it has to be. Raises SessionOverError and UnknownSessionError if the event is not
@@ -223,51 +222,51 @@ class Session:
         self.apply(event)
         return True
 
-    def check(self, event: AnyEvent) -> None:
+    def check(self, event: events.AnyEvent) -> None:
         """Raise SessionOverError, or UnknownSessionError for an unknown branch, if this event is not allowed (any more)."""
         match event:
-            case Completed():
+            case events.Completed():
                 self.require(Act.COMPLETE)
-            case Rewarded(branch=branch):
+            case events.Rewarded(branch=branch):
                 self.require(Act.EXPORT)
                 if branch is not None and self.trie.checkpoint(branch) is None:
                     raise UnknownSessionError(f"session {self.id!r} has no branch {branch!r}")
-            case TurnCommitted():
+            case events.TurnCommitted():
                 if self.trie.closed:
                     raise TrieClosedError
             case _:
                 self.require(Act.EXPORT)
 
-    def needs(self, event: AnyEvent) -> bool:
+    def needs(self, event: events.AnyEvent) -> bool:
         """Whether an event would change anything."""
         match event:
-            case Completed():
+            case events.Completed():
                 return self.phase is SessionPhase.ACTIVE
-            case Finalized():
+            case events.Finalized():
                 return self.phase is not SessionPhase.FINALIZED
         return True
 
-    def apply(self, event: AnyEvent) -> None:
+    def apply(self, event: events.AnyEvent) -> None:
         """Apply an event other than a turn, which `check` has allowed."""
         match event:
-            case Rewarded(info=info, branch=branch):
-                self._reward(object_of(info), branch)
-            case BranchEnded(generation=generation):
+            case events.Rewarded(info=info, branch=branch):
+                self._reward(events.object_of(info), branch)
+            case events.BranchEnded(generation=generation):
                 checkpoint = self.trie.checkpoint(generation)
                 if checkpoint is not None:
                     checkpoint.finish = "length"
-            case Completed():
+            case events.Completed():
                 if self.phase is SessionPhase.ACTIVE:
                     self.phase = SessionPhase.COMPLETE
                 self._done.set()
-            case Finalized():
+            case events.Finalized():
                 self.phase = SessionPhase.FINALIZED
                 self.trie.close()
                 self._done.set()
-            case Exported(samples=samples):
+            case events.Exported(samples=samples):
                 # A turn that was committed meanwhile has not been exported.
                 self.exported = self.samples == samples
-            case Ended():
+            case events.Ended():
                 self.phase = SessionPhase.ABORTED
                 self.trie.close()
                 self._done.set()
@@ -306,13 +305,13 @@ class Session:
         self.require(Act.EXPORT)
         first = self.phase is not SessionPhase.FINALIZED and not self._finalizing
         self._finalizing = True
-        await self.happen(Finalized(time=time.time()))
+        await self.happen(events.Finalized(time=time.time()))
         if first:
             await self.end_exchanges()
         return first
 
     async def abort(self) -> None:
-        self.apply(Ended(time=time.time(), why="aborted"))
+        self.apply(events.Ended(time=time.time(), why="aborted"))
         try:
             await self.end_exchanges()
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 from middleware_hub.radix.node import Generation
@@ -12,6 +13,7 @@ from middleware_hub.radix.records import Namespace
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import INEXACT, REASONS, SpanFlag, TokenSpan, links, version_names
 from middleware_hub.store.chains import Stored
+from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.records import Event, new_id
 from middleware_hub.trajectories.choosing import overflow
 from middleware_hub.trajectories.events import Ended, Joined, Sampled
@@ -117,22 +119,26 @@ class Groups:
             self.counts["evicted"] += len(too_many)
             logger.warning("%d replies were given up that no trainer had claimed: there were too many", len(too_many))
 
-    async def joined(self, tenant: str, namespace: str, member: Membership, session: str) -> bool:
-        """Enter a session that is about to be made; return whether the store has taken it (True without a store)."""
-        self.counts["joined"] += 1
+    async def joined(self, tenant: str, namespace: str, member: Membership, session: str) -> None:
+        """Enter a session that is about to be made. Raises StoreUnreachableError: then it is not made.
+
+        If the entry waited for the store, it could come behind that of a session which another router makes meanwhile.
+        """
         journal = self.journal(tenant, namespace)
         event = Joined(key=new_id(), group=member.group, size=member.size, session=session, time=journal.now())
-        return await journal.keep(event)
+        await journal.append(event)
+        self.counts["joined"] += 1
 
     async def ended(self, tenant: str, namespace: str, session: str) -> bool:
-        """Note that a session has ended; return as `joined` does."""
+        """Note that a session has ended; return whether the store has taken it (True without a store)."""
         journal = self.journal(tenant, namespace)
         return await journal.keep(Ended(session=session, time=journal.now()))
 
     async def left(self, tenant: str, namespace: str, session: str) -> None:
-        """Note that a session was deleted. If a trainer holds it, the trainer keeps it."""
+        """Note that a session was deleted, now or when the store is back. If a trainer holds it, the trainer keeps it."""
         journal = self.journal(tenant, namespace)
-        await journal.read_on()
+        with suppress(StoreUnreachableError):  # the session is gone all the same: its client must not be told otherwise
+            await journal.read_on()
         member = journal.ledger.session(session)
         if member is not None and not (member.sample and member.sample.held):
             await journal.keep(dropping([member], "dropped", journal.now()))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
@@ -108,7 +109,7 @@ class Archive:
         self._begun = time.monotonic()
         self._swept = PREFIX
         self._deleted: dict[str, float] = {}
-        self._half_made: dict[str, Created] = {}
+        self._half_made: dict[Created, None] = {}
         self._forgotten: set[str] = set()  # logs of which that was said
         self._shelf = Shelf(saving, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere)
 
@@ -144,7 +145,7 @@ class Archive:
             return True
         await log.read_on()
         await self._look_round()
-        return not (session.over or (log.crossed and session.idle))
+        return not (session.over or (log.crossed and session.stored))
 
     async def _look_round(self) -> None:
         """Read the weight versions that other routers noted, if any of them wrote."""
@@ -159,15 +160,19 @@ class Archive:
 
     def _over(self, info: LogInfo) -> bool:
         """Whether a log has ended, or its end waits for a store that takes no writes."""
-        return info.closed >= DELETED or info.log in self._deleted
+        return info.closed >= DELETED or self._deleted_here(info.log)
 
-    async def undo(self, tenant: str, session_id: str) -> None:
-        """End a session whose client was refused here, and that was never used: a client makes it again."""
+    def _deleted_here(self, log: str) -> bool:
+        """Whether the session of a log was deleted here. After a day the log may be that of another session."""
+        return time.time() - self._deleted.get(log, -math.inf) < REMEMBERED
+
+    async def undo(self, tenant: str, session_id: str) -> bool:
+        """End a session whose client was refused here, and that was never used; return whether there was one."""
         newest = await self._newest(tenant, session_id) if self._half_made else None
-        if newest is not None and newest.last == 1 and newest.log in self._half_made:
-            first = await self._store.read(newest.log, limit=1)
-            if first and read(first[0]) == self._half_made[newest.log]:
-                await self._end(newest.log, 1, "deleted")
+        if newest is None or newest.last != 1:
+            return False
+        made = next(map(read, await self._store.read(newest.log, limit=1)), None)
+        return isinstance(made, Created) and made in self._half_made and await self._end(newest.log, 1, "deleted")
 
     async def _load(self, tenant: str, info: LogInfo) -> Session | None:
         first = await self._store.read(info.log, limit=1)
@@ -217,6 +222,14 @@ class Archive:
 
     async def create(self, session: Session) -> None:
         """Write down a new session. Raises SessionExistsError, StoreUnreachableError."""
+        while True:
+            try:
+                return await self._create(session)
+            except SessionExistsError:
+                if not await self.undo(session.tenant, session.id):  # else it got there only now, see `_half_made`
+                    raise
+
+    async def _create(self, session: Session) -> None:
         newest = await self._newest(session.tenant, session.id)
         there = SessionExistsError(f"there is a session {session.id!r} already")
         if newest is not None and not self._over(newest):
@@ -227,7 +240,7 @@ class Archive:
                 if newest is not None and not self._over(newest):
                     raise there
         life = 1 if newest is None else life_of(newest.log) + 1
-        while (key := log_key(session.tenant, session.id, life)) in self._deleted or key in self._half_made:
+        while self._deleted_here(key := log_key(session.tenant, session.id, life)):
             life += 1
         log = StoredLog(self._shelf, session, key)
         session.created_at = self._store.now()
@@ -245,7 +258,7 @@ class Archive:
         except (LogMovedError, ClosedLogError):
             raise there from None
         except StoreUnreachableError:
-            self._half_made[log.key] = made  # it may still be written; a client that asks again gets another one
+            self._half_made[made] = None  # it may still be written, but the next attempt is for the same log
             if len(self._half_made) > MOST_DELETED:
                 del self._half_made[next(iter(self._half_made))]
             raise
@@ -260,8 +273,8 @@ class Archive:
 
     async def refill(self, store: Refill) -> None:
         """Write again what the store has lost of the sessions that are here or were deleted. Raises StoreUnreachableError."""
-        for log, deleted in list(self._deleted.items()):
-            if time.time() - deleted < REMEMBERED:  # else another session may have the name, and the log, by now
+        for log in list(self._deleted):
+            if self._deleted_here(log):
                 await close_log(store, log)
         for session in list(self._holder):
             if isinstance(session.log, StoredLog):

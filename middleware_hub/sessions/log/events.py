@@ -220,8 +220,8 @@ class Archive(Protocol[S]):
     async def refresh(self, session: S) -> bool:
         """Apply what happened to a session at other routers; return whether it can be used. If not, find it again."""
 
-    async def undo(self, tenant: str, session_id: str) -> None:
-        """End a session whose client was refused here, and that was never used: a client makes it again."""
+    async def undo(self, tenant: str, session_id: str) -> bool:
+        """End a session whose client was refused here, and that was never used; return whether there was one."""
 
     async def create(self, session: S) -> None:
         """Write down a new session. Raises SessionExistsError."""

@@ -16,7 +16,7 @@ from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.spool import handover
 from middleware_hub.store.spool.file import SpoolFile
 from middleware_hub.store.spool.folder import SpoolFolder
-from tests.middleware_hub.sessions.in_process import Client, Room
+from tests.middleware_hub.sessions.in_process import Client, Room, until
 from tests.middleware_hub.sessions.test_shared_sessions import BODY, Broken, Held, exported, more, routers, waiting
 
 
@@ -81,6 +81,39 @@ def test_two_routers_go_on_while_the_store_takes_nothing(first: int, tmp_path: P
                 client = room.ask(more(BODY))
                 assert (await client.answer())[0] == 200
                 assert b"x-radix-saved" not in dict(client.out[0]["headers"])
+
+    asyncio.run(work())
+
+
+def test_a_reply_that_is_kept_for_a_resend_does_not_keep_the_order_of_turns(tmp_path: Path) -> None:
+    """The router exports in the store's order as others do, and a client that resends gets the reply that it missed."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            session = await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            broken = Broken(one, "append")
+            says = one.engine.says("mine", hold=0)
+            left = one.ask(more(BODY), key="k")
+            await one.engine.arrived()
+            await left.leave()
+            says.go.set()
+            log: Any = session.log
+            await until(lambda: log.unsaved)
+            other.engine.says("theirs")
+            assert (await other.ask(more(BODY)).answer())[0] == 200
+            broken.mend()
+            assert one.hub.saving is not None
+            assert await one.hub.saving.hand_over()
+            told = await exported(other)
+            assert last_words(told) == ["theirs", "mine"]
+            await one.call("GET", "/sessions/s")  # reads on
+            assert await exported(one) == told
+            status, found = await one.ask(more(BODY), key="k").answer()
+            assert (status, found["choices"][0]["message"]["content"]) == (200, "mine")
+            assert await exported(one) == told
+            assert one.session.idle  # the reply is not kept any longer
 
     asyncio.run(work())
 
@@ -352,5 +385,53 @@ def test_a_forgotten_session_has_nothing_that_waits_for_the_store(tmp_path: Path
             await log.hand_over()
             assert not log.unsaved
             assert (await one.call("GET", "/sessions/s"))[0] == 404
+
+    asyncio.run(work())
+
+
+def test_a_session_of_a_group_that_is_deleted_while_the_store_is_away_leaves_the_group(tmp_path: Path) -> None:
+    """It was gone, but the answer was 503, and its group kept it."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            grouped = {"x-group-id": "g", "x-group-size": "2"}
+            for name in ("s", "t"):
+                made = Client(one.app, "POST", "/sessions", {"session_id": name}, grouped)
+                assert (await made.answer())[0] == 201
+            await one.hub.groups.journal("", "").read_on()
+            broken = [Broken(one, name) for name in ("append", "read", "logs")]
+            assert (await one.call("DELETE", "/sessions/s"))[0] == 200
+            for method in broken:
+                method.mend()
+            assert one.hub.saving is not None
+            assert await one.hub.saving.hand_over()
+            assert (await other.call("GET", "/sessions/s"))[0] == 404
+            journal = other.hub.groups.journal("", "")
+            await journal.read_on()
+            members = journal.ledger.groups["g"].members.values()
+            assert [(member.session, member.done) for member in members] == [("s", True), ("t", False)]
+
+    asyncio.run(work())
+
+
+def test_a_session_that_was_refused_takes_no_place_in_a_group(tmp_path: Path) -> None:
+    """Another router made it meanwhile. Its sample was lost when the entry of the refused one reached the store."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            grouped = {"x-group-id": "g", "x-group-size": "1"}
+            broken = Broken(one, "append")
+            made = [Client(room.app, "POST", "/sessions", {"session_id": "s"}, grouped) for room in (one, other)]
+            assert [(await client.answer())[0] for client in made] == [503, 201]
+            assert (await other.call("POST", "/sessions/s/complete"))[0] == 200
+            broken.mend()
+            assert one.hub.saving is not None
+            assert await one.hub.saving.hand_over()
+            journal = other.hub.groups.journal("", "")
+            await journal.read_on()
+            (member,) = journal.ledger.groups["g"].members.values()
+            assert (member.session, member.ended) == ("s", True)
 
     asyncio.run(work())

@@ -31,7 +31,8 @@ class Routers:
     kind = "sqlite"
 
     def __init__(self, folder: Path) -> None:
-        self._url = f"sqlite:{folder}" if self.kind == "sqlite" else empty_redis()
+        urls = {"sqlite": f"sqlite:{folder}", "memory": "memory:"}
+        self._url = urls.get(self.kind) or empty_redis()
         self._rooms: list[Room] = []
 
     async def another(self, **options: Any) -> Room:

@@ -1,0 +1,154 @@
+"""A session whose creation was refused because the store was away: afterwards one router makes it, and only one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from middleware_hub.sessions.log.archive import REMEMBERED
+from middleware_hub.store import dictionary
+from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.store.protocol import Batch
+from tests.middleware_hub.sessions.in_process import Client, Room
+from tests.middleware_hub.sessions.test_shared_sessions import BODY, Broken, Routers, clocks, exported, routers
+from tests.support.usual import usual
+
+NAMED = {"session_id": "s"}
+
+
+@pytest.fixture(params=usual(["memory", "sqlite", "redis"], "memory", "redis"), autouse=True)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Routers, "kind", request.param)
+    if request.param == "memory":
+        shared = dictionary.DictionaryStore()
+        monkeypatch.setattr(dictionary, "DictionaryStore", lambda *_: shared)
+
+
+class Gate:
+    """Holds the appends of a router's store until `go` is set."""
+
+    def __init__(self, room: Room) -> None:
+        self._store: Any = room.hub.store
+        self._real = self._store.append
+        self.reached, self.go = asyncio.Event(), asyncio.Event()
+        self._store.append = self._append
+
+    async def _append(self, batch: Batch) -> Any:
+        self.reached.set()
+        await self.go.wait()
+        return await self._real(batch)
+
+
+class Late:
+    """Fails the next append of a router's store, and does it later."""
+
+    def __init__(self, room: Room) -> None:
+        self._store: Any = room.hub.store
+        self._real = self._store.append
+        self._batch: Batch | None = None
+        self._store.append = self._append
+
+    async def _append(self, batch: Batch) -> Any:
+        self._batch, self._store.append = batch, self._real
+        raise StoreUnreachableError("the store has not answered")
+
+    async def arrive(self) -> None:
+        assert self._batch is not None
+        await self._real(self._batch)
+
+
+async def one_session(rooms: list[Room], maker: int) -> None:
+    """All routers have the same session."""
+    assert (await rooms[maker].ask(BODY).answer())[0] == 200
+    assert (await rooms[1 - maker].ask(BODY).answer())[0] == 200
+    found = await exported(rooms[0])
+    assert len(found) == 2
+    assert await exported(rooms[1]) == found
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("behind", [False, True])
+def test_two_routers_that_make_it_at_the_same_moment(first: int, behind: bool, tmp_path: Path) -> None:
+    """`behind`: the refused attempt got into the store all the same."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            rooms = [await both.another(), await both.another()]
+            broken = Broken(rooms[0], "append", behind=behind)
+            assert (await rooms[0].call("POST", "/sessions", NAMED))[0] == 503
+            broken.mend()
+            gates = [Gate(room) for room in rooms]
+            asked = [Client(room.app, "POST", "/sessions", NAMED, {}) for room in rooms]
+            await gates[0].reached.wait()
+            if not behind:
+                await gates[1].reached.wait()
+            order = [0, 1] if behind else [first, 1 - first]
+            answers = {}
+            for number in order:
+                gates[number].go.set()
+                answers[number] = await asked[number].answer()
+            assert [answers[number][0] for number in order] == [201, 409]
+            assert answers[order[1]][1]["error"]["type"] == "session_exists"
+            await one_session(rooms, order[0])
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_attempts_that_arrive_late(attempts: int, tmp_path: Path) -> None:
+    """Whichever of the refused attempts is in the store when the client asks again, this router replaces it."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            rooms = [await both.another(), await both.another()]
+            late = []
+            for _ in range(attempts):
+                late.append(Late(rooms[0]))
+                assert (await rooms[0].call("POST", "/sessions", NAMED))[0] == 503
+            await late[0].arrive()
+            assert (await rooms[1].call("POST", "/sessions", NAMED))[0] == 409
+            assert (await rooms[0].call("POST", "/sessions", NAMED))[0] == 201
+            assert (await rooms[1].call("POST", "/sessions", NAMED))[0] == 409
+            await one_session(rooms, 0)
+
+    asyncio.run(work())
+
+
+def test_an_attempt_that_arrives_while_the_client_asks_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            rooms = [await both.another(), await both.another()]
+            late = Late(rooms[0])
+            assert (await rooms[0].call("POST", "/sessions", NAMED))[0] == 503
+            gate = Gate(rooms[0])
+            again = Client(rooms[0].app, "POST", "/sessions", NAMED, {})
+            await gate.reached.wait()
+            await late.arrive()
+            gate.go.set()
+            assert (await again.answer())[0] == 201
+            assert (await rooms[1].call("POST", "/sessions", NAMED))[0] == 409
+            await one_session(rooms, 0)
+
+    asyncio.run(work())
+
+
+def test_a_name_that_was_deleted_here_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its log is forgotten after a day, so another router begins the same log again: it is a session like any other."""
+    later = clocks(monkeypatch)
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            rooms = [await both.another(), await both.another()]
+            await rooms[0].open()
+            assert (await rooms[0].call("DELETE", "/sessions/s"))[0] == 200
+            later(REMEMBERED + 10)
+            for _ in range(2):
+                await rooms[1].app.registry.sweep_store(rooms[1].app.registry.archive)  # type: ignore[arg-type]
+            assert (await rooms[1].call("POST", "/sessions", NAMED))[0] == 201
+            assert (await rooms[0].call("POST", "/sessions", NAMED))[0] == 409
+            await one_session(rooms, 1)
+
+    asyncio.run(work())
