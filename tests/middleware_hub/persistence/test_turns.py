@@ -71,6 +71,20 @@ def test_what_is_recorded_at_once_is_one_batch(scheme: str) -> None:
     played(work, scheme)
 
 
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+def test_what_is_saved_may_be_collected(scheme: str) -> None:
+    async def work(lives: Lives) -> None:
+        for name, text in (("r0", "a b"), ("r1", "b a"), ("r2", "a bab<e>b")):
+            await lives.ask(0, ask(text, name))
+        tree = lives.lives[0].tree
+        tree.max_tokens = 0
+        assert not tree.collect()
+        assert (tree.stats.generations, tree.stats.tokens) == (0, 0)
+        await lives.retrieve(0, NS, "a bab<e>bab")
+
+    played(work, scheme)
+
+
 def test_a_reply_that_the_store_refuses_takes_no_other_with_it() -> None:
     async def work(lives: Lives) -> None:
         batches: list[Batch] = []
@@ -82,6 +96,9 @@ def test_a_reply_that_the_store_refuses_takes_no_other_with_it() -> None:
         found = await asyncio.gather(*(life.ask(one) for one in asks), return_exceptions=True)
         assert [isinstance(one, AssertionError) for one in found] == [False, True, False]
         assert [replies(batch) for batch in batches] == [["r0", "bad", "r2"], ["r0"], ["bad"], ["r2"]]
+        together, *apart = [[event.data for event in batch.events] for batch in batches]
+        assert together, "the weight version, which no router has noted before"
+        assert apart == [together, [], []]
         assert life.memory is not None
         saving = life.memory.saving
         assert (saving.saved, saving.unsaved, saving.lost) == (2, 1, 1)

@@ -418,6 +418,14 @@ def test_the_visible_part_of_the_only_token_is_context_of_which_each_request_is_
     recount(talk.tree)
 
 
+def test_the_visible_part_of_the_only_token_right_behind_another_reply_is_told_too() -> None:
+    talk = Talk()
+    talk.say("t", [A])
+    talk.say("ta", [AB], reply="a", matched="b")
+    match = talk.match("taa<")
+    assert (kept(match), match.reasons) == ([T, A], ("cut_in_token",))
+
+
 def test_a_visible_part_that_begins_in_a_token_of_another_sample_is_not_told() -> None:
     """The first character is that sample's, and the rest is as little a part of a token as any other text."""
     talk = Talk()

@@ -1,12 +1,27 @@
-"""What is said of streams from which nothing is recorded."""
+"""What a client is told of replies: why nothing is recorded of a stream, and whether the store has all of them."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
-from middleware_hub.radix.responder import _ExpectedReply
+from middleware_hub.radix.judge import Judge
+from middleware_hub.radix.match import PrefixMatch
+from middleware_hub.radix.node import Generation
+from middleware_hub.radix.prompting import Prompt
+from middleware_hub.radix.records import Context, SampledReply
+from middleware_hub.radix.responder import Recorder, Responder, _ExpectedReply
+from middleware_hub.radix.tree import RadixTree
+from middleware_hub.spans.chain import pack_ids
+from router.engines.sglang.request import GenerateRequest
+from router.http.reply import EditedReply
+from router.http.request_state import RouteHint
+from tests.middleware_hub.radix.talk import NS
+from tests.middleware_hub.toy import A, B, toy_vocabulary
 
 
 @pytest.mark.parametrize(
@@ -27,3 +42,73 @@ def test_the_verdict_on_a_stream_without_a_reply_says_why(events: list[bytes], s
     expected.close()
     assert expected.verdict is not None
     assert expected.verdict.header.startswith(said)
+
+
+class Memory:
+    """A store that acknowledges some replies."""
+
+    away = False
+
+    def __init__(self, tree: RadixTree, saved: list[bool]) -> None:
+        self._tree = tree
+        self._saved = iter(saved)
+
+    def record(
+        self, match: PrefixMatch, context: Context | None, reply: SampledReply, _: object = None
+    ) -> tuple[Generation, asyncio.Future[bool]]:
+        saving = asyncio.get_running_loop().create_future()
+        saving.set_result(next(self._saved))
+        return self._tree.record(match, context, reply), saving
+
+
+class Tally:
+    def count(self, verdicts: object) -> None:
+        pass
+
+
+def two_replies(saved: list[bool], pieces: list[bytes], kind: bytes) -> list[Message]:
+    """Return what the client of two samples gets if the worker sends these pieces."""
+
+    async def main() -> list[Message]:
+        got: list[Message] = []
+
+        async def send(message: Message) -> None:
+            got.append(message)
+
+        tree = RadixTree(toy_vocabulary())
+        memory: Any = Memory(tree, saved)
+        recorder = Recorder(tree, Judge(toy_vocabulary(), tree.clock), memory=memory)
+        request = GenerateRequest.parse(b'{"text": "a", "sampling_params": {"n": 2}}')
+        prompt = Prompt(tree.match(NS, "a"), Context(pack_ids([A])), pack_ids([A]), 0, 1, ())
+        responder = Responder(recorder, Tally(), request, [prompt], RouteHint(), b"word", force_logprobs=False)
+        reply = EditedReply(responder, responder.acknowledged(send))
+        await reply.send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
+        for piece in pieces:
+            await reply.send({"type": "http.response.body", "body": piece, "more_body": True})
+        await reply.send({"type": "http.response.body", "body": b"", "more_body": False})
+        return got
+
+    return asyncio.run(main())
+
+
+def sample(number: int) -> dict[str, Any]:
+    finish, counts = {"type": "length", "length": 1}, {"prompt_tokens": 1, "completion_tokens": 1}
+    meta = {"id": f"r{number}", "finish_reason": finish, "weight_version": "1", **counts}
+    return {"text": "b", "output_ids": [B], "index": number, "meta_info": meta}
+
+
+@pytest.mark.parametrize("saved", [[True, True], [True, False], [False, True], [False, False]])
+def test_two_replies_are_saved_if_both_are(saved: list[bool]) -> None:
+    start, *_ = two_replies(saved, [json.dumps([sample(0), sample(1)]).encode()], b"application/json")
+    headers = dict(start["headers"])
+    assert headers[b"x-radix-recorded"] == b"exact"
+    assert headers.get(b"x-radix-saved") == (None if all(saved) else b"no")
+
+
+@pytest.mark.parametrize("saved", [[True, True], [True, False], [False, True], [False, False]])
+def test_a_stream_tells_once_that_not_all_is_saved(saved: list[bool]) -> None:
+    events = [b"data: %b\n\n" % json.dumps(sample(number)).encode() for number in range(2)]
+    got = two_replies(saved, [*events, b"data: [DONE]\n\n"], b"text/event-stream")
+    body = b"".join(message.get("body", b"") for message in got)
+    assert body.count(b": x-radix-saved: no\n\n") == (not all(saved))
+    assert body.endswith(b"data: [DONE]\n\n")

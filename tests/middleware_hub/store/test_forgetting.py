@@ -157,6 +157,31 @@ def test_a_transaction_splits_only_what_is_longer_than_one(
     assert not plans
 
 
+def test_a_conversation_that_has_grown_since_it_was_planned_is_left_out(tmp_path: Path) -> None:
+    """Its new turn would be left without what it builds on."""
+    world = World()
+    talks = conversations(world, 2)
+    new = world.turn(talks[0][-1], "more", "reply")
+
+    async def work(store: Store) -> None:
+        await append_all(store, [*talks[0], *talks[1]])
+        connection = connect(place_of(str(tmp_path)))
+        plans = plan_roots(connection, [talk[0].reply.root for talk in talks])
+        await store.append(new.batch)
+        connection.execute("BEGIN IMMEDIATE")
+        forget_some(connection, plans)
+        connection.execute("COMMIT")
+        connection.close()
+
+    async def check(store: Store) -> None:
+        kept = {record.id async for record in store.scan()}
+        assert kept == {record.id for turn in (*talks[0], new) for record in turn.records}
+        assert await findings(store) == []
+
+    with_store(sqlite(tmp_path), work)
+    with_store(sqlite(tmp_path), check)
+
+
 def test_a_long_conversation_is_forgotten_whole_even_if_the_process_is_killed_meanwhile(tmp_path: Path) -> None:
     """After the first transaction nothing of it is found, a router that goes on appends all, and the next opening ends it."""
     world = World()
@@ -342,6 +367,26 @@ def test_marks_are_not_waited_for(kind: str, tmp_path: Path) -> None:
     address = address_of(kind, tmp_path)
     with_store(address, note)
     with_store(address, check)
+
+
+@pytest.mark.parametrize("kind", usual(LASTING, "sqlite", "redis"))
+def test_an_earlier_mark_of_another_process_takes_nothing_from_a_later_one(kind: str, tmp_path: Path) -> None:
+    turn = World().turn(None, "user", "reply")
+    root, serial = turn.reply.root, turn.reply.serial
+
+    async def note(store: Store) -> None:
+        await store.append(turn.batch)
+        store.note([Mark(root, serial + 9, "2", retrieved=True)])
+
+    async def note_earlier(store: Store) -> None:
+        store.note([Mark(root, serial + 1, "1")])
+
+    async def check(store: Store) -> None:
+        assert (await store.find(query(turn.text))).marks == {root: Mark(root, serial + 9, "2", retrieved=True)}
+
+    address = address_of(kind, tmp_path)
+    for work in (note, note_earlier, check):
+        with_store(address, work)
 
 
 DURABILITIES = [("sqlite", "process"), ("sqlite", "disk"), ("sqlite", "off"), ("redis", "off"), ("cluster", "off")]

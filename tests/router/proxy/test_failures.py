@@ -411,6 +411,40 @@ def test_a_stream_is_whole_if_it_says_so(path: str, pieces: tuple[bytes, ...], w
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("before", "first", "last"),
+    [((EVENT,), b"data: [DO", b"NE]\n\n"), ((EVENT[:-1], EVENT[-1:]), b"", b"data: [DONE]\n\n")],
+    ids=["the end", "the first event"],
+)
+def test_an_event_may_come_in_two_pieces(path: str, before: tuple[bytes, ...], first: bytes, last: bytes) -> None:
+    """The client has the first event, and all of the stream is taken for whole."""
+
+    async def main() -> None:
+        rest = asyncio.Event()
+
+        async def worker(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"] in PROBED:
+                return await answer(send, 200, b"{}")
+            headers = [(b"content-type", b"text/event-stream")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            for piece in (*before, first):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await asyncio.sleep(0.05)  # so that each comes by itself
+            await rest.wait()
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+
+        seen = b"".join((*before, first))
+        async with serving(worker) as url, running([url]) as router, asyncio.timeout(30):
+            async with router.client.post(path, data=STREAM) as reply:
+                assert await reply.content.readexactly(len(seen)) == seen
+                rest.set()
+                assert await reply.read() == last
+            await router.idle()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("pieces", [(), (b'data: {"text"',)], ids=["nothing", "half an event"])
 def test_a_stream_that_ends_before_its_first_event_is_asked_for_elsewhere(pieces: tuple[bytes, ...]) -> None:
     async def main() -> None:

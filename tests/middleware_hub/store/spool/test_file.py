@@ -81,6 +81,17 @@ def test_what_was_handed_over_is_not_there_again(tmp_path: Path) -> None:
     assert adopted(path) == [b"five"]
 
 
+def test_what_was_moved_back_is_there_again_after_a_kill(tmp_path: Path) -> None:
+    """The file has the order of recording, so what was handed over before it is not noted."""
+    path = tmp_path / "a.spool"
+    spool = made(path, b"one", b"two", b"three")
+    spool.move_back()
+    spool.done()
+    assert [bytes(spool.read(waiting)) for waiting in spool.waiting] == [b"three", b"one"]
+    dies(spool)
+    assert adopted(path) == [b"one", b"two", b"three"]
+
+
 def test_an_empty_file_goes_with_its_router(tmp_path: Path) -> None:
     spool = made(tmp_path / "a.spool", b"one")
     spool.close()
@@ -134,6 +145,7 @@ def test_damage_within_costs_one_and_is_kept(tmp_path: Path) -> None:
     found.done(2)
     found.close()
     assert [one.name for one in tmp_path.iterdir()] == ["a.damaged"]
+    assert b"two" * 3 in (tmp_path / "a.damaged").read_bytes()
 
 
 @pytest.mark.parametrize("bit", range(32))

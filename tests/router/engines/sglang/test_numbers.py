@@ -82,6 +82,14 @@ def test_what_sglang_prints_is_cut(pairs: list[tuple[str, int]]) -> None:
     assert read(body) == read_whole(body)
 
 
+@pytest.mark.parametrize("token", [2**31 - 1, 2**31, 2**31 + 1, 2**32])
+def test_an_id_beyond_int32_is_not_cut(token: int) -> None:
+    """Within a column of 32 bits it would be another id."""
+    body = body_of([("-1.0", 7), ("-2.0", token)])
+    assert is_cut(body) is (token < 2**31)
+    assert read(body) == read_whole(body)
+
+
 @given(PAIRS)
 def test_a_short_reply_is_read_as_it_is(pairs: list[tuple[str, int]]) -> None:
     """It is the same reply as if it had been cut."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,12 @@ def test_no_aborted_reply_is_missed(parts: list[Any], spaced: bool) -> None:
     for body in (*replies, b"[%b]" % b",".join(replies)):
         if any(was_aborted(reply) for reply in replies if reply in body):
             assert may_be_aborted(body)
+
+
+@pytest.mark.parametrize(("status", "aborted"), [(None, True), (400, False), (503, False)])
+def test_a_reply_that_stands_for_an_error_was_not_aborted(status: int | None, aborted: bool) -> None:
+    """To send it again would give the same error."""
+    assert was_aborted(compact(reply_of("", {}, {"type": "abort", "status_code": status}, {}))) is aborted
 
 
 def test_a_text_about_an_abort_is_not_looked_at_twice() -> None:
