@@ -113,8 +113,9 @@ bench-once: $(VENV)/.bench ## run the benchmarks for a moment each: shows that t
 		$(PY) -m benchmarks.serving.splicing && \
 		$(PY) -m benchmarks.routing.load --load conversations --requests 100 --inflight 4 --only ours:cache_aware
 
-soak: $(VENV)/.bench ## half an hour of load and trouble (ARGS="--minutes 1"); picture and verdict go into docs/performance.md
-	@$(PY) -m benchmarks.soaking.soak --page docs/performance.md $(ARGS)
+soak: $(VENV)/.bench ## half an hour of load and trouble; the verdict goes into docs/performance.md, unless there are ARGS="--minutes 1"
+	@$(PY) -m benchmarks.soaking.soak $(if $(ARGS),$(ARGS),--out benchmarks/results/soak.json --page docs/performance.md \
+		--picture docs/pictures/soak.svg)
 
 reference: $(VENV)/.test ## make the tables of docs/reference.md (flags, metrics) from the code
 	@$(PY) -m scripts.make_reference $(ARGS)

@@ -110,8 +110,8 @@ class Sending:
         if call.again or not call.samples or self.retries.resample:
             return UnreachableError(f"{broke}; attempts: {attempt}")
         return UnreachableError(
-            f"{broke}. A reply may have been sampled, so it was not asked for again: go on from the text that you have, "
-            "without it"
+            f"{broke}. A reply may have been sampled, so the client did not repeat the request: send it again to sample "
+            "another reply"
         )
 
 

@@ -37,15 +37,13 @@ async def prune(store: Store, args: argparse.Namespace) -> int:
     """Forget what the flags describe, and return the exit status. Raises BadRequestError if they describe everything."""
     if all(getattr(args, name) is None for name in _CRITERIA):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in _CRITERIA)
-        raise BadRequestError(f"say what to forget, with {flags}")
+        raise BadRequestError(f"say what to forget, with at least one of {flags}")
     before = await store.stats()
     clock = await _clock(store, args.before_version)
     choice = await _choose(store, args, clock, before.records)
     write = sys.stdout.write
     if choice.unretrieved:
-        write(
-            f"{choice.unretrieved} conversations stay, because they were never retrieved or exported (--unretrieved)\n"
-        )
+        write(f"never retrieved or exported, so kept: {choice.unretrieved} (--unretrieved forgets these, too)\n")
     if args.dry_run:
         write(f"would forget {len(choice.roots)} of {before.roots} conversations, {choice.records} records\n")
         return 0

@@ -20,7 +20,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--conversations", type=_count, default=8, metavar="N", help="how many (%(default)s)")
     parser.add_argument("--turns", type=_count, default=5, metavar="N", help="of each (%(default)s)")
     parser.add_argument("--workers", type=_count, default=2, metavar="N", help="(%(default)s)")
-    parser.add_argument("--serve", action="store_true", help="play nothing: leave it running, and say what to try")
+    parser.add_argument(
+        "--serve", action="store_true", help="run no conversations: keep serving, and print what to try"
+    )
     parser.add_argument(
         "--store",
         metavar="FOLDER",

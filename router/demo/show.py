@@ -103,7 +103,9 @@ def _play(out: Console, router: Router, conversations: int, turns: int) -> int:
         if exact
         else "\nNOT EXACT: this should not happen, please report it"
     )
-    out.print(f"{time.monotonic() - begun:.1f} s. `make serve` leaves it running, to try it with curl.")
+    out.print(
+        f"{time.monotonic() - begun:.1f} s. `make serve` starts the same, and keeps it running to be tried with curl."
+    )
     return 0 if exact else 1
 
 

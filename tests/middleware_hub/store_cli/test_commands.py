@@ -169,7 +169,7 @@ def test_prune_keeps_what_nobody_retrieved_and_says_so(
     tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert status("prune", "--store", sqlite(tmp_path), "--before-version", "9") == 0
-    assert "1 conversations stay, because they were never retrieved or exported" in capsys.readouterr().out
+    assert "never retrieved or exported, so kept: 1" in capsys.readouterr().out
 
 
 def test_names_of_versions_have_the_order_in_which_routers_saw_them(

@@ -163,7 +163,7 @@ class Overview {
   #show(remembered) {
     const { conversations, sessions, tokens, more, processes } = remembered;
     put(this.sum, h("b", { "data-sum": "conversations" }, count(conversations)), ` ${conversations === 1 ? "conversation" : "conversations"}, `,
-      h("b", { "data-sum": "sessions" }, count(sessions)), " of them sessions, ", h("b", { "data-sum": "tokens" }, count(tokens)), " tokens.",
+      h("b", { "data-sum": "sessions" }, count(sessions)), " of them sessions, ", h("b", { "data-sum": "tokens" }, count(tokens)), " tokens in memory.",
       more && " The store has more sessions, which are still to be read.",
       processes > 1 && ` This is the memory of one of ${count(processes)} processes: another one may answer next, and has other texts.`,
       h("span", { class: "dim" }, " New ones appear by themselves."));
