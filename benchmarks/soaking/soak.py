@@ -27,7 +27,7 @@ from benchmarks.pages import machine, put_between
 from benchmarks.soaking.bystander import a_bystander
 from benchmarks.soaking.clients import Clients
 from benchmarks.soaking.graph import draw
-from benchmarks.soaking.processes import ROOT, Process, a_router, a_worker
+from benchmarks.soaking.processes import Process, a_router, a_worker
 from benchmarks.soaking.trouble import Trouble
 from benchmarks.soaking.verdict import Finding, Rule, verdict
 from benchmarks.soaking.watch import Sample, Watch, quantile
