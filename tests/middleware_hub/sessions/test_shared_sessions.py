@@ -668,6 +668,23 @@ def test_further_fields_are_blobs(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", "trajectories"), ("POST", "finalize")])
+def test_an_exported_session_counts_as_retrieved(tmp_path: Path, method: str, path: str) -> None:
+    """So the store forgets it before those that no trainer has."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            assert (await room.call(method, f"/sessions/s/{path}"))[0] == 200
+            assert room.hub.store is not None
+            gone = await room.hub.store.forget(0)
+            assert (gone.retrieved, gone.unretrieved) == (1, 0)
+
+    asyncio.run(work())
+
+
 def test_a_session_that_the_store_has_forgotten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Where it is still remembered it goes on, and is written again. Elsewhere it is gone, and the answer says so."""
 
