@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from middleware_hub.store.sqlite.file import connect
 from router.config import StoreConfig
+from tests.middleware_hub.store_cli.running import status
 from tests.support.redis_server import empty_redis
 from tests.support.stack import Stack, stack
 from tests.support.usual import usual
@@ -280,3 +281,18 @@ def test_what_the_tree_evicts_comes_back_from_the_store(tmp_path: Path) -> None:
         assert found[:, 0].tolist() == chains["third"][:-1]
         known = [len(chains[name]) - 1 for name in ("first", "second", "third")]
         assert found[:, 2].tolist() == [0] * known[0] + [1] * (known[1] - known[0]) + [3] * (known[2] - known[1])
+
+
+def test_a_conversation_that_the_store_forgot_is_written_again_with_its_rows(tmp_path: Path) -> None:
+    store = StoreConfig(url=f"sqlite:{tmp_path}")
+    with stack("qwen", styles=("cumulative",), store=store) as made:
+        chains = learned(made)
+        talk = Rollout(made, "forgotten")
+        first, second = (rows_of(chains[name], number) for number, name in enumerate(("first", "second"), 1))
+        text = talk.say("Ask: a\n", "One is enough.", routed_experts=told(first))
+        assert status("prune", "--store", f"sqlite:{tmp_path}", "--unused-for", "0h", "--unretrieved") == 0
+        text = talk.say(text + "\nAsk: b\n", "And two, too.", routed_experts=told(second))
+    with stack("qwen", styles=("cumulative",), store=store) as restarted:
+        found = talk.retrieve(text, restarted)
+    assert found["exact"]
+    assert array_of(found["routed_experts"]).tolist() == [*first.tolist(), *second[len(first) :].tolist()]
