@@ -279,6 +279,25 @@ def test_a_reply_is_sent_although_the_store_takes_no_writes_and_is_handed_over_l
         router.stop()
 
 
+def test_a_router_that_refuses_without_its_store_samples_nothing_while_a_reply_waits_for_it(
+    worker: EmbeddedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store can be read all the time: only writes fail."""
+    router = Router(worker, StoreConfig(url=f"sqlite:{tmp_path / 'store.sqlite3'}", failure="refuse"))
+    try:
+        body = {"text": "One, two,", "sampling_params": {"max_new_tokens": 5}}
+        with monkeypatch.context() as broken:
+            broken.setattr(router.store, "append", _fails)
+            first = router.stack.post("/generate", body)
+            assert (first.status, first.headers["x-radix-saved"]) == (200, "no")
+            asked = len(worker.log)
+            second = router.stack.post("/generate", body)
+            assert (second.status, len(worker.log)) == (503, asked)
+            assert "the disk is full" in second.json()["error"]["message"]
+    finally:
+        router.stop()
+
+
 def test_what_cannot_be_looked_up_is_not_exact(
     worker: EmbeddedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
