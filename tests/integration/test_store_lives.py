@@ -279,6 +279,26 @@ def test_a_reply_is_sent_although_the_store_takes_no_writes_and_is_handed_over_l
         router.stop()
 
 
+def test_versions_that_only_sessions_saw_have_their_order_at_another_router(tmp_path: Path) -> None:
+    store = StoreConfig(url=f"sqlite:{tmp_path / 'store.sqlite3'}")
+    with EmbeddedWorker(token_delay=0, weight_version="before") as worker:
+        routers = [Router(worker, store)]
+        try:
+            assert routers[0].stack.post("/sessions", {"session_id": "s"}).status == 201
+            messages: list[Any] = [{"role": "user", "content": "One?"}]
+            for version in ("before", "after"):  # not the order of the alphabet
+                worker.set_weight_version(version)
+                body = {"model": "m", "messages": messages, "max_tokens": 4}
+                reply = routers[0].stack.post("/sessions/s/v1/chat/completions", body).json()
+                messages += [reply["choices"][0]["message"], {"role": "user", "content": "And?"}]
+            routers.append(Router(worker, store))
+            known = [one.stack.get("/radix_tree/stats").json()["weight_versions"] for one in routers]
+            assert known == [["default", "before", "after"]] * 2
+        finally:
+            for one in routers:
+                one.stop()
+
+
 def test_a_router_that_refuses_without_its_store_samples_nothing_while_a_reply_waits_for_it(
     worker: EmbeddedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
