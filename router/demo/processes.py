@@ -54,6 +54,11 @@ class Program:
                 raise StartError(f"{shlex.join(self._command)} did not start:\n{logged[-3000:]}")
             time.sleep(0.05)
 
+    @property
+    def status(self) -> int | None:
+        """The exit status, negative for a signal; None while the process runs."""
+        return self._process.poll()
+
     def kill(self) -> None:
         """Kill the process with SIGKILL. It is gone when this returns."""
         self._process.kill()
@@ -111,6 +116,11 @@ class Router:
     def __exit__(self, *_: object) -> None:
         for program in self._programs[-1:]:
             program.stop()
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, negative for a signal; None while the router runs."""
+        return self._programs[-1].status
 
     def restart(self) -> None:
         """Kill the router with SIGKILL, whatever it is doing, and start another at the same URL. Raises StartError."""

@@ -60,7 +60,7 @@ def show(args: argparse.Namespace, folder: Path) -> int:
     ):
         if args.serve:
             _forget_earlier_workers(router.url, urls)
-            return _serve(out, router.url, store)
+            return _serve(out, router, store)
         return _play(out, router, args.conversations, args.turns)
 
 
@@ -133,7 +133,8 @@ def _listens(url: str) -> bool:
     return True
 
 
-def _serve(out: Console, url: str, store: Path) -> int:
+def _serve(out: Console, router: Router, store: Path) -> int:
+    url = router.url
     out.print(
         f"\nthe router is {url}, and its store {store}: what you send is there after a restart, too.", soft_wrap=True
     )
@@ -151,6 +152,10 @@ def _serve(out: Console, url: str, store: Path) -> int:
         out.print("\nCtrl-C ends it.")
         while True:
             time.sleep(1)  # without an end to the wait this thread does not see a signal that another one has taken
+            if (status := router.status) is not None:
+                router.restart()
+                ended = f"status {status}" if status >= 0 else f"signal {-status}"
+                out.print(f"the router ended ({ended}), and was started again: it goes on with its store")
     except KeyboardInterrupt:
         pass
     return 0

@@ -7,9 +7,9 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.client import call
 from tests.support.engine_server import free_port
+from tests.support.processes import until
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "router", "demo"]
@@ -53,6 +54,12 @@ def test_serve_leaves_it_running_and_its_lines_work(tmp_path: Path) -> None:
     with _serve(tmp_path / "kept") as (port, _):  # the store has the workers of the first run, which are gone
         told = call(f"http://127.0.0.1:{port}/update_weight_version", {"new_version": "1", "abort_all_requests": False})
         assert told.json()["message"] == "2 of 2 workers did it"
+        (router,) = [pid for pid, words in _processes_of(port) if "demo" not in words]
+        os.kill(router, signal.SIGKILL)
+        until(lambda: {pid for pid, words in _processes_of(port) if "demo" not in words} - {router}, 30)
+        until(lambda: _listens(port), 30)
+        body = json.loads(curls[2][-1])
+        assert call(f"http://127.0.0.1:{port}/retrieve_from_text", body).json() == trajectory
 
 
 @contextmanager
@@ -75,14 +82,16 @@ def _serve(store: Path) -> Iterator[tuple[int, list[str]]]:
         finally:
             process.kill()
             process.communicate()
-    deadline = time.monotonic() + 10
-    while _children_of(port) and time.monotonic() < deadline:
-        time.sleep(0.1)  # a poll of other processes: there is nothing to wait on
-    assert not _children_of(port)
+    until(lambda: not _processes_of(port), 10)
 
 
-def _children_of(port: int) -> list[str]:
-    """Command lines of processes that were started by the one with this port."""
+def _listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _processes_of(port: int) -> list[tuple[int, list[str]]]:
+    """Return the processes that have this port in their command line, with it."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -90,7 +99,7 @@ def _children_of(port: int) -> list[str]:
         except OSError:
             continue
         if str(port) in words and path.parent.name != str(os.getpid()):
-            found.append(" ".join(words))
+            found.append((int(path.parent.name), words))
     return found
 
 
