@@ -60,8 +60,14 @@ async def open_keys(
             f"{where} was made with another tokenizer ({meta.get('fingerprint')}, and this one is {fingerprint}): its ids mean "
             "other words. Start with the tokenizer it was made with, or name another database or --store-prefix"
         )
+    shards = meta.get("shards", "1")
+    if not (shards.isdecimal() and int(shards)):
+        raise StoreMismatchError(
+            f"{where} says that it has {shards!r} shards, which it was not made with: HSET {keys.meta.decode()} shards "
+            f"{1 if servers.together else _SHARDS}"
+        )
     life = meta.get("life")
-    return Keys(address.prefix, int(meta.get("shards", "1"))), synced, None if life is None else life.encode()
+    return Keys(address.prefix, int(shards)), synced, None if life is None else life.encode()
 
 
 async def check_servers(servers: Servers, address: Address, durability: Durability) -> bool:

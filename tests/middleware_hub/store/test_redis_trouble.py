@@ -150,6 +150,14 @@ def test_another_tokenizer_and_a_newer_format() -> None:
         with_store(f"{address}?prefix=third:", nothing, None)
 
 
+@pytest.mark.parametrize("shards", ["0", "-1", "many"])
+def test_a_number_of_shards_that_was_changed(shards: str) -> None:
+    address = empty_redis()
+    with_store(address, nothing)
+    shared().say(f"HSET tito:meta shards {shards}")
+    refused(address, StoreMismatchError, "HSET tito:meta shards 1")
+
+
 @pytest.mark.parametrize("kind", ["redis", "cluster"])
 def test_a_store_that_was_emptied_is_begun_again_and_taken_by_nobody_else(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
