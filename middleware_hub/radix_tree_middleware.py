@@ -11,7 +11,6 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Awaitable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -165,8 +164,7 @@ class RadixTreeMiddleware:
                     await asyncio.sleep(0)
             if self._hub.saving is not None:
                 self._hub.saving.admit()
-            write = partial(request.for_worker, printed, state.request, force_logprobs=self.force_logprobs)
-            out, sent = await offload(True, write) if len(body) + sum(map(len, printed)) > LIGHT else write()
+            out, sent = request.for_worker(printed, state.request, force_logprobs=self.force_logprobs)
             hint = RouteHint(
                 prompts[0].match.text, prompts[0].ids, None if routing_key is None else routing_key.decode("latin-1")
             )
