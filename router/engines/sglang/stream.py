@@ -107,7 +107,7 @@ class StreamedReply:
             if entries is not None and not is_null(entries):
                 self._take_logprobs(bytes(entries), meta.completion_tokens)
             self._take_text(bytes(fields["text"]))
-        except (*JSON_ERRORS, KeyError, ValueError) as error:
+        except (*JSON_ERRORS, KeyError, ValueError, UnreadableReplyError) as error:
             self.error, self.unreadable = f"an event that cannot be read: {error}", True
 
     @property

@@ -371,6 +371,16 @@ def test_a_stream_with_an_invalid_text_cannot_be_read(text: bytes) -> None:
         streamed.reply()
 
 
+@pytest.mark.parametrize("text", [None, 3, ["a"]])
+def test_an_aborted_stream_with_an_invalid_text_cannot_be_read(text: Any) -> None:
+    """Its last event is compared with the text before it, in case it repeats that."""
+    streamed = StreamedReply()
+    for finish in (None, {"type": "abort"}):
+        meta = {"finish_reason": finish, "completion_tokens": 1, "output_token_logprobs": [[-0.5, 7, None]]}
+        streamed.feed(json.dumps({"text": text, "output_ids": [7], "meta_info": meta}).encode())
+    assert streamed.unreadable
+
+
 def test_a_float_of_a_stream_is_the_same_float() -> None:
     values = [-3.3467748165130615, -0.1, -1e-300, -0.0]
     steps = [[(i, value, "a")] for i, value in enumerate(values)]
