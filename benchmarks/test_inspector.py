@@ -10,9 +10,10 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Error, Page
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from router.app import create_app
@@ -25,15 +26,20 @@ from tests.support.vocabularies import vocabulary
 
 TOKENS = 200_000
 FRAMES = 300
-_SCROLL = """async (frames) => {
+_STOPPED = "Chromium draws no more frames"
+_SCROLL = """async ([frames, stopped]) => {
   const strip = document.querySelector(".strip");
   const [gaps, costs] = [[], []];
-  let last = await new Promise(requestAnimationFrame);
-  for (let frame = 0; frame < frames; frame += 1) {
+  const frame = () => new Promise((drawn, failed) => {
+    const late = setTimeout(() => failed(new Error(stopped)), 30_000);
+    requestAnimationFrame((now) => (clearTimeout(late), drawn(now)));
+  });
+  let last = await frame();
+  for (let index = 0; index < frames; index += 1) {
     strip.scrollTop += 120;
     const begun = performance.now();
     strip.dispatchEvent(new Event("scroll"));
-    const now = await new Promise(requestAnimationFrame);
+    const now = await frame();
     strip.getBoundingClientRect();
     costs.push(performance.now() - Math.max(begun, now));
     gaps.push(now - last);
@@ -59,9 +65,9 @@ def url() -> Iterator[str]:
             yield url
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium(tmp_path_factory.mktemp("chromium")) as browser:
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    with chromium(tmp_path) as browser:
         yield browser.new_page(viewport={"width": 1280, "height": 820})
 
 
@@ -103,6 +109,11 @@ def test_open_a_token_in_the_middle(benchmark: BenchmarkFixture, page: Page, url
 def test_scroll(benchmark: BenchmarkFixture, page: Page, url: str, by: str) -> None:
     """300 frames, each of which moves the text by four lines."""
     opened(page, url, f"?t={TOKENS // 2}&by={by}")
-    found = benchmark.pedantic(page.evaluate, (_SCROLL, FRAMES), rounds=2)
+    try:
+        found = benchmark.pedantic(page.evaluate, (_SCROLL, [FRAMES, _STOPPED]), rounds=2)
+    except Error as error:
+        if _STOPPED not in error.message:
+            raise
+        pytest.skip(f"{_STOPPED}: without a display it may, on a machine that is busy")
     benchmark.extra_info.update({name: round(value, 2) for name, value in found.items()})
     assert page.evaluate("document.querySelectorAll('*').length") < 10_000

@@ -17,6 +17,8 @@ from tests.support import forking
 
 MORE = int(os.environ.get("TITO_EXAMPLES", "0"))
 SLOW = os.environ.get("TITO_SLOW") == "1"
+LONGER = any(f"TITO_{name}" in os.environ for name in ("EXAMPLES", "FUZZ", "KILLS", "MINUTES"))
+"""Whether tests are asked to run for longer than usual: then no test has a time limit."""
 SHARE = 6
 """`make test` looks at one of so many examples."""
 DEAR = 24
@@ -48,10 +50,15 @@ gc.disable()  # while tests are imported and collected: all of that stays
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark a test with a random test inside of it as hypothesis marks the others, so that `make test-slow` runs it, too."""
+    """Mark a test with a random test inside of it as hypothesis marks the others, so that `make test-slow` runs it, too.
+
+    Take the time limit off, if tests are to run for longer.
+    """
     for item in items:
         if isinstance(item, pytest.Function) and "given" in item.function.__code__.co_names:
             item.add_marker("hypothesis")
+        if LONGER:
+            item.add_marker(pytest.mark.timeout(0))
 
 
 def pytest_collection_finish() -> None:

@@ -30,8 +30,8 @@ from router.http.time_limits import patience
 Headers = Sequence[tuple[bytes, bytes]]
 Body = bytes | None
 
-# SGLang's server (uvicorn) closes a connection that was idle for 5 s.
-IDLE_SECONDS = 4.0
+# SGLang's and vLLM's server (uvicorn) closes a connection that was idle for 5 s, and a busy engine reads late.
+IDLE_SECONDS = 2.0
 DNS_SECONDS = 30
 KEEPALIVE_SECONDS = 30
 """Seconds of silence after which a worker's machine is probed; after twice as many it counts as gone."""
