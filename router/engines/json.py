@@ -1,8 +1,7 @@
 """Reading JSON only as far as needed.
 
 Objects are decoded into their keys and raw values, so what is passed on is byte for byte what came, except for fields that are
-taken out or put in. No float is parsed and printed again on its way through. Long lists of numbers become arrays, without a
-Python object for each number.
+taken out or put in. No float is parsed and printed again on its way through. Long lists of numbers become arrays.
 """
 
 from __future__ import annotations
@@ -15,9 +14,13 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import simdjson
 from msgspec import Raw
 from numpy.typing import NDArray
+
+try:
+    import simdjson
+except ImportError:  # it has no wheel for this version of Python
+    simdjson = None  # type: ignore[assignment]
 
 decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 decode_any = msgspec.json.Decoder().decode
@@ -71,7 +74,9 @@ def is_nested(raw: Raw | bytes | None) -> bool:
 # Lists of numbers --------------------------------------------------------------------------------------------------------
 
 # It keeps its buffers, which saves allocating them each time. A second thread gets an error, never the numbers of the first.
-_parser = simdjson.Parser()
+_parser = simdjson.Parser() if simdjson else None
+_decode_ints = msgspec.json.Decoder(list[int]).decode
+_decode_floats = msgspec.json.Decoder(list[float]).decode
 
 
 class NotNumbersError(Exception):
@@ -120,13 +125,15 @@ def all_finite(values: Sequence[float | None]) -> bool:
 def read_list(raw: bytes | bytearray, kind: Literal["i", "d"]) -> NDArray[Any]:
     """Read a JSON list of integers (`i`, as int64) or of any numbers (`d`, as the floats that Python reads).
 
-    Raises NotNumbersError. Brackets inside the list are ignored.
+    simdjson does it without a Python object for each number, and ignores brackets inside the list. Raises NotNumbersError.
     """
     try:
+        if _parser is None:
+            return np.array(_decode_ints(raw), np.int64) if kind == "i" else np.array(_decode_floats(raw), np.float64)
         found = _parser.parse(raw)
         if isinstance(found, simdjson.Array):
             return np.frombuffer(found.as_buffer(of_type=kind), dtype=np.int64 if kind == "i" else np.float64)
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, OverflowError, msgspec.MsgspecError) as error:
         raise NotNumbersError(str(error)) from error
     raise NotNumbersError("not a list")
 

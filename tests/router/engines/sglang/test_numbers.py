@@ -15,16 +15,21 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from router.engines import json as numbers
 from router.engines.json import Numbers
 from router.engines.sglang import reply as replies
 from router.engines.sglang.reply import LOGPROB_FIELDS, UnreadableReplyError, edit_meta, read_numbers, read_reply
 from tests.router.engines.sglang.json_values import compact
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _none_is_short() -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="module", params=["simdjson", "msgspec"])
+def _none_is_short(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replies, "SHORT_BYTES", 0)
+        if request.param == "msgspec":  # as on a Python for which simdjson has no wheel
+            patch.setattr(numbers, "_parser", None)
+        elif numbers._parser is None:
+            pytest.skip("simdjson is not installed")
         yield
 
 
