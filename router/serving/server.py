@@ -24,6 +24,7 @@ from router.errors import RouterError
 from router.serving import large_pages
 from router.serving.connection import Limits, limited_by
 from router.serving.descriptors import connections_for, raise_limit
+from router.serving.event_loop import new_event_loop
 from router.serving.listening import url_of
 from router.serving.shared_listener import SharedListener
 from router.serving.signals import HURRY, is_hangup, stop_signals
@@ -127,7 +128,7 @@ class _DrainingServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                loop="auto" if sys.platform == "win32" else "uvloop",
+                loop="none",  # `run` makes it
                 http=limited_by(_limits(config, None if entrance is None else entrance.count)),
                 ws="none",
                 interface="asgi3",
@@ -140,6 +141,11 @@ class _DrainingServer(uvicorn.Server):
                 timeout_graceful_shutdown=math.ceil(config.shutdown_grace),
             )
         )
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve in an event loop of our own kind."""
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(self.serve(sockets))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._starting = asyncio.current_task()

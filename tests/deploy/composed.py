@@ -25,7 +25,7 @@ from tests.support.programs import Program
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-START_SECONDS = 30
+START_SECONDS = 60
 IN_IMAGE = "/opt/tito/lib/python3.11/site-packages/"
 
 
@@ -68,7 +68,7 @@ class Composed:
     def query(self, expression: str) -> list[Any]:
         """What Prometheus answers. AssertionError with its words for a query that is none."""
         url = f"http://{self.places['prometheus:9090']}/api/v1/query?{urlencode({'query': expression})}"
-        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(url, timeout=10) as answer:
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(url, timeout=60) as answer:
             found: list[Any] = json.load(answer)["data"]["result"]
             return found
         raise AssertionError(f"Prometheus does not understand {expression}")
@@ -122,7 +122,7 @@ def _running(made: Composed, name: str, command: list[str], ready: str) -> Itera
         yield
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
 
 
 def _answers(url: str) -> bool:

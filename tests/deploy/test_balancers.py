@@ -27,7 +27,7 @@ from tests.support.serving import serve
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PLACES = {"haproxy": "haproxy.cfg", "nginx": "nginx.conf", "envoy": "envoy.yaml"}
 BALANCERS = ["haproxy", "nginx", "envoy"]
-START_SECONDS = 20
+START_SECONDS = 60
 
 
 def envoy() -> str:
@@ -95,7 +95,7 @@ class Balanced:
     port: int
 
     def ask(self, path: str = "/generate", body: bytes = b"{}", **headers: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request("POST", path, body, {"content-type": "application/json", **named})
@@ -131,7 +131,7 @@ def balanced(name: str, folder: Path, routers: list[str]) -> Iterator[Balanced]:
         yield made
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 MANY = 1_500

@@ -46,7 +46,7 @@ def test_a_framework_s_agent_is_one_trajectory(name: str, served: Stack) -> None
         capture_output=True,
         text=True,
         env=os.environ | OFFLINE,
-        timeout=100,
+        timeout=300,
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip() == ANSWER, ran.stderr

@@ -56,8 +56,8 @@ def test_serve_leaves_it_running_and_its_lines_work(tmp_path: Path) -> None:
         assert told.json()["message"] == "2 of 2 workers did it"
         (router,) = [pid for pid, words in _processes_of(port) if "demo" not in words]
         os.kill(router, signal.SIGKILL)
-        until(lambda: {pid for pid, words in _processes_of(port) if "demo" not in words} - {router}, 30)
-        until(lambda: _listens(port), 30)
+        until(lambda: {pid for pid, words in _processes_of(port) if "demo" not in words} - {router})
+        until(lambda: _listens(port))
         body = json.loads(curls[2][-1])
         assert call(f"http://127.0.0.1:{port}/retrieve_from_text", body).json() == trajectory
 
@@ -82,7 +82,7 @@ def _serve(store: Path) -> Iterator[tuple[int, list[str]]]:
         finally:
             process.kill()
             process.communicate()
-    until(lambda: not _processes_of(port), 10)
+    until(lambda: not _processes_of(port))
 
 
 def _listens(port: int) -> bool:

@@ -6,7 +6,6 @@ import io
 import json
 import random
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from router.config import StoreConfig
 from tests.support import templates
 from tests.support.agents import AgentSession, system, user
+from tests.support.asking import until
 from tests.support.client import Answer
 from tests.support.stack import Stack, stack
 from tests.support.usual import usual
@@ -72,12 +72,15 @@ class Look:
 
 
 def until_known(look: Any) -> Any:
-    for _ in range(400):
+    head: Any = None
+
+    def known() -> bool:
+        nonlocal head
         head = look()
-        if head["drift"] is not None:
-            return head
-        time.sleep(0.01)
-    raise AssertionError("the drift never came")
+        return head["drift"] is not None
+
+    until(known, "the drift comes")
+    return head
 
 
 def path_of(conversation: str, branch: str = "") -> str:
@@ -402,12 +405,8 @@ def test_a_text_is_explained_as_a_retrieval_answers(served: tuple[Stack, Talks])
 def test_the_run_report_counts_every_token_once(served: tuple[Stack, Talks]) -> None:
     made, talks = served
     look = Look(made)
+    until(lambda: look.get("/run")["done"], "the report is done")
     report = look.get("/run")
-    for _ in range(200):
-        if report["done"]:
-            break
-        time.sleep(0.02)
-        report = look.get("/run")
     everything = look.all()
     assert report["done"]
     assert report["progress"] == 1

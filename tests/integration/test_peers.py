@@ -389,7 +389,7 @@ def test_all_routers_are_listed(started: Routers, held: EmbeddedWorker) -> None:
     def seen(url: str) -> dict[str, Json]:
         return {found["id"]: found for found in ok(call(f"{url}/routers"))["routers"]}
 
-    until(lambda: seen(one)["router-1"]["inflight"] == 1, 10.0)
+    until(lambda: seen(one)["router-1"]["inflight"] == 1)
     found = seen(one)
     assert set(found) == {"router-0", "router-1", "router-2"}
     assert [name for name, router in found.items() if router["this"]] == ["router-0"]

@@ -191,7 +191,7 @@ def test_a_killed_process_takes_nothing_with_it(worker: EmbeddedWorker, router: 
                 until(lambda victim=victim: not alive(victim))
                 before = len(answered)
                 watch()
-                until(lambda before=before: len(answered) > before + 20, 10)
+                until(lambda before=before: len(answered) > before + 20)
                 watch()
                 until(lambda kills=kills: router.log.count("serves again") == kills)
         finally:
@@ -216,8 +216,8 @@ def test_processes_end_with_their_parent(worker: EmbeddedWorker, router: Process
     at_both(router, worker, asks, {"text": "Hello"})
     os.kill(children[0], signal.SIGSTOP)
     router.kill()
-    until(lambda: not any(map(alive, children)), 5)
-    until(lambda: _free(router.port), 5)
+    until(lambda: not any(map(alive, children)))
+    until(lambda: _free(router.port))
 
 
 @pytest.mark.parametrize(
@@ -310,8 +310,8 @@ def test_one_that_hangs_is_replaced(worker: EmbeddedWorker, tmp_path: Path) -> N
         first = router.generate("Hello")
         assert router.metric("tito_router_requests_total", route="generate", status="200") == 1
         victim, other = router.children
-        os.kill(victim, signal.SIGSTOP)
         begun = time.monotonic()
+        os.kill(victim, signal.SIGSTOP)
         while alive(victim):
             assert router.generate("Hello")["text"]
             assert router.get("/health")["workers"] == 1

@@ -121,14 +121,14 @@ class Clients:
 
     def outlast(self, begun: float) -> None:
         """Go on until what routers had announced has run out, and everybody was answered since."""
-        until(lambda: time.monotonic() > begun + LEASE_SECONDS + 1, "it has run out", 20)
+        until(lambda: time.monotonic() > begun + LEASE_SECONDS + 1, "it has run out")
         count = len(self.said)
-        until(lambda: len(self.said) > count + 8, "it goes on", 20)
+        until(lambda: len(self.said) > count + 8, "it goes on")
 
     def nobody_waits(self, begun: float) -> None:
         """After the first moments nobody waits for a store that went away, and before that only as long as it has to answer."""
         said, counts = list(self.said), {url: len(beats) for url, beats in self._beats.items()}
-        until(lambda: all(len(self._beats[url]) > count + 1 for url, count in counts.items()), "they answer", 20)
+        until(lambda: all(len(self._beats[url]) > count + 1 for url, count in counts.items()), "they answer")
         still = {
             url: [(start, end) for start, end in pairwise(beats) if end - start > STILL_SECONDS]
             for url, beats in self._beats.items()
@@ -185,7 +185,7 @@ class Place:
 
     def handed_over(self, *routers: Program) -> None:
         for router in routers:
-            until(lambda one=router: self.metric(one, "tito_store_waiting") == 0, "all is handed over", 40)  # type: ignore[misc]
+            until(lambda one=router: self.metric(one, "tito_store_waiting") == 0, "all is handed over")  # type: ignore[misc]
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +216,7 @@ def test_a_redis_that_goes_away_under_load(how: str, remote: Place, redis: Redis
         one.wait_until_up()
         two.wait_until_up()
         with Clients(one, two) as clients:
-            until(lambda: len(clients.said) > 40, "it runs", 20)
+            until(lambda: len(clients.said) > 40, "it runs")
             begun = time.monotonic()
             if how == "killed":
                 redis.kill()
@@ -224,7 +224,7 @@ def test_a_redis_that_goes_away_under_load(how: str, remote: Place, redis: Redis
                 redis.freeze()
             else:
                 redis.say("CONFIG SET maxmemory 1")
-            until(lambda: clients.unsaved() > 40, "it goes on without the store", 20)
+            until(lambda: clients.unsaved() > 40, "it goes on without the store")
             clients.outlast(begun)
             clients.nobody_waits(begun)
             if how == "killed":
@@ -235,7 +235,7 @@ def test_a_redis_that_goes_away_under_load(how: str, remote: Place, redis: Redis
                 redis.say("CONFIG SET maxmemory 0")
             remote.handed_over(one, two)
             count = len(clients.said)
-            until(lambda: len(clients.said) > count + 40, "it runs", 20)
+            until(lambda: len(clients.said) > count + 40, "it runs")
             assert any(said.saved for said in clients.said[count + 8 :])
         assert clients.failed == clients.refused == []
         remote.check(clients.said, one, two)
@@ -251,14 +251,14 @@ def test_a_router_that_dies_while_its_store_is_away(remote: Place, redis: RedisS
         one.wait_until_up()
         two.wait_until_up()
         with Clients(one) as clients:
-            until(lambda: len(clients.said) > 20, "it runs", 20)
+            until(lambda: len(clients.said) > 20, "it runs")
             redis.kill()
-            until(lambda: clients.unsaved() > 20, "it goes on without the store", 20)
+            until(lambda: clients.unsaved() > 20, "it goes on without the store")
             one.kill()
         before = list(clients.said)
         assert len(remote.spools()) == 2
         redis.start()
-        until(lambda: "of a router that died are in the store" in two.log, "it is adopted", 20)
+        until(lambda: "of a router that died are in the store" in two.log, "it is adopted")
         remote.check(before, two)
         one.start()
         one.wait_until_up()
@@ -270,11 +270,11 @@ def test_a_lock_that_is_held(local: Place) -> None:
     with local.router() as one:
         one.wait_until_up()
         with Clients(one) as clients:
-            until(lambda: len(clients.said) > 20, "it runs", 20)
+            until(lambda: len(clients.said) > 20, "it runs")
             with contextlib.closing(connect(local.folder / "store.sqlite3")) as holder:
                 holder.execute("BEGIN IMMEDIATE")
                 begun = time.monotonic()
-                until(lambda: clients.unsaved() > 40, "it goes on without the store", 20)
+                until(lambda: clients.unsaved() > 40, "it goes on without the store")
                 clients.outlast(begun)
                 clients.nobody_waits(begun)
                 one.kill()  # and nobody had time to hand anything over
@@ -292,20 +292,20 @@ def test_refused_before_a_worker_is_asked(remote: Place, redis: RedisServer, wor
         chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
         path = f"{one.url}/sessions/{session}/v1/chat/completions"
         with Clients(one) as clients:
-            until(lambda: len(clients.said) > 20, "it runs", 20)
+            until(lambda: len(clients.said) > 20, "it runs")
             redis.kill()
-            until(lambda: len(clients.refused) > 20, "it is refused", 20)
+            until(lambda: len(clients.refused) > 20, "it is refused")
             time.sleep(0.2)
             count = len(worker.log)
             asked = len(clients.refused)
-            until(lambda: len(clients.refused) > asked + 20, "it is refused", 20)
+            until(lambda: len(clients.refused) > asked + 20, "it is refused")
             assert len(worker.log) == count, "no worker is asked"
             answer = call(path, chat)
             assert (answer.status, answer.json()["error"]["type"]) == (503, "store_unreachable")
             assert "--store-failure refuse" in answer.content.decode() or "does not answer" in answer.content.decode()
             redis.start()
             before = len(clients.said)
-            until(lambda: len(clients.said) > before + 20, "it goes on", 20)
+            until(lambda: len(clients.said) > before + 20, "it goes on")
         assert clients.failed == []
         remote.handed_over(one)
         remote.check(clients.said, one)
@@ -316,13 +316,13 @@ def test_the_file_is_full(remote: Place, redis: RedisServer) -> None:
     with remote.router("one", "--store-spool-max-bytes", "30000") as one:
         one.wait_until_up()
         with Clients(one) as clients:
-            until(lambda: len(clients.said) > 20, "it runs", 20)
+            until(lambda: len(clients.said) > 20, "it runs")
             redis.kill()
-            until(lambda: len(clients.refused) > 20, "it is refused", 20)
+            until(lambda: len(clients.refused) > 20, "it is refused")
             assert "--store-spool-max-bytes" in call(f"{one.url}/generate", {"text": "a"}).content.decode()
             redis.start()
             before = len(clients.said)
-            until(lambda: len(clients.said) > before + 20, "it goes on", 20)
+            until(lambda: len(clients.said) > before + 20, "it goes on")
         remote.handed_over(one)
         remote.check(clients.said, one)
 
@@ -331,7 +331,7 @@ def test_a_start_without_the_store(remote: Place, redis: RedisServer) -> None:
     """A router waits for a store that may be starting, too, and does not listen before it is there."""
     redis.kill()
     with remote.router("one") as one:
-        until(lambda: "waiting for the store" in one.log, "it says so", 30)
+        until(lambda: "waiting for the store" in one.log, "it says so")
         assert "listening on" not in one.log
         redis.start()
         one.wait_until_up()
@@ -343,9 +343,9 @@ def test_handed_over_by_hand(remote: Place, redis: RedisServer) -> None:
     with remote.router("one") as one:
         one.wait_until_up()
         with Clients(one) as clients:
-            until(lambda: len(clients.said) > 20, "it runs", 20)
+            until(lambda: len(clients.said) > 20, "it runs")
             redis.kill()
-            until(lambda: clients.unsaved() > 20, "it goes on without the store", 20)
+            until(lambda: clients.unsaved() > 20, "it goes on without the store")
             one.kill()
         redis.start()
         command = ["handover", "--store", remote.address, "--spool", str(remote.folder / "spool")]

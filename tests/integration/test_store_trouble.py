@@ -155,7 +155,7 @@ def test_no_room_for_a_while(worker: EmbeddedWorker, tmp_path: Path) -> None:
         assert "are answered without being saved" in made.log
         assert made.log.count("are answered without being saved") == 1, "it is logged once a minute"
         limit_files(made, None)
-        until(lambda: "takes writes again" in made.log, "what waited is handed over", 15)
+        until(lambda: "takes writes again" in made.log, "what waited is handed over")
         answer, one = say(made.url, "With room: ")
         assert "x-radix-saved" not in answer.headers
         said.append(one)
@@ -209,7 +209,7 @@ def test_a_stream_tells_before_its_last_event_that_it_is_not_saved(worker: Embed
         with claude.messages.stream(model="m", max_tokens=5, messages=asked["messages"]) as stream:
             assert stream.get_final_message().stop_reason == "max_tokens"
         limit_files(made, None)
-        until(lambda: "takes writes again" in made.log, "what waited is handed over", 15)
+        until(lambda: "takes writes again" in made.log, "what waited is handed over")
         for path in streams:
             assert NOT_SAVED_COMMENT.strip() not in events(made.url, path), path
         assert saved(made.url) == (True, True)

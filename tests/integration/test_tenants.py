@@ -253,7 +253,7 @@ class World:
             asking = {who: self.asks(who, clash) for who in present}
             for one in asking.values():
                 open_.callback(one.close)
-            worker.wait_for_arrivals(len(present), timeout=5)
+            worker.wait_for_arrivals(len(present))
             answers = {}
             if clash.who in present and clash.how == "abort":
                 answers["abort"] = self.abort(clash.who, clash.rid)

@@ -78,7 +78,7 @@ class Asking:
         self._connection.close()
 
 
-def until(condition: Callable[[], object], what: str | Callable[[], object] = "", seconds: float = 15.0) -> None:
+def until(condition: Callable[[], object], what: str | Callable[[], object] = "", seconds: float = 60.0) -> None:
     """Ask again and again, for what can only be seen from outside. `what` may be a function that says what it is then."""
     deadline, pause = time.monotonic() + seconds, 0.0005
     while not condition():

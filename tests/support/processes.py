@@ -60,7 +60,7 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
-def until(holds: Callable[[], Any], seconds: float = 30.0) -> None:
+def until(holds: Callable[[], Any], seconds: float = 60.0) -> None:
     """Return when it holds; what other processes do can only be looked at again and again."""
     deadline = time.monotonic() + seconds
     while not holds():

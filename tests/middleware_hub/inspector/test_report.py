@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from middleware_hub.inspector.reports.run import RunReports
 from router.config import StoreConfig
 from tests.support import templates
 from tests.support.agents import AgentSession, user
+from tests.support.asking import until
 from tests.support.stack import Stack, stack
 from tests.support.vocabularies import vocabulary
 
@@ -37,12 +37,8 @@ def play(made: Stack) -> None:
 
 
 def shown(made: Stack) -> Any:
-    for _ in range(400):
-        report = made.get("/inspect/api/run").json()
-        if report["done"]:
-            return report
-        time.sleep(0.01)
-    raise AssertionError("the report was never done")
+    until(lambda: made.get("/inspect/api/run").json()["done"], "the report is done")
+    return made.get("/inspect/api/run").json()
 
 
 def run(*flags: str) -> int:

@@ -289,7 +289,7 @@ def test_what_another_request_has_brought_meanwhile_is_continued(scheme: str) ->
             said = await lives.ask(0, Ask(SPACES[0], "a b", None, None, [5, 6, 0], "r0", "1"))
             gate = Gate(lives, 1)
             late = asyncio.create_task(lives.ask(1, Ask(SPACES[0], said + "b", None, None, [6, 0], "r1", "1")))
-            await asyncio.wait_for(gate.reached.wait(), 10)
+            await asyncio.wait_for(gate.reached.wait(), 60)
             assert await lives.lives[1].retrieve(SPACES[0], said) is not None
             gate.go.set()
             await late

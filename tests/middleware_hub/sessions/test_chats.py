@@ -24,7 +24,7 @@ class SlowComposer:
         self.error = error
 
     def warm(self) -> None:
-        assert self.go.wait(10)
+        assert self.go.wait(60)
         if self.error is not None:
             raise self.error
 

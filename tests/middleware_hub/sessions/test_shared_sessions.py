@@ -282,7 +282,7 @@ def test_a_turn_and_the_end_wait_for_the_same_group(method: str, path: str, tmp_
             held = Held(room)
             end = Client(room.app, method, path, {}, {})
             held.client = look = Client(room.app, "GET", "/sessions/s", {}, {})
-            await asyncio.wait_for(held.reached.wait(), 10)
+            await asyncio.wait_for(held.reached.wait(), 60)
             log: Any = room.session.log
             await waiting(log, 1)
             says.go.set()

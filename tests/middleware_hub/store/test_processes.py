@@ -109,7 +109,7 @@ def test_an_append_waits_in_a_thread_for_another_process(tmp_path: Path) -> None
         assert not any(append.done() for append in waiting)
         other.execute("COMMIT")
         other.close()
-        assert await asyncio.wait_for(asyncio.gather(*waiting), 5) == [[1], [2], [3]]
+        assert await asyncio.wait_for(asyncio.gather(*waiting), 60) == [[1], [2], [3]]
         assert [event.data for event in await store.read("log")] == [b"0", b"1", b"2"]
         await store.append(world.turn(turns[0], "more", "reply").batch)
         assert await findings(store) == []

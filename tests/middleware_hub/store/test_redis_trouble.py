@@ -276,10 +276,10 @@ def test_a_server_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
         assert monotonic() - begun < 3
         await asyncio.sleep(0.7)  # a client tries to connect meanwhile
         begun = monotonic()
-        for _ in range(20):
+        for _ in range(60):
             with pytest.raises(StoreUnreachableError):
                 await store.append(world.turn(None, "more", "reply").batch)
-        assert monotonic() - begun < 2
+        assert monotonic() - begun < 15, "it takes 30 s if each waits"
         server.thaw()
         await until_it_answers(store)
         assert (await store.find(query("userreply"))).records
@@ -341,7 +341,7 @@ def test_who_misses_something_asks_whether_the_store_was_emptied(what: str, tmp_
 
 
 async def until_it_answers(store: Store) -> None:
-    end = monotonic() + 10
+    end = monotonic() + 60
     while True:
         try:
             await store.stats()
@@ -410,7 +410,7 @@ def test_what_a_killed_server_lost_of_the_last_seconds_is_written_again(tmp_path
         server.kill()
         await asyncio.to_thread(server.start)
         other = open_store(server.address)
-        end = monotonic() + 10
+        end = monotonic() + 60
         while True:  # the first store connects again by itself
             with contextlib.suppress(StoreUnreachableError):
                 await other.open(None)
@@ -449,7 +449,7 @@ def test_what_several_wrote_in_turns_is_written_again_in_that_order(tmp_path: Pa
         server.kill()
         await asyncio.to_thread(server.start)
         assert line is not None
-        end = monotonic() + 20
+        end = monotonic() + 60
         while True:
             with contextlib.suppress(StoreUnreachableError):
                 found, events = await stores[0].find(query(line.text)), await stores[0].read("log")
@@ -481,8 +481,8 @@ def test_a_router_that_died_with_the_server_is_waited_for_no_longer_than_it_is_a
         await store.announced()
         await dead.close()
         server.kill()
+        begun = monotonic()  # the store may find the server before `start` does
         await asyncio.to_thread(server.start)
-        begun = monotonic()
         await until_it_answers(store)
         while True:
             with contextlib.suppress(StoreUnreachableError):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-import uvloop
 
 from router.http.headers import retry_after
 from router.http.upstream import (
@@ -22,6 +21,7 @@ from router.http.upstream import (
     UpstreamBrokenError,
     UpstreamResponse,
 )
+from router.serving.event_loop import new_event_loop
 from tests.router.conftest import GatedWorker
 from tests.support.serving import read_request, serving, serving_socket
 
@@ -94,7 +94,14 @@ def test_a_wish_to_be_asked_later_that_makes_no_sense_is_none(said: bytes) -> No
 
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-both_loops = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+
+
+def _by_ours(main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main)
+
+
+both_loops = pytest.mark.parametrize("run", [asyncio.run, _by_ours], ids=["asyncio", "ours"])
 
 LARGE = b"0123456789abcdef" * (2 * 1024 * 1024)
 """32 MiB: far more than the buffers of a connection hold."""

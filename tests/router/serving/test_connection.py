@@ -238,7 +238,7 @@ def test_one_connection_too_many(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_head_takes_its_time() -> None:
     async def main() -> None:
-        async with limits(seconds=0.05) as connect:
+        async with limits(seconds=0.15) as connect:
             late = await connect()
             await late.say(b"GET / HTTP/1.1\r\nhost:")
             status, error = await late.last_answer()
@@ -261,7 +261,7 @@ def test_a_generation_may_take_longer_than_a_head() -> None:
 
     async def main() -> None:
         worker = GatedWorker()
-        async with limits(worker, seconds=0.02) as connect:
+        async with limits(worker, seconds=0.15) as connect:
             client, other = await connect(), await connect()
             await client.say(head_of(100), b"GET / HT")
             await worker.wait_for_arrivals(1)
@@ -279,7 +279,7 @@ def test_an_idle_connection_is_kept() -> None:
     """A line break behind a body is no beginning of a request."""
 
     async def main() -> None:
-        async with limits(seconds=0.02) as connect:
+        async with limits(seconds=0.15) as connect:
             client = await connect()
             await client.say(head_of(100), b"\r\n")
             assert (await client.answer())[0] == 200
@@ -408,7 +408,7 @@ def test_the_rest_of_a_body_behind_an_answer_has_its_time(framing: bytes) -> Non
     """Then the connection ends, although the client goes on to send."""
 
     async def main() -> None:
-        async with limits(refuse, seconds=0.1) as connect:
+        async with limits(refuse, seconds=0.15) as connect:
             client = await connect()
             await client.say(b"POST /x HTTP/1.1\r\nhost: a\r\n%b\r\n\r\n" % framing, b"1\r\na\r\n")
             assert (await client.answer())[0] == 413
