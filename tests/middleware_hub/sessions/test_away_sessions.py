@@ -365,6 +365,64 @@ def test_a_forgotten_session_that_others_went_on_with_is_not_written_again_witho
     asyncio.run(work())
 
 
+def test_a_session_that_is_forgotten_between_two_turns_that_waited_is_written_again(tmp_path: Path) -> None:
+    """The first of them is in the log already. No other router went on with the session."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            broken = [Broken(one, name) for name in ("append", "read", "logs")]
+            for body in (more(BODY), more(more(BODY))):
+                assert (await one.ask(body).answer())[0] == 200
+            assert (await other.call("POST", "/sessions/s/reward_info", {"reward_info": {"r": 1}}))[0] == 200
+            for method in broken:
+                method.mend()
+            store: Any = one.hub.store
+            real = store.append
+
+            async def append(batch: Batch) -> None:
+                await real(batch)
+                store.append = real
+                await other.hub.store.forget(0)  # type: ignore[union-attr]
+
+            store.append = append
+            saving = one.hub.saving
+            assert saving is not None
+            assert await saving.hand_over()
+            assert saving.lost == 0
+            (told,) = await exported(await both.another())
+            assert (told["num_turns"], told["reward_info"]) == (3, {"r": 1})
+            assert [told] == await exported(one)
+
+    asyncio.run(work())
+
+
+def test_a_session_that_is_forgotten_behind_a_turn_of_which_nobody_heard_is_written_again(tmp_path: Path) -> None:
+    """The turn was appended, but the store did not acknowledge it: in the log it is this router's own."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            broken = Broken(one, "append", behind=True)
+            assert (await one.ask(more(BODY)).answer())[0] == 200
+            assert other.hub.store is not None
+            await other.hub.store.forget(0)
+            broken.mend()
+            saving = one.hub.saving
+            assert saving is not None
+            assert await saving.hand_over()
+            assert saving.lost == 0
+            (told,) = await exported(await both.another())
+            assert told["num_turns"] == 2
+            assert [told] == await exported(one)
+
+    asyncio.run(work())
+
+
 def test_a_forgotten_session_has_nothing_that_waits_for_the_store(tmp_path: Path) -> None:
     """What waited is in the log, which can no longer be read: while it counted as unsaved, others had no room in memory."""
 
