@@ -135,8 +135,8 @@ class IdsIndex:
 
 
 def _possible(sums: NDArray[np.uint64], chains: dict[int, Generation | list[Generation]]) -> list[int]:
-    """Return the sums that are in the index, the longest prefix first. It looks at each chain, instead of at each sum."""
-    spans = ((key, one.span) for key, ones in chains.items() for one in (ones if isinstance(ones, list) else (ones,)))
+    """Return the sums that are in the index, the longest prefix first. It looks at one reply of each chain, not at each sum."""
+    spans = ((key, (one[0] if isinstance(one, list) else one).span) for key, one in chains.items())
     ends = ((span.offset + take, key) for key, span in spans for take in (span.count, span.visible))
     found = {end: key for end, key in ends if 0 < end <= len(sums) and sums[end - 1] == key}
     return [found[end] for end in sorted(found, reverse=True)]

@@ -237,7 +237,8 @@ class SessionRegistry:
         await session.abort()
 
     def _remove(self, session: Session) -> None:
-        if self._sessions.pop((session.tenant, session.id), None) is not None:
+        if self.find(session.tenant, session.id) is session:  # else it was removed before, and another has its name
+            del self._sessions[session.tenant, session.id]
             self.tokens -= session.tokens
 
     def _end(self, session: Session) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Final
 
 from middleware_hub.radix.node import Generation
@@ -137,8 +136,11 @@ class Groups:
     async def left(self, tenant: str, namespace: str, session: str) -> None:
         """Note that a session was deleted, now or when the store is back. If a trainer holds it, the trainer keeps it."""
         journal = self.journal(tenant, namespace)
-        with suppress(StoreUnreachableError):  # the session is gone all the same: its client must not be told otherwise
+        try:
             await journal.read_on()
+        except StoreUnreachableError:  # the session is gone all the same: its client must not be told otherwise
+            if journal.ledger.session(session) is None:  # not read yet: a claim finds nothing of it, and drops it
+                await journal.keep(Ended(session=session, time=journal.now()))
         member = journal.ledger.session(session)
         if member is not None and not (member.sample and member.sample.held):
             await journal.keep(dropping([member], "dropped", journal.now()))

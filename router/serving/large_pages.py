@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ _MAPPING = re.compile(r"^(\w+)-(\w+) rw-p \S+ \S+ 0 .*\n((?:[A-Z].*\n)+)", re.MU
 _SHARED = re.compile(r"^Shared_\w+: +[1-9]", re.MULTILINE)
 
 
-def move(pages: list[int], size: int, ended: threading.Event) -> int:
+def move(pages: Iterable[int], size: int, ended: threading.Event) -> int:
     """Move what is at these addresses into large pages, and return how many there are now. Unused memory stays unused.
 
     It goes on until `ended` is set.

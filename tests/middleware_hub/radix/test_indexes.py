@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,3 +71,24 @@ def test_a_prompt_of_many_ids_costs_what_there_are_chains(turns: list[tuple[int,
         index._chains[NS] = chains = Asked(index._chains[NS])
         assert index.longest(NS, pack_ids([*ids, *[SPACE] * 500]), None) == found
         assert chains.count <= 2 * len(turns)
+
+
+class Equal(list[Any]):
+    """Replies of one chain, which are not gone through."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("each of the equal replies is looked at")
+
+
+@pytest.mark.parametrize("sampled", [[B], [B, EOS]])
+def test_a_prompt_of_many_ids_does_not_cost_what_there_are_equal_replies(sampled: list[int]) -> None:
+    """A prompt of ids that is asked again and again, and has the same reply each time."""
+    talk = Talk()
+    for number in range(3):
+        talk.say_ids([A, SPACE], sampled, f"r{number}")
+    index, ids = talk.tree._forest.by_ids, pack_ids([A, SPACE, *sampled, *[SPACE] * 500])
+    found = index.longest(NS, ids, None)
+    assert found is not None
+    assert found[0].span.named("r2")
+    index._chains[NS] = {key: Equal(ones) for key, ones in index._chains[NS].items()}
+    assert index.longest(NS, ids, None) == found

@@ -365,6 +365,64 @@ def test_a_forgotten_session_that_others_went_on_with_is_not_written_again_witho
     asyncio.run(work())
 
 
+def test_a_session_that_is_forgotten_between_two_turns_that_waited_is_written_again(tmp_path: Path) -> None:
+    """The first of them is in the log already. No other router went on with the session."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            broken = [Broken(one, name) for name in ("append", "read", "logs")]
+            for body in (more(BODY), more(more(BODY))):
+                assert (await one.ask(body).answer())[0] == 200
+            assert (await other.call("POST", "/sessions/s/reward_info", {"reward_info": {"r": 1}}))[0] == 200
+            for method in broken:
+                method.mend()
+            store: Any = one.hub.store
+            real = store.append
+
+            async def append(batch: Batch) -> None:
+                await real(batch)
+                store.append = real
+                await other.hub.store.forget(0)  # type: ignore[union-attr]
+
+            store.append = append
+            saving = one.hub.saving
+            assert saving is not None
+            assert await saving.hand_over()
+            assert saving.lost == 0
+            (told,) = await exported(await both.another())
+            assert (told["num_turns"], told["reward_info"]) == (3, {"r": 1})
+            assert [told] == await exported(one)
+
+    asyncio.run(work())
+
+
+def test_a_session_that_is_forgotten_behind_a_turn_of_which_nobody_heard_is_written_again(tmp_path: Path) -> None:
+    """The turn was appended, but the store did not acknowledge it: in the log it is this router's own."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            broken = Broken(one, "append", behind=True)
+            assert (await one.ask(more(BODY)).answer())[0] == 200
+            assert other.hub.store is not None
+            await other.hub.store.forget(0)
+            broken.mend()
+            saving = one.hub.saving
+            assert saving is not None
+            assert await saving.hand_over()
+            assert saving.lost == 0
+            (told,) = await exported(await both.another())
+            assert told["num_turns"] == 2
+            assert [told] == await exported(one)
+
+    asyncio.run(work())
+
+
 def test_a_forgotten_session_has_nothing_that_waits_for_the_store(tmp_path: Path) -> None:
     """What waited is in the log, which can no longer be read: while it counted as unsaved, others had no room in memory."""
 
@@ -389,8 +447,11 @@ def test_a_forgotten_session_has_nothing_that_waits_for_the_store(tmp_path: Path
     asyncio.run(work())
 
 
-def test_a_session_of_a_group_that_is_deleted_while_the_store_is_away_leaves_the_group(tmp_path: Path) -> None:
-    """It was gone, but the answer was 503, and its group kept it."""
+@pytest.mark.parametrize("known", [True, False])
+def test_a_session_of_a_group_that_is_deleted_while_the_store_is_away_leaves_the_group(
+    known: bool, tmp_path: Path
+) -> None:
+    """It was gone, but the answer was 503, and its group kept it. `known`: the router has read what the group is made of."""
 
     async def work() -> None:
         async with routers(tmp_path) as both:
@@ -399,7 +460,8 @@ def test_a_session_of_a_group_that_is_deleted_while_the_store_is_away_leaves_the
             for name in ("s", "t"):
                 made = Client(one.app, "POST", "/sessions", {"session_id": name}, grouped)
                 assert (await made.answer())[0] == 201
-            await one.hub.groups.journal("", "").read_on()
+            if known:
+                await one.hub.groups.journal("", "").read_on()
             broken = [Broken(one, name) for name in ("append", "read", "logs")]
             assert (await one.call("DELETE", "/sessions/s"))[0] == 200
             for method in broken:
@@ -410,7 +472,8 @@ def test_a_session_of_a_group_that_is_deleted_while_the_store_is_away_leaves_the
             journal = other.hub.groups.journal("", "")
             await journal.read_on()
             members = journal.ledger.groups["g"].members.values()
-            assert [(member.session, member.done) for member in members] == [("s", True), ("t", False)]
+            left = [(member.session, member.done, member.ended) for member in members]
+            assert left == [("s", known, not known), ("t", False, False)]  # nothing of what has ended is there to claim
 
     asyncio.run(work())
 

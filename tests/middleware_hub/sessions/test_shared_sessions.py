@@ -860,6 +860,33 @@ def test_a_generation_ends_soon_when_its_session_is_ended_elsewhere(method: str,
     asyncio.run(work())
 
 
+def test_of_two_requests_that_learn_of_the_end_the_slow_one_leaves_the_new_session_alone(tmp_path: Path) -> None:
+    """Its name was used again meanwhile. The turn that runs in the new session belongs to it: DELETE aborts it."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            assert (await other.call("DELETE", "/sessions/s"))[0] == 200
+            await other.open()
+            assert (await other.ask(BODY).answer())[0] == 200
+            held = Held(one)
+            one.engine.says("one two", hold=1)
+            turn = one.ask(more(BODY))
+            held.client = slow = Client(one.app, "GET", "/sessions/s", {}, {})
+            await one.engine.arrived()
+            held.go.set()
+            status, found = await slow.answer()
+            assert (status, found["num_inflight_generations"]) == (200, 1)
+            assert one.app.registry.tokens == found["tokens"]
+            assert (await one.call("DELETE", "/sessions/s"))[0] == 200
+            assert (await turn.answer())[0] == 409
+            assert one.app.registry.tokens == 0
+
+    asyncio.run(work())
+
+
 def test_a_record_that_is_written_down_again_is_the_same(tmp_path: Path) -> None:
     """It may be in the store by then: an append that was not answered goes on. Other content would be refused."""
 

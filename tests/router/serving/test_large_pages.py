@@ -52,15 +52,53 @@ for thread in threading.enumerate():
 print(large() - before)
 """
 
+STOPPED = """
+import os, signal, socket, threading
+from router.config import ServerConfig
+from router.serving import large_pages
+from router.serving.server import serve
+
+class App:
+    fault = None
+    def start_draining(self):
+        pass
+    async def __call__(self, scope, receive, send):
+        for stage in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{stage}.complete"})
+
+moving = []
+def use_later(begin=large_pages.use_later):
+    ended = begin()
+    moving.extend(one for one in threading.enumerate() if one.name == "large pages")
+    os.kill(os.getpid(), signal.SIGTERM)
+    return ended
+
+large_pages.DELAY_SECONDS, large_pages.use_later = 3600, use_later
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    serve(App(), ServerConfig(), listener)
+(thread,) = moving
+thread.join(20)
+print(thread.is_alive())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems decide by themselves")
+def test_a_server_that_stops_ends_the_moving() -> None:
+    ran = subprocess.run([sys.executable, "-c", STOPPED], capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout.split() == ["False"]
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems decide by themselves")
 @pytest.mark.parametrize("begun", [False, True], ids=["before the first page", "after the first page"])
-def test_the_end_of_the_server_ends_the_moving(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_moving_ends_at_once(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """No page of the many is waited for."""
     ended = threading.Event()
     if begun:
         ended.set()
-        assert large_pages.move([0] * 1_000_000, 1, ended) <= 1
+        pages = iter([0] * 10)
+        large_pages.move(pages, 1, ended)
+        assert len(list(pages)) == 9
         return
     monkeypatch.setattr(large_pages, "DELAY_SECONDS", 3600)
     large_pages.use_later().set()
