@@ -118,6 +118,40 @@ def test_a_reply_that_is_kept_for_a_resend_does_not_keep_the_order_of_turns(tmp_
     asyncio.run(work())
 
 
+def test_what_a_dead_router_left_and_the_store_does_not_take_may_belong_to_any_session(tmp_path: Path) -> None:
+    """Answers say so, until it is in the store."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await spooling(room, tmp_path)
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            Broken(room, "append")
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            told = await exported(room)
+            dies(room)
+            other = await both.another()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(handover.Drain, "empty", full)
+                await spooling(other, tmp_path)
+            (only,) = await exported(other)
+            assert (only["exact"], only["reasons"]) == (False, ["store_unreachable"])
+            saving = other.hub.saving
+            assert saving is not None
+            assert saving._adoption is not None
+            await saving._adoption.run()
+            assert await exported(other) == told
+            await saving.close()
+
+    asyncio.run(work())
+
+
+async def full(*_: object) -> bool:
+    """Stands for a store that takes no writes."""
+    return False
+
+
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_router_that_dies_leaves_its_turns_to_the_next(behind: bool, tmp_path: Path) -> None:
     """Also if some of it had been written, and nobody heard of that."""
