@@ -316,6 +316,28 @@ def test_a_reward_behind_turns_that_came_too_late_may_take_two_attempts(tmp_path
     asyncio.run(work())
 
 
+def test_a_turn_that_was_written_unheard_and_is_forgotten_is_written_again(tmp_path: Path) -> None:
+    """The log has it already. It is not the turn of another router."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            broken = Broken(room, "append", behind=True)
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            broken.mend()
+            saving, store = room.hub.saving, room.hub.store
+            assert saving is not None
+            assert store is not None
+            assert (await store.forget(0)).unretrieved == 1
+            assert await saving.hand_over()
+            assert saving.lost == 0
+            assert await exported(await both.another()) == await exported(room)
+
+    asyncio.run(work())
+
+
 def test_a_turn_of_a_session_that_was_deleted_and_forgotten_holds_up_nobody(tmp_path: Path) -> None:
     """It waited for the store. What it builds on is gone there, and here it is cut into pieces."""
 
