@@ -180,7 +180,6 @@ class Saving:
             )
             text = "%d replies could not be written to the store before the end, and %s (%s)"
             logger.error(text, count, where, self._why)
-            self._lost += count if path is None else 0
         for stuck in self._stuck:
             stuck.cancel()
         for spool in self._spools:

@@ -96,7 +96,6 @@ class Attempts:
         worker.breaker.succeeded()
         for suspect in self._suspects:
             suspect.breaker.failed()
-        self._suspects.clear()
 
     def failed(self, worker: Worker, why: Failure, message: str, *, kept: bool = False, gone: bool = False) -> None:
         """Note that a worker gave no reply.

@@ -169,7 +169,7 @@ class Archive:
     async def undo(self, tenant: str, session_id: str) -> bool:
         """End a session whose client was refused here, and that was never used; return whether there was one."""
         newest = await self._newest(tenant, session_id) if self._half_made else None
-        if newest is None or newest.last != 1:
+        if newest is None:
             return False
         made = next(map(read, await self._store.read(newest.log, limit=1)), None)
         return isinstance(made, Created) and made in self._half_made and await self._end(newest.log, 1, "deleted")

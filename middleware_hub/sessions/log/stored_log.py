@@ -68,7 +68,7 @@ class StoredLog:
         key: of the log in the store.
         last: the number of the last event that was applied here.
         time: of that event, in seconds since 1970 by the store's clock: those of routers may differ.
-        unread: whether the store was unreachable when it was asked for news.
+        unread: whether the store was unreachable when it was asked for news, or lacks what a dead router left.
         crossed: whether events applied here stand elsewhere in the log, or not at all: then it has to be replayed.
     """
 
@@ -286,7 +286,6 @@ class StoredLog:
             there = bool(self._unsaved) and not self._shelf.saving.waiting_bytes
             try:
                 await self._read()
-                self.unread = self._shelf.saving.incomplete
             except StoreUnreachableError as error:
                 self.unread = True
                 self._shelf.failed(0, error)
@@ -323,6 +322,7 @@ class StoredLog:
                     session.apply(event)
                 self.last, self.time = number, event.time
             session.used = max(used, time.monotonic() - max(0.0, self._shelf.store.now() - self.time))
+        self.unread = self._shelf.saving.incomplete
         if session.trie.closed and not before:
             self._shelf.closed(session.tenant, session.id)
 

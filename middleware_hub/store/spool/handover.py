@@ -102,7 +102,8 @@ class HandOver:
             EndedElsewhereError: its turns are refused; everything else that it says of their sessions is in the store.
             StoreError, ValueError: no store will take it.
         """
-        moved = any(event.expected is None or event.log in self._tails for event in batch.events)
+        known = self._tails.keys() | self._broken
+        moved = any(event.expected is None or event.log in known for event in batch.events)
         refused: EndedElsewhereError | None = None
         for _ in range(_TRIES):
             try:
@@ -233,13 +234,15 @@ class Drain:
         return done
 
     async def _one(self, spool: SpoolFile, over: HandOver) -> None:
-        first = spool.waiting[0]
+        first, ordered = spool.waiting[0], False
         try:
-            await over.one(self._unpack(spool.read(first)), first.mend)
+            batch = self._unpack(spool.read(first))
+            ordered = any(event.kind == TURN for event in batch.events)
+            await over.one(batch, first.mend)
         except StoreUnreachableError:
             raise
         except MissingRecordError as error:
-            if first.tried == self._steps:
+            if ordered or first.tried == self._steps:  # a turn builds on nothing after it, and later ones may name it
                 self._give_up(spool, over, error)
             else:
                 first.tried = self._steps

@@ -8,10 +8,13 @@ import pytest
 
 from middleware_hub.persistence import saving
 from middleware_hub.persistence.saving import Saving
+from middleware_hub.persistence.turns import joined
 from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.guarded import GuardedStore
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
+from middleware_hub.store.spool.file import _OVERDRAFT
+from middleware_hub.store.spool.packing import pack
 from tests.middleware_hub.store.troubled import TroubledStore
 from tests.middleware_hub.store.world import World
 
@@ -54,6 +57,37 @@ def test_what_is_appended_later_stands_behind_what_waits() -> None:
         troubled.mend()
         assert await saver.append(second)
         assert [event.data for event in await troubled.store.read("log")] == [b"1", b"2"]
+        await saver.close()
+
+    asyncio.run(main())
+
+
+def test_who_appended_what_is_given_up_hears_of_it() -> None:
+    """Until then, what was recorded is kept in memory."""
+
+    async def main() -> None:
+        saver = Saving(DictionaryStore())
+        world, over = World(), list[bool]()
+        assert not await saver.append(world.turn(world.turn(None, "a", "b"), "c", "d").batch, over=over.append)
+        assert (saver.lost, over) == (1, [False])
+        await saver.close()
+
+    asyncio.run(main())
+
+
+def test_one_of_several_replies_for_which_there_is_no_room_is_given_up() -> None:
+    async def main() -> None:
+        troubled = TroubledStore(DictionaryStore())
+        saver = Saving(GuardedStore(troubled))  # type: ignore[arg-type]
+        world, over = World(), list[bool]()
+        parts = [world.turn(None, "a", "b").batch, world.turn(None, "c", "d").batch]
+        saver._spool._max_bytes = len(pack(parts[0])) - _OVERDRAFT
+        troubled.appends = "raises"
+        assert not await saver.append(joined(parts), over=over.append, parts=parts)
+        assert (saver.waiting, saver.lost, over) == (1, 1, [])
+        troubled.mend()
+        assert await saver.hand_over()
+        assert over == [False]
         await saver.close()
 
     asyncio.run(main())

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from middleware_hub.persistence import saving
 from middleware_hub.persistence.saving import Saving
+from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.guarded import GuardedStore
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.records import Serials
 from middleware_hub.store.spool.folder import SpoolFolder
+from middleware_hub.store.spool.handover import Adoption
 from tests.conftest import examples
 from tests.middleware_hub.persistence.lives import Life, Namespace
 from tests.middleware_hub.persistence.test_restarts import NAMESPACES, PICK, REQUEST, request_of
@@ -51,6 +53,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Routers:
     """One life that never ends and has no store, and one whose store comes and goes, and that dies now and then."""
 
+    left = False
+    """Whether the store does not take what a dead router has left."""
+
     def __init__(self, folder: str, max_tokens: int | None) -> None:
         self.folder = folder
         self.max_tokens = max_tokens
@@ -73,7 +78,7 @@ class Routers:
             return store
 
         await self.saving.open(SpoolFolder(f"{self.folder}/spool", address, "toy", 1 << 20), another)
-        assert not self.saving.incomplete
+        assert self.saving.incomplete == self.left
         self.many = Life(guarded, self.serials, self.max_tokens, self.saving)
         self.many.away = True
         await self.many.begin()
@@ -168,6 +173,45 @@ def test_what_was_adopted_is_looked_up(before: int, tmp_path: Path) -> None:
     steps = [("ask", request())] * before
     steps += [("appends", "raises"), ("ask", request(kind="continue", extra="b")), ("kill",), ("retrieve", before)]
     asyncio.run(play(str(tmp_path), steps, None))
+
+
+@pytest.mark.parametrize("saved", [0, 1])
+def test_what_a_dead_router_left_and_the_store_does_not_take_may_belong_to_any_text(saved: int, tmp_path: Path) -> None:
+    """Also if the store has nothing else, and to the notes of any chat."""
+
+    async def work() -> None:
+        routers = Routers(str(tmp_path), None)
+        await routers.begin()
+        for appends in (*["none"] * saved, "raises"):
+            routers.troubled.appends = appends  # type: ignore[assignment]
+            ask = request_of(request(), [], 0)
+            assert ask is not None
+            text = (await routers.many.ask(ask))["text"]
+        await routers.end(killed=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Adoption, "run", look)
+            routers.left = True
+            await routers.begin()
+        memory = routers.many.memory
+        assert memory is not None
+        for _ in range(2):
+            assert not await memory.cover(ask.namespace, text)
+            assert (await routers.many.match(ask)).unasked
+            with pytest.raises(StoreUnreachableError):
+                await memory.notes(ask.namespace, ["n"], whole=True)
+        adoption = routers.saving._adoption
+        assert adoption is not None
+        await adoption.run()
+        assert await memory.cover(ask.namespace, text)
+        assert not await memory.notes(ask.namespace, ["n"], whole=True)
+        await routers.end(killed=False)
+
+    asyncio.run(work())
+
+
+async def look(adoption: Adoption) -> None:
+    """Stands for a store that takes no writes: the files are found, and that is all."""
+    adoption.left += adoption._left_behind()
 
 
 @pytest.mark.parametrize("versions", ["12|121|11", "2|1212|11", "12|1212121|11"])

@@ -8,11 +8,13 @@ import tracemalloc
 from typing import Any, cast
 
 import msgspec
+import pytest
 
 from middleware_hub.radix.retrieval import Answered, retrieve
 from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.spans.answer_json import Lists
 from middleware_hub.tokenizer.tokenizer import Tokenizer
+from router.errors import NotExactError
 from tests.middleware_hub.radix.talk import NS, Talk
 from tests.middleware_hub.toy import EOS, A, B
 
@@ -114,3 +116,24 @@ def test_sequences_that_the_store_could_not_be_asked_for_say_so() -> None:
     assert {(one["exact"], *one["reasons"]) for one in others} == {(False, "store_unreachable")}
     assert [one["tokens"] for one in others] == [turn.ids for turn in turns[1:]]
     assert len(memory.asked) < len(turns) / 2, "a store that is away is not asked again"
+
+
+def test_a_text_that_the_store_could_not_be_asked_for_says_so() -> None:
+    """The store may have more of it, and the reply of any name."""
+    talk = Talk()
+    turn = talk.say("a b ", [A, B, EOS], "r")
+
+    async def asked(text: str, **how: Any) -> Any:
+        request, memory = RetrievalRequest(text, **how), cast(Any, Away(""))
+        return told(await retrieve(talk.tree, NO_TOKENIZER, NS, text, request, (), memory))
+
+    async def scenario() -> None:
+        found = await asked(turn.text)
+        assert (found["exact"], found["reasons"], found["tokens"]) == (False, ["store_unreachable"], turn.ids)
+        found = await asked(turn.text, request_id="unknown")
+        assert (found["exact"], found["reasons"]) == (False, ["store_unreachable", "unknown_reply"])
+        with pytest.raises(NotExactError) as refused:
+            await asked(f"{turn.text} a", strict=True)
+        assert refused.value.details["reasons"] == ["retokenized", "store_unreachable"]
+
+    asyncio.run(scenario())

@@ -395,6 +395,9 @@ def test_a_half_shown_token_is_kept_only_if_the_text_spells_all_of_it() -> None:
     later = talk.say("t a<", [B])
     assert later.ids == [T, SPACE, A, LT, B]
     assert flatten(later.generation.span, 1).reasons == ("cut_in_token",)
+    again = talk.match("t a<")
+    assert again.known is later.generation.span.parent, "it is kept once, however many samples it has"
+    assert again.reasons == ("cut_in_token",)
     assert recalled(talk.tree.recall(NS, turn.text)) == turn.ids
     recount(talk.tree)
 

@@ -118,6 +118,40 @@ def test_a_reply_that_is_kept_for_a_resend_does_not_keep_the_order_of_turns(tmp_
     asyncio.run(work())
 
 
+def test_what_a_dead_router_left_and_the_store_does_not_take_may_belong_to_any_session(tmp_path: Path) -> None:
+    """Answers say so, until it is in the store."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await spooling(room, tmp_path)
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            Broken(room, "append")
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            told = await exported(room)
+            dies(room)
+            other = await both.another()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(handover.Drain, "empty", full)
+                await spooling(other, tmp_path)
+            (only,) = await exported(other)
+            assert (only["exact"], only["reasons"]) == (False, ["store_unreachable"])
+            saving = other.hub.saving
+            assert saving is not None
+            assert saving._adoption is not None
+            await saving._adoption.run()
+            assert await exported(other) == told
+            await saving.close()
+
+    asyncio.run(work())
+
+
+async def full(*_: object) -> bool:
+    """Stands for a store that takes no writes."""
+    return False
+
+
 @pytest.mark.parametrize("behind", [False, True])
 def test_a_router_that_dies_leaves_its_turns_to_the_next(behind: bool, tmp_path: Path) -> None:
     """Also if some of it had been written, and nobody heard of that."""
@@ -278,6 +312,28 @@ def test_a_reward_behind_turns_that_came_too_late_may_take_two_attempts(tmp_path
             assert saving.lost == 3
             for room in (one, other, await both.another()):
                 assert (await room.call("GET", "/sessions/s"))[1]["reward_info"] == {"r": 1}
+
+    asyncio.run(work())
+
+
+def test_a_turn_that_was_written_unheard_and_is_forgotten_is_written_again(tmp_path: Path) -> None:
+    """The log has it already. It is not the turn of another router."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            broken = Broken(room, "append", behind=True)
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            broken.mend()
+            saving, store = room.hub.saving, room.hub.store
+            assert saving is not None
+            assert store is not None
+            assert (await store.forget(0)).unretrieved == 1
+            assert await saving.hand_over()
+            assert saving.lost == 0
+            assert await exported(await both.another()) == await exported(room)
 
     asyncio.run(work())
 

@@ -6,11 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from middleware_hub.sessions.samples import SessionSamples
 from middleware_hub.store.protocol import Batch
 from middleware_hub.trajectories.samples import Group, Member, Sample
 from tests.middleware_hub.sessions.in_process import Client, Room
-from tests.middleware_hub.sessions.test_shared_sessions import BODY, Broken, more, routers
+from tests.middleware_hub.sessions.test_shared_sessions import BODY, Broken, exported, more, routers
 
 
 def said(client: Client) -> set[str]:
@@ -112,5 +114,40 @@ def test_trainers_are_told_too(tmp_path: Path) -> None:
             built = await SessionSamples(room.app.registry).built("", sample, {})
             assert built is not None
             assert (built.exact, exported["exact"], exported["reasons"]) == (False, False, ["unknown_reply"])
+
+    asyncio.run(work())
+
+
+class AnotherStore:
+    """What a store that was set back has now; see `Refill`."""
+
+    def __init__(self, room: Room) -> None:
+        self._store: Any = room.hub.store
+        self.append = self._store.append
+
+    async def lacking(self, records: dict[bytes, bytes]) -> set[bytes]:
+        return records.keys() - {record.id for record in (await self._store.get(list(records))).records}
+
+    async def ends(self, logs: list[str]) -> list[int]:
+        return [len(await self._store.read(log)) for log in logs]
+
+    async def event(self, log: str, number: int) -> Any:
+        return (await self._store.read(log))[number - 1]
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_session_that_was_begun_anew_gets_no_turns_of_the_one_that_was_lost(turns: int, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path / "before") as before, routers(tmp_path / "now") as now:
+            room, other = await before.another(), await now.another()
+            for one, count in (room, 2), (other, turns):
+                await one.open()
+                for _ in range(count):
+                    assert (await one.ask(BODY).answer())[0] == 200
+            log: Any = room.session.log
+            told = await exported(other)
+            await log.refill(AnotherStore(other))
+            assert log.crossed
+            assert await exported(other) == told == await exported(await now.another())
 
     asyncio.run(work())

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from middleware_hub.sessions.log import archive
+from middleware_hub.spans.chain import SpanFlag
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.guarded import GuardedStore
 from router.config import StoreConfig
@@ -1019,5 +1020,27 @@ def test_a_client_goes_on_while_what_it_left_is_being_saved(tmp_path: Path) -> N
             chain = [*sent["input_ids"], *sampled]
             assert then["input_ids"][: len(chain)] == chain
             assert [len(one["turns"]) for one in await exported(room)] == [2]
+
+    asyncio.run(work())
+
+
+def test_what_is_found_out_about_a_shared_prompt_later_is_known_everywhere(tmp_path: Path) -> None:
+    """The record of the prompt is older. The next turn with that prompt brings it."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room, other = await both.another(), await both.another()
+            await room.open()
+            assert (await room.ask(BODY).answer())[0] == 200
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            assert len(await exported(other)) == 1
+            head = room.session.trie.head
+            assert head is not None
+            assert head.span.parent is not None
+            head.span.parent.flags |= SpanFlag.UNLIKE
+            assert (await room.ask(more(BODY)).answer())[0] == 200
+            found = await exported(room)
+            assert [one["reasons"] for one in found] == [["template_mismatch"]] * 2
+            assert await exported(other) == found == await exported(await both.another())
 
     asyncio.run(work())

@@ -118,6 +118,17 @@ def test_a_worker_whose_kept_connection_was_closed_is_asked_once_more_and_not_bl
     assert open_breakers(pool) == []
 
 
+def test_it_is_asked_only_once_more() -> None:
+    pool = make(1, failures=1)
+    attempts = Attempts(pool, RetryConfig(), repeatable=True)
+    (worker,) = pool.list()
+    attempts.failed(worker, "lost", "reset", kept=True)
+    attempts.no_worker_left(NoWorkerError("all tried"))
+    attempts.failed(worker, "lost", "reset")
+    with pytest.raises(UpstreamError):
+        attempts.no_worker_left(NoWorkerError("all tried"))
+
+
 def test_a_worker_that_closes_new_connections_is_blamed() -> None:
     """None of them can have been closed for being idle."""
     pool = make(2, failures=2)

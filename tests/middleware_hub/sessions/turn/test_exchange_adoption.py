@@ -96,6 +96,31 @@ def test_an_adopted_exchange_that_loses_its_client_is_an_orphan_again() -> None:
     asyncio.run(asyncio.wait_for(work(), 60))
 
 
+def test_an_orphan_that_is_ended_for_what_was_read_of_it_is_not_adopted() -> None:
+    """A client that sends the request again meanwhile would get the part that its worker returns."""
+
+    async def work() -> None:
+        room = Room()
+        session = await room.open()
+        body = {**BODY, "stream": True}
+        says = room.engine.says("one two three", hold=1, deaf=True)
+        left = room.ask(body, key="k")
+        await room.engine.arrived()
+        await left.leave()
+        (orphan,) = session._exchanges
+        read = [{"role": "assistant", "content": "one"}, {"role": "user", "content": "Go on"}]
+        goes_on = room.ask({**BODY, "messages": [*BODY["messages"], *read]})
+        await until(lambda: orphan.given_up)
+        room.engine.says("four")
+        status, events = await room.ask(body, key="k").answer()
+        texts = [choice["delta"].get("content") or "" for event in events[:-1] for choice in event["choices"]]
+        assert (status, "".join(texts)) == (200, "four")
+        says.go.set()
+        assert (await goes_on.answer())[0] == 200
+
+    asyncio.run(asyncio.wait_for(work(), 60))
+
+
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_long_reply_is_handed_over_in_steps(samples: int) -> None:
     """A stream that nobody read may wait as thousands of pieces: written all at once, they would hold up others."""

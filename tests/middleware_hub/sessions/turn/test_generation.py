@@ -10,6 +10,7 @@ import pytest
 from middleware_hub.sessions.turn import exchange
 from middleware_hub.sessions.turn.generation import TurnGeneration
 from middleware_hub.spans.chain import unpack_ids
+from middleware_hub.spans.versions import FALL_AFTER
 from tests.middleware_hub.sessions.in_process import Room, until
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Count"}], "max_tokens": 20}
@@ -313,3 +314,24 @@ class TestMetrics:
             assert kinds == [1, 1]
 
         asyncio.run(work())
+
+
+def test_late_replies_do_not_set_the_weight_version_back() -> None:
+    """They were sent before the update. As many that are sent after it do, because then a run was resumed."""
+
+    async def work() -> None:
+        room = Room()
+        await room.open()
+        says = [room.engine.says("one", hold=0) for _ in range(FALL_AFTER)]
+        late = [room.ask(BODY) for _ in says]
+        await room.engine.arrived(len(late))
+        room.hub.clock.set("2")
+        for one in says:
+            one.go.set()
+        assert [(await one.answer())[0] for one in late] == [200] * FALL_AFTER
+        assert room.hub.clock.current == "2"
+        for _ in range(FALL_AFTER):
+            assert (await room.ask(BODY).answer())[0] == 200
+        assert room.hub.clock.current == "1"
+
+    asyncio.run(work())

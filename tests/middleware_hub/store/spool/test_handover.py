@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event
 from middleware_hub.store.spool.file import SpoolFile, SpoolHead
-from middleware_hub.store.spool.handover import Adoption, Drain
+from middleware_hub.store.spool.handover import TURN, Adoption, Drain
 from middleware_hub.store.spool.packing import pack, unpack
 from tests.middleware_hub.store.troubled import TroubledStore
 from tests.middleware_hub.store.world import World
@@ -128,6 +130,42 @@ def test_events_are_appended_once_whatever_was_acknowledged(tmp_path: Path) -> N
         found = [event.data for event in await troubled.store.read("a")]
         assert found == [b"0", b"another's", b"1", b"2", b"3", b"4"]
         assert [event.data for event in await troubled.store.read("news")] == [b"n"]
+        spool.close()
+
+    asyncio.run(work())
+
+
+def test_whoever_waits_hears_what_became_of_it(tmp_path: Path) -> None:
+    """What is neither in the store nor given up stays in the memory of the router that recorded it."""
+    world = World()
+    orphan = world.turn(world.turn(None, "a", "b"), "c", "d")
+    other = world.turn(None, "x", "y")
+    told: list[tuple[str, bool]] = []
+
+    async def work() -> None:
+        spool = SpoolFile.make(tmp_path / "a.spool", HEAD, 1 << 20)
+        for name, turn in (("orphan", orphan), ("other", other)):
+            spool.put(pack(turn.batch), 1, None, lambda saved, name=name: told.append((name, saved)))
+        assert await Drain(DictionaryStore(), unpack).empty(spool)
+        spool.close()
+
+    asyncio.run(work())
+    assert sorted(told) == [("orphan", False), ("other", True)]
+
+
+def test_later_turns_of_a_session_do_not_take_the_place_of_one_that_is_given_up(tmp_path: Path) -> None:
+    """They may name it, and then no router could read the session. A reward is kept."""
+    world = World()
+    orphan = world.turn(world.turn(None, "a", "b"), "c", "d").batch
+    first = replace(orphan, events=[Event("s", TURN, b"first", expected=0)])
+    later = [Batch(events=[Event("s", kind, kind.encode(), expected=n)]) for n, kind in [(1, TURN), (2, "reward")]]
+
+    async def work() -> None:
+        store = DictionaryStore()
+        await store.append(Batch(events=[Event("s", "reward", b"another's", expected=0)]))
+        spool = waiting(tmp_path / "a.spool", first, *later)
+        assert await Drain(store, unpack).empty(spool)
+        assert [event.data for event in await store.read("s")] == [b"another's", b"reward"]
         spool.close()
 
     asyncio.run(work())
