@@ -123,7 +123,7 @@ class SessionRegistry:
     async def _load(self, archive: Archive[Session], name: tuple[str, str]) -> Session | None:
         found = await archive.find(*name)
         if found is not None:
-            found.lost = self._lost.take(found)
+            found.lost = tuple(dict.fromkeys((*found.lost, *self._lost.take(found))))
             self._metrics.sessions.labels("loaded").inc()
             self._sessions[name] = found
             self._make_room(found)

@@ -73,8 +73,8 @@ class Session:
         samples: the number of its samples.
         visitors: the number of requests that use it: it is not dropped meanwhile.
         orphans: exchanges whose client has left, as long as another client may want the reply.
-        lost: generations that this router answered and whose tokens it does not have: the store has lost them, or the worker's
-            reply contradicted itself.
+        lost: generations that were answered and whose tokens are not here: the store has lost them, which only the router that
+            answered knows, or the worker's reply contradicted itself, which is in the log.
     """
 
     lasting = True
@@ -259,15 +259,13 @@ class Session:
                 if self.phase is SessionPhase.ACTIVE:
                     self.phase = SessionPhase.COMPLETE
                 self._done.set()
-            case events.Finalized():
-                self.phase = SessionPhase.FINALIZED
-                self.trie.close()
-                self._done.set()
+            case events.Touched(lost=str(generation)):
+                self.lost = tuple(dict.fromkeys((*self.lost, generation)))
             case events.Exported(samples=samples):
                 # A turn that was committed meanwhile has not been exported.
                 self.exported = self.samples == samples
-            case events.Ended():
-                self.phase = SessionPhase.ABORTED
+            case events.Finalized() | events.Ended():
+                self.phase = SessionPhase.FINALIZED if isinstance(event, events.Finalized) else SessionPhase.ABORTED
                 self.trie.close()
                 self._done.set()
 

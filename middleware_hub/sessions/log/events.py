@@ -119,7 +119,14 @@ class Exported(SessionEvent, tag="exported", frozen=True):
 
 
 class Touched(SessionEvent, tag="touched", frozen=True):
-    """A client asked for the session: its time to live begins again."""
+    """A client asked for the session: its time to live begins again.
+
+    Attributes:
+        lost: the generation that was answered, if its tokens could not be kept. This is a field, and no event of its own, so
+            that routers of an earlier version can read the log.
+    """
+
+    lost: str | None = None
 
 
 class Ended(SessionEvent, tag="ended", frozen=True):

@@ -22,8 +22,8 @@ from middleware_hub.chat.messages import Message as ChatMessage
 from middleware_hub.chat.messages import MessageKey
 from middleware_hub.chat.refusals import unreadable
 from middleware_hub.parsers.base import SampledParser
-from middleware_hub.radix.judge import Expectation, Judge, Verdict
-from middleware_hub.sessions.log.events import BranchEnded, SampledTurn
+from middleware_hub.radix.judge import ENGINE_MISMATCH, Expectation, Judge, Verdict
+from middleware_hub.sessions.log.events import BranchEnded, SampledTurn, Touched
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.edited_turns import content_of
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
@@ -188,6 +188,12 @@ class TurnGeneration:
             )
         )
 
+    @property
+    def contradictory(self) -> bool:
+        """Whether its tokens were not kept because the worker's reply contradicted itself."""
+        found = self.verdict
+        return found is not None and (found.outcome, found.reason) == ("no", ENGINE_MISMATCH)
+
     def head(self, start: Message) -> None:
         headers = dict(start["headers"])
         self.worker = headers.get(b"x-router-worker", b"").decode("latin-1")
@@ -242,6 +248,9 @@ class TurnGeneration:
             heavy = len(reply.ids) * (1 + request.top_logprobs) > MANY_LOGPROBS
             answer = msgspec.structs.replace(answer, logprobs=await offload(heavy, self.building.spelled, reply))
         await self._commit(asked, reply, answer)
+        if self.contradictory and self._plan.log is not None:
+            # The client will send its text again, which looks like context: every router has to know.
+            self.saved = await self._plan.log.append(Touched(time=time.time(), lost=self.id))
         self.answer = answer
 
     async def _keep(self, asked: Expectation, received: WorkerReply) -> None:

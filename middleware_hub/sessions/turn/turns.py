@@ -11,8 +11,8 @@ import msgspec
 from starlette.types import Scope
 
 from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.radix.judge import ENGINE_MISMATCH
 from middleware_hub.radix.records import NO_PARENT
+from middleware_hub.sessions.log.events import Touched
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, FALLBACKS, LEFT_OUT, ComposedPrompt
 from middleware_hub.sessions.prompt.composer import Composer
@@ -202,8 +202,8 @@ class Turns:
             verdict = generation.verdict
             outcome = ("no", "no reply") if verdict is None else (verdict.outcome, verdict.reason)
             self._metrics.replies.counts[outcome] += 1
-            if session.lasting and generation.answer is not None and outcome == ("no", ENGINE_MISMATCH):
-                session.lost += (generation.id,)  # its client will send its text again, which looks like context
+            if session.lasting and session.log is None and generation.answer is not None and generation.contradictory:
+                session.apply(Touched(time=time.time(), lost=generation.id))
         session.settle(exchange)
 
 

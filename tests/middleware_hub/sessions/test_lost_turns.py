@@ -70,6 +70,34 @@ def test_clients_are_told_which_turns_the_store_has_lost(tmp_path: Path) -> None
     asyncio.run(work())
 
 
+def test_a_reply_that_contradicted_itself_is_missed_at_every_router(tmp_path: Path) -> None:
+    """Its client continues it at any router, where its text reads as context, also after a restart."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room, other = await both.another(), await both.another()
+            await room.open()
+            room.engine.says("Yes.", extra={"output_ids": []})
+            client = room.ask(BODY)
+            assert (await client.answer())[0] == 200
+            head = dict(client.out[0]["headers"])
+            assert head[b"x-radix-recorded"].startswith(b"no; engine_mismatch")
+            lost = head[b"x-generation-id"].decode()
+            client = other.ask(more(BODY))
+            assert (await client.answer())[0] == 200
+            assert said(client) == {"unknown_reply"}
+            assert (await other.ask(BODY).answer())[0] == 200  # a conversation without it
+            await both.end(room)
+            for one in (other, await both.another()):
+                assert (await one.call("GET", "/sessions/s"))[1]["lost_turns"] == [lost]
+                _, found = await one.call("GET", "/sessions/s/trajectories")
+                assert [each["reasons"] for each in found["trajectories"]] == [["unknown_reply"], []]
+                assert [each["exact"] for each in found["trajectories"]] == [False, True]
+                assert found["missing"] == [lost]
+
+    asyncio.run(work())
+
+
 def test_an_answer_from_memory_says_that_the_store_was_not_asked(tmp_path: Path) -> None:
     async def work() -> None:
         async with routers(tmp_path) as both:
