@@ -172,14 +172,19 @@ class SessionRegistry:
     async def create(self, session: Session) -> Session:
         """Add a new session, also to the store. Raises SessionExistsError, CapacityError and StoreUnreachableError."""
         if self.archive is not None:
-            await self.archive.undo(session.tenant, session.id)
-            if await self.reach(session.tenant, session.id) is not None:
-                raise SessionExistsError(f"there is a session {session.id!r} already")
+            await self.require_new(session)
             self.require_room(session)
             await self.archive.create(session)
             if (loaded := self.find(session.tenant, session.id)) is not None:
                 return loaded  # by a request that found it in the store at once
         return self.add(session)
+
+    async def require_new(self, session: Session) -> None:
+        """Raise SessionExistsError if there is a session of this name. One whose client was refused here is ended first."""
+        if self.archive is not None:
+            await self.archive.undo(session.tenant, session.id)
+        if await self.reach(session.tenant, session.id) is not None:
+            raise SessionExistsError(f"there is a session {session.id!r} already")
 
     def add(self, session: Session) -> Session:
         """Add a session. Raises SessionExistsError, and CapacityError if there is no room."""
