@@ -141,7 +141,7 @@ class Fields:
                 continue
             if key in _REFUSED:
                 raise BadRequestError(f"`{key}` cannot be used here: {_REFUSED[key]}", param=key)
-            if key == "lora_path":  # read here, too
+            if key == "lora_path":  # what is remembered is kept apart by it
                 decoded(key, raw, _ADAPTER)
             # A slice would keep the whole body in memory until the generation is over.
             rest[key] = raw.copy()

@@ -130,8 +130,7 @@ class Controls:
                 raise BadRequestError("a session is a rollout by itself: leave x-rollout-id and x-rollout-end out")
             session.group = member.group, headers.get(b"x-radix-namespace", b"").decode("latin-1")
             # This is checked first: a refused request does not move an existing session to another group.
-            if await self._registry.reach(session.tenant, session.id) is not None:
-                raise SessionExistsError(f"there is a session {session.id!r} already")
+            await self._registry.require_new(session)
             await self._groups.joined(session.tenant, session.group[1], member, session.id)
         return await self._registry.create(session)
 

@@ -61,6 +61,8 @@ class SessionRegistry:
         self._loading: dict[tuple[str, str], asyncio.Task[Session | None]] = {}
         self._owing: set[SessionLog] = set()
         self._lost = LostTurns()
+        self._left: dict[tuple[str, str], tuple[float, list[Exchange[Any]]]] = {}
+        """Of sessions that are read again: when they were made, and their replies that are kept for a resend."""
         self.archive: Archive[Session] | None = None
         self.tokens = 0
         metrics.watch(
@@ -94,7 +96,7 @@ class SessionRegistry:
 
         Raises StoreUnreachableError for a session that is not here, if the store cannot be asked.
         """
-        archive, name, made, replies = self.archive, (tenant, session_id), 0.0, list[Exchange[Any]]()
+        archive, name = self.archive, (tenant, session_id)
         if archive is None:
             return self._sessions.get(name)
         while True:
@@ -107,14 +109,10 @@ class SessionRegistry:
                 found = await asyncio.shield(loading)
                 if found is None:
                     return None
-                if found.created_at == made:
-                    for reply in replies:
-                        found.begin(reply)
-                        found.settle(reply)
-                replies = []
             elif not await archive.refresh(found):
                 self._lost.note(found, crossed=not found.over)
-                made, replies = found.created_at, [] if found.over else found.leave_replies()
+                if not found.over and (replies := found.leave_replies()):
+                    self._left[name] = found.created_at, replies
                 self._end(found)
                 continue
             if self._sessions.get(name) is found:
@@ -122,7 +120,11 @@ class SessionRegistry:
 
     async def _load(self, archive: Archive[Session], name: tuple[str, str]) -> Session | None:
         found = await archive.find(*name)
+        made, replies = self._left.pop(name, (0.0, []))
         if found is not None:
+            for reply in replies if found.created_at == made else ():
+                found.begin(reply)
+                found.settle(reply)
             found.lost = tuple(dict.fromkeys((*found.lost, *self._lost.take(found))))
             self._metrics.sessions.labels("loaded").inc()
             self._sessions[name] = found
@@ -170,14 +172,19 @@ class SessionRegistry:
     async def create(self, session: Session) -> Session:
         """Add a new session, also to the store. Raises SessionExistsError, CapacityError and StoreUnreachableError."""
         if self.archive is not None:
-            await self.archive.undo(session.tenant, session.id)
-            if await self.reach(session.tenant, session.id) is not None:
-                raise SessionExistsError(f"there is a session {session.id!r} already")
+            await self.require_new(session)
             self.require_room(session)
             await self.archive.create(session)
             if (loaded := self.find(session.tenant, session.id)) is not None:
                 return loaded  # by a request that found it in the store at once
         return self.add(session)
+
+    async def require_new(self, session: Session) -> None:
+        """Raise SessionExistsError if there is a session of this name. One whose client was refused here is ended first."""
+        if self.archive is not None:
+            await self.archive.undo(session.tenant, session.id)
+        if await self.reach(session.tenant, session.id) is not None:
+            raise SessionExistsError(f"there is a session {session.id!r} already")
 
     def add(self, session: Session) -> Session:
         """Add a session. Raises SessionExistsError, and CapacityError if there is no room."""
@@ -265,6 +272,9 @@ class SessionRegistry:
             if session.trie.in_flight:
                 session.touch()  # a generation is use, and other routers see only what the log says
             session.sweep(moment)
+        for name, (_, replies) in list(self._left.items()):
+            if all(reply.stale(moment) for reply in replies):
+                del self._left[name]
         for session in [one for one in self._sessions.values() if one.log is None and one.expired(moment)]:
             self._expire(session)
 

@@ -226,7 +226,7 @@ class Archive:
             try:
                 return await self._create(session)
             except SessionExistsError:
-                if not await self.undo(session.tenant, session.id):  # else it got there only now, see `_half_made`
+                if not await self.undo(session.tenant, session.id):  # else it was one of `_half_made`
                     raise
 
     async def _create(self, session: Session) -> None:

@@ -283,7 +283,7 @@ class StoredLog:
 
     async def read_on(self) -> None:
         async with self._lock:
-            there = bool(self._unsaved) and not self._shelf.saving.waiting_bytes
+            in_store = bool(self._unsaved) and not self._shelf.saving.waiting_bytes
             try:
                 await self._read()
             except StoreUnreachableError as error:
@@ -292,7 +292,7 @@ class StoredLog:
                 return
             except MissingRecordError:
                 self.crossed = True  # what another router sampled was forgotten
-            if there and self._unsaved:  # yet they are not to be read: the session has ended, or was forgotten
+            if in_store and self._unsaved:  # but they cannot be read: the session has ended, or was forgotten
                 self.crossed, self._unsaved = True, []
 
     async def replay(self) -> None:

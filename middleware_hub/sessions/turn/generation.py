@@ -170,7 +170,7 @@ class TurnGeneration:
     def was_read(self, messages: Sequence[ChatMessage], key_of: Callable[[ChatMessage], MessageKey]) -> bool:
         """Whether a conversation goes on from the beginning of its reply, which a client must have read."""
         if not self._handle.open:
-            return False  # it needs no end: what was sampled is in the trie, and its prompt may be in there no more
+            return False  # it is committed, and its prompt may no longer be in the trie
         node, before = self._plan.turn.node, ""
         # The reply goes on in the last message, so the echo has that message's text in front of it.
         if self._plan.request.continue_final:

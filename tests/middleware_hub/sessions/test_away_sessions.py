@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from middleware_hub.sessions.log import events
+from middleware_hub.sessions.turn.exchange import KEPT_SECONDS
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Store
@@ -85,8 +87,12 @@ def test_two_routers_go_on_while_the_store_takes_nothing(first: int, tmp_path: P
     asyncio.run(work())
 
 
-def test_a_reply_that_is_kept_for_a_resend_does_not_keep_the_order_of_turns(tmp_path: Path) -> None:
-    """The router exports in the store's order as others do, and a client that resends gets the reply that it missed."""
+@pytest.mark.parametrize("away", [None, 0.0, KEPT_SECONDS + 1])
+def test_a_reply_that_is_kept_for_a_resend_does_not_keep_the_order_of_turns(away: float | None, tmp_path: Path) -> None:
+    """The router exports in the store's order as others do, and a client that resends gets the reply that it missed.
+
+    `away`: for so many seconds the store is away again, just when the session is to be read again.
+    """
 
     async def work() -> None:
         async with routers(tmp_path) as both:
@@ -108,11 +114,17 @@ def test_a_reply_that_is_kept_for_a_resend_does_not_keep_the_order_of_turns(tmp_
             assert await one.hub.saving.hand_over()
             told = await exported(other)
             assert last_words(told) == ["theirs", "mine"]
+            if away is not None:
+                again = Broken(one, "logs")
+                assert (await one.call("GET", "/sessions/s"))[0] == 503
+                one.app.registry.sweep(time.monotonic() + away)
+                again.mend()
             await one.call("GET", "/sessions/s")  # reads on
             assert await exported(one) == told
             status, found = await one.ask(more(BODY), key="k").answer()
-            assert (status, found["choices"][0]["message"]["content"]) == (200, "mine")
-            assert await exported(one) == told
+            kept = not away
+            assert (status, found["choices"][0]["message"]["content"]) == (200, "mine" if kept else "Yes.")
+            assert (await exported(one) == told) is kept
             assert one.session.idle  # the reply is not kept any longer
 
     asyncio.run(work())

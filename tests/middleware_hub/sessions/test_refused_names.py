@@ -97,6 +97,36 @@ def test_two_routers_that_make_it_at_the_same_moment(first: int, behind: bool, t
     asyncio.run(work())
 
 
+def test_an_attempt_for_a_group_that_arrives_late(tmp_path: Path) -> None:
+    """The group has noted the session, but the session itself arrives late."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            rooms = [await both.another(), await both.another()]
+            asked = rooms[0].app, "POST", "/sessions", NAMED, {"x-group-id": "g", "x-group-size": "1"}
+            assert rooms[0].hub.saving is not None
+            write = rooms[0].hub.saving.write
+
+            async def note(batch: Batch) -> None:
+                rooms[0].hub.saving.write = write  # type: ignore[method-assign, union-attr]
+                await write(batch)
+                late.append(Late(rooms[0]))
+
+            late: list[Late] = []
+            rooms[0].hub.saving.write = note  # type: ignore[method-assign]
+            assert (await Client(*asked).answer())[0] == 503
+            await late[0].arrive()
+            assert (await Client(*asked).answer())[0] == 201
+            assert (await Client(*asked).answer())[0] == 409
+            await one_session(rooms, 0)
+            journal = rooms[1].hub.groups.journal("", "")
+            await journal.read_on()
+            (member,) = journal.ledger.groups["g"].members.values()
+            assert (member.session, member.done, member.ended) == ("s", False, False)
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize("attempts", [1, 2])
 def test_attempts_that_arrive_late(attempts: int, tmp_path: Path) -> None:
     """Whichever of the refused attempts is in the store when the client asks again, this router replaces it."""

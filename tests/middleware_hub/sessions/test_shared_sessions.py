@@ -988,7 +988,7 @@ def test_a_turn_that_is_being_saved_takes_no_room_from_others(tmp_path: Path) ->
 
 
 def test_a_client_goes_on_while_what_it_left_is_being_saved(tmp_path: Path) -> None:
-    """The message that the left turn began with is in the trie no more, and its generation is not over yet."""
+    """The message that the left turn began with is no longer in the trie, and its generation is not over yet."""
 
     async def work() -> None:
         async with routers(tmp_path) as both:
