@@ -27,6 +27,7 @@ from middleware_hub.store.spool.file import SpoolFile
 from middleware_hub.store.spool.folder import SpoolFolder
 from middleware_hub.store.spool.handover import GIVE_UP_SECONDS, Adoption, Another, Drain
 from middleware_hub.store.spool.packing import pack, unpack
+from router.http.time_limits import patience
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +69,9 @@ class Saving:
         self._adopting: asyncio.Task[None] | None = None
         self._since: float | None = None
         self._why = ""
-        self._away_seconds = 0.0
         self._logged: dict[str, float] = {}
         self.saved = self.unsaved = self._lost = 0
-        self.seconds = 0.0
+        self.seconds = self._away_seconds = 0.0
 
     # What others see ---------------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Saving:
         if self._spool.waiting:
             await self._empty()
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with patience(ANSWER_SECONDS):
                 await self.store.append(batch)
         except TimeoutError:
             raise StoreUnreachableError(f"the store has not answered for {ANSWER_SECONDS:.0f} s") from None

