@@ -138,7 +138,7 @@ def test_a_request_is_passed_over_if_room_is_only_at_workers_it_has_tried() -> N
 def test_a_request_that_gives_up_holds_up_none_behind_it_that_may_go_anywhere() -> None:
     async def main() -> None:
         queue = make(2)
-        one, two = queue._pool.list()
+        one, _ = queue._pool.list()
         held = {lease.worker: lease for lease in [await queue.lease(("", ""), QUERY) for _ in range(2)]}
         picky = await lined_up(queue, ("", "a"), exclude={one.id})
         behind = await lined_up(queue, ("", "a"))
