@@ -90,7 +90,6 @@ class Breaker:
             return False
         self._trial = True
         if self.state is BreakerState.OPEN:
-            self._in_a_row = 0
             self._move_to(BreakerState.HALF_OPEN)
         return True
 

@@ -39,6 +39,17 @@ def test_keys_are_spread() -> None:
     assert all(350 < count < 650 for count in counts.values()), counts
 
 
+def test_a_drained_worker_leaves_the_others_their_keys() -> None:
+    """It is forgotten at the end of its last request, when the others have been offered alone for a while."""
+    workers = fleet(0, 0, 0)
+    policy = ConsistentHashing()
+    owners(policy, workers)
+    left = workers[:2]
+    before = owners(policy, left)
+    policy.forget(workers[2])
+    assert owners(policy, left) == before
+
+
 def test_a_new_worker_only_takes_keys_for_itself() -> None:
     workers = fleet(0, 0, 0, 0, 0)
     policy = ConsistentHashing()

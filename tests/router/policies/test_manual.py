@@ -138,3 +138,16 @@ def test_the_number_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         policy.select(workers, query(f"{number} " * 10_000))
     assert len(policy) == 10
     assert policy.select(workers, query("99 " * 10_000)).reason == "key"
+
+
+def test_the_key_whose_request_ended_last_holds_up_no_other() -> None:
+    """Keys are forgotten in the order of their last use, which may be an end."""
+    clock = Clock()
+    policy, workers = Manual(max_idle=50.0, clock=clock), fleet(2)
+    for key in "ab":
+        policy.select(workers, query(key))
+    for clock.now, key in (1.0, "b"), (40.0, "a"):
+        policy.over(query(key))
+    clock.now = 60.0
+    assert policy.select(workers, query("b")).reason == "new_key"
+    assert policy.select(workers, query("a")).reason == "key"

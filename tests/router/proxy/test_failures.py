@@ -16,6 +16,8 @@ from tests.support.serving import SocketHandler, dead_url, read_request, serving
 
 GENERATE = b'{"rid":"r","text":"hello"}'
 STREAM = b'{"text": "hello", "stream": true}'
+WELL = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+"""What a worker answers to a probe: otherwise it would be asked only as the last one."""
 
 
 def test_no_worker_says_what_to_do() -> None:
@@ -200,9 +202,9 @@ def test_worker_that_breaks_before_its_first_byte_is_replaced() -> None:
 
     async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head, _ = await read_request(reader)
-        if "generate" in head:
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n")
-            await writer.drain()
+        nothing = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n"
+        writer.write(nothing if "generate" in head else WELL)
+        await writer.drain()
 
     async def main() -> None:
         worker = EchoWorker()
@@ -216,6 +218,7 @@ def test_worker_that_breaks_before_its_first_byte_is_replaced() -> None:
                     assert reply.status == 200
                     assert reply.headers["x-router-worker"] == good
             await router.idle()
+            assert router.app.pool.get(bad).doubts, "it may have been restarted with other weights"
 
     asyncio.run(main())
 
@@ -225,10 +228,10 @@ def half_a_reply(framing: str) -> SocketHandler:
 
     async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head, _ = await read_request(reader)
-        if "generate" in head:
-            piece = b"5\r\nhello\r\n" if "chunked" in framing else b"hello"
-            writer.write(b"HTTP/1.1 200 OK\r\n" + framing.encode() + b"\r\n\r\n" + piece)
-            await writer.drain()
+        piece = b"5\r\nhello\r\n" if "chunked" in framing else b"hello"
+        half = b"HTTP/1.1 200 OK\r\n" + framing.encode() + b"\r\n\r\n" + piece
+        writer.write(half if "generate" in head else WELL)
+        await writer.drain()
 
     return broken
 
@@ -246,6 +249,7 @@ def test_break_in_mid_reply_is_made_good_where_the_client_waits_for_all_of_it(fr
                     assert reply.status == 200
                     assert reply.headers["x-router-worker"] == good
             await router.idle()
+            assert router.app.pool.get(bad).doubts, "it was asked"
 
     asyncio.run(main())
 
@@ -261,6 +265,7 @@ def test_break_in_mid_reply_is_seen_by_the_client(framing: str) -> None:
                 with pytest.raises(aiohttp.ClientPayloadError):
                     await reply.read()
             await router.idle()
+            assert router.app.pool.get(url).doubts, "it may have been restarted with other weights"
             async with router.client.get("/metrics") as reply:
                 assert 'tito_router_requests_total{route="generate",status="broken"} 1.0' in await reply.text()
 

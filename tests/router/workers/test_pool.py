@@ -241,6 +241,16 @@ def test_a_probe_that_shows_nothing_new_looks_at_no_other_worker() -> None:
     assert pool.routable is before, "each of a thousand workers is probed every second while it is away"
 
 
+def test_the_version_gate_excludes_workers_of_unknown_weights_as_the_last_resort_too() -> None:
+    pool = make_pool(1, health=HealthConfig(version_gate=True))
+    (worker,) = pool.list()
+    pool.new_version("2", {worker.id})
+    pool.remove(worker.id)
+    pool.add("http://new:1")
+    with pytest.raises(NoWorkerError):
+        pool.lease(QUERY)
+
+
 def test_the_version_gate_excludes_workers_at_other_weights() -> None:
     pool = make_pool(3, health=HealthConfig(version_gate=True))
     one, two, three = pool.list()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.config import QueueConfig
+from router.config import BreakerConfig, QueueConfig
 from router.errors import NoWorkerError, QueueFullError, QueueTimeoutError
 from router.policies.base import RouteQuery
 from router.policies.least_inflight import LeastInflight
@@ -131,6 +131,47 @@ def test_a_request_is_passed_over_if_room_is_only_at_workers_it_has_tried() -> N
             task.result().release()
         with pytest.raises(NoWorkerError):
             await queue.lease(("", ""), QUERY, exclude={one.id, two.id})
+
+    asyncio.run(main())
+
+
+def test_a_request_that_gives_up_holds_up_none_behind_it_that_may_go_anywhere() -> None:
+    async def main() -> None:
+        queue = make(2)
+        one, _ = queue._pool.list()
+        held = {lease.worker: lease for lease in [await queue.lease(("", ""), QUERY) for _ in range(2)]}
+        picky = await lined_up(queue, ("", "a"), exclude={one.id})
+        behind = await lined_up(queue, ("", "a"))
+        held[one].release()
+        assert not behind.done()
+        picky.cancel()
+        await asyncio.wait([picky])
+        await asyncio.sleep(0)
+        assert behind.done()
+        assert behind.result().worker is one
+
+    asyncio.run(main())
+
+
+def test_a_worker_whose_breaker_closes_makes_room() -> None:
+    """Its last trial may be a stream that goes on for an hour."""
+
+    async def main() -> None:
+        breaker = BreakerConfig(failure_threshold=1, success_threshold=1, timeout=1e-9)
+        pool = WorkerPool(LeastInflight(), breaker=breaker, max_inflight_per_worker=2)
+        queue = RequestQueue(pool, QueueConfig())
+        pool.probed(worker := pool.add("http://w:1"), None)
+        pool.probed(full := pool.add("http://full:1"), None)
+        for _ in range(2):
+            await queue.lease(("", ""), QUERY, {worker.id})
+        worker.breaker.failed()
+        trial = await queue.lease(("", ""), QUERY, {full.id})
+        assert trial.reason == "trial"
+        waiting = await lined_up(queue, ("", ""))
+        assert not waiting.done()
+        worker.breaker.succeeded()
+        await asyncio.sleep(0)
+        assert waiting.done()
 
     asyncio.run(main())
 

@@ -142,3 +142,17 @@ def test_a_breaker_is_reset_for_a_new_process_and_not_after_a_hang(absent: bool)
         worker.probed(None, HealthConfig())
     assert worker.state is WorkerState.HEALTHY
     assert worker.routable == absent
+
+
+def test_a_worker_that_has_come_back_may_hang_later() -> None:
+    """Its first absence resets its breaker once."""
+    worker = Worker("http://a:1", Breaker(BreakerConfig(failure_threshold=1)))
+    for absent in (True, False):
+        worker.probed(None, HealthConfig())
+        for _ in range(3):
+            worker.probed("no answer", HealthConfig(), absent=absent)
+        worker.breaker.failed()
+        for _ in range(2):
+            worker.probed(None, HealthConfig())
+        assert worker.state is WorkerState.HEALTHY
+        assert worker.routable == absent

@@ -93,7 +93,9 @@ def check(reply: Reply, sample: Sample, endpoint: str, prompt: list[int]) -> Non
 @given(prompt=PROMPTS, found=st.lists(samples(), min_size=1, max_size=3))
 def test_a_reply_in_one_piece(endpoint: str, prompt: list[int], found: list[Sample]) -> None:
     one = generation([prompt], endpoint=endpoint, sampling_params={"n": len(found)})
-    answer = one.whole([Answer(200, whole(endpoint, prompt, found))])
+    body = json.loads(whole(endpoint, prompt, found))
+    body["choices"].reverse()  # what counts is their index
+    answer = one.whole([Answer(200, json.dumps(body).encode())])
     assert answer.status == 200
     replies = json.loads(answer.body) if len(found) > 1 else [json.loads(answer.body)]
     for reply, sample in zip(replies, found, strict=True):

@@ -113,6 +113,12 @@ def test_vllms_own_fields_pass() -> None:
     assert body["sampling_params"]["extra_args"] == {"a": 1}
 
 
+@pytest.mark.parametrize(("own", "salt"), [({}, "k"), ({"cache_salt": None}, "k"), ({"cache_salt": "s"}, "s")])
+def test_a_salt_in_vllms_own_words_goes_before_one_in_sglangs(own: dict[str, Any], salt: str) -> None:
+    asked = read(msgspec.json.encode({"input_ids": [1], "extra_key": "k", **own}), WITHOUT)
+    assert msgspec.json.decode(asked.prompts[0].call.body)["cache_salt"] == salt
+
+
 def test_samples_have_names_of_their_own() -> None:
     asked = read(msgspec.json.encode({"input_ids": [1], "rid": "x", "sampling_params": {"n": 3}}), WITHOUT)
     assert len(set(asked.prompts[0].rids)) == 3
