@@ -178,7 +178,7 @@ class RadixTreeMiddleware:
                 # However it ended: what was streamed to a client is remembered.
                 responder.close()
                 if state.recorded is not None:
-                    state.recorded.extend(responder.recorded)
+                    state.recorded.extend(responder.verdicts)
         finally:
             for prompt in prompts:
                 self.tree.unpin(prompt.match)

@@ -26,7 +26,6 @@ from middleware_hub.radix.judge import (
     Verdict,
     summary,
 )
-from middleware_hub.radix.node import Generation
 from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import SampledReply
 from middleware_hub.radix.tree import RadixTree
@@ -248,10 +247,9 @@ class Responder:
                 )
 
     @property
-    def recorded(self) -> list[Generation]:
-        """Return the replies that were recorded."""
-        verdicts = (one.verdict for one in self._generations)
-        return [one.generation for one in verdicts if one is not None and one.generation is not None]
+    def verdicts(self) -> list[Verdict]:
+        """Return what became of each reply, as far as there was one."""
+        return [one.verdict for one in self._generations if one.verdict is not None]
 
     def head(self, start: Message, *, stream: bool) -> Message | None:
         """Return the head of a stream, whose verdicts are still open. Anything else waits until it is recorded."""

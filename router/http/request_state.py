@@ -46,7 +46,7 @@ class RequestState(msgspec.Struct, frozen=True):
         hint: what a middleware reports to the routing policy.
         body_read: a layer has read the body within the limits. What a middleware made of it may be longer.
         kept: the layer that sends this request keeps its reply, under an id that the layer made up.
-        recorded: a layer that records the replies adds what it made of them, if the layer that sends this request wants that.
+        recorded: a layer that records the replies adds its verdict of each, if the layer that sends this request wants them.
     """
 
     record: RequestRecord

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,10 @@ def ask(served: Stack, *messages: Message, says: str, path: str = PATH, headers:
     return Turn(answer, worker.log[-1])
 
 
+def contains(ids: Sequence[int], part: list[int]) -> bool:
+    return any(list(ids[at : at + len(part)]) == part for at in range(len(ids)))
+
+
 class TestOpenAI:
     def test_a_conversation_goes_on_from_what_was_sampled(self, served: Stack) -> None:
         """In ids that encoding again would not give, thoughts kept that the client and the template drop."""
@@ -85,6 +89,22 @@ class TestOpenAI:
         assert message["content"] == "One two three."
         second = ask(served, *opening, message, user("And?"), says="Four.")
         assert list(second.record.input_ids)[: len(first.chain)] == first.chain
+
+    @pytest.mark.parametrize("streamed", [False, True])
+    def test_a_reply_that_is_not_recorded_as_text_is_not_continued_either(self, served: Stack, streamed: bool) -> None:
+        """Its ids would be known to this router alone, and only in chats."""
+        opening = [system(f"s6{streamed}"), user("Hello")]
+        (worker,) = served.workers
+        ids = [one for letter in "Yes." for one in worker.vocabulary.encode_bare(letter)]
+        worker.script(ids=ids, fault="no_logprobs")
+        answer = served.post(PATH, {"model": "m", "messages": opening, "stream": streamed})
+        message = deltas(answer) if streamed else answer.json()["choices"][0]["message"]
+        assert message["content"] == "Yes."
+        if not streamed:
+            assert answer.headers["x-radix-recorded"].startswith("no; engine_mismatch")
+        second = ask(served, *opening, message, user("And?"), says="Two.")
+        assert contains(second.record.input_ids, worker.vocabulary.encode_bare("Yes."))
+        assert not contains(second.record.input_ids, ids)
 
     def test_several_samples_of_one_turn(self, served: Stack) -> None:
         """The newest is gone on with, unless the client says which."""

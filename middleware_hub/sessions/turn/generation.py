@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 MANY_LOGPROBS = 5000
 """Logprobs, alternatives included, of one reply: more of them are spelled in a thread."""
+CONTRADICTORY = "no", ENGINE_MISMATCH
+"""The verdict on a reply whose tokens are not kept because it contradicted itself."""
 _ABORT_SECONDS = 10.0
 """How long a worker may take to return what it has sampled once its generation is told to end."""
 
@@ -188,12 +190,6 @@ class TurnGeneration:
             )
         )
 
-    @property
-    def contradictory(self) -> bool:
-        """Whether its tokens were not kept because the worker's reply contradicted itself."""
-        found = self.verdict
-        return found is not None and (found.outcome, found.reason) == ("no", ENGINE_MISMATCH)
-
     def head(self, start: Message) -> None:
         headers = dict(start["headers"])
         self.worker = headers.get(b"x-router-worker", b"").decode("latin-1")
@@ -248,7 +244,8 @@ class TurnGeneration:
             heavy = len(reply.ids) * (1 + request.top_logprobs) > MANY_LOGPROBS
             answer = msgspec.structs.replace(answer, logprobs=await offload(heavy, self.building.spelled, reply))
         await self._commit(asked, reply, answer)
-        if self.contradictory and self._plan.log is not None:
+        found = self.verdict
+        if self._plan.log is not None and found is not None and (found.outcome, found.reason) == CONTRADICTORY:
             # The client will send its text again, which looks like context: every router has to know.
             self.saved = await self._plan.log.append(Touched(time=time.time(), lost=self.id))
         self.answer = answer
@@ -274,11 +271,13 @@ class TurnGeneration:
         if plan.trie.closed:
             raise TrieClosedError
         judgement = judge.judge(asked, reply, self.worker)
-        self.verdict = judgement.verdict
+        inside: list[Verdict] = [] if lasting else request_state(self._inner).recorded or []
+        self.verdict = inside[0] if inside else judgement.verdict
         sampled = judgement.reply
-        if sampled is None:
-            return
-        if lasting:  # otherwise the layers inside, which record the reply, have counted its versions
+        kept = inside[0].generation if inside else None
+        if sampled is None or (inside and kept is None):
+            return  # the layer inside may ask for more, such as logprobs, and its record is what can be retrieved
+        if lasting:  # otherwise that layer has counted its versions
             judge.clock.observe_reply(sampled.versions, late=sampled.late)
         span = TokenSpan(
             prompt.span,
@@ -313,8 +312,8 @@ class TurnGeneration:
         def commit() -> None:
             nonlocal noting
             checkpoint = plan.trie.commit(self._handle, message, span, in_place=in_place, **details)
-            if plan.notes is not None and (recorded := request_state(self._inner).recorded):
-                noting = plan.notes.save(checkpoint, plan.request.lora or "", recorded[0])
+            if plan.notes is not None and kept is not None:
+                noting = plan.notes.save(checkpoint, plan.request.lora or "", kept)
             self._on_commit(prompt, checkpoint)
 
         if plan.log is None:

@@ -121,7 +121,7 @@ class TurnPlan(msgspec.Struct):
         sent = WorkerRequest.single(fields, rid, stream=request.stream)
         # Generations of one session have a prefix in common, so its id routes them.
         hint = RouteHint(None, memoryview(ids.packed).cast("i"), self.session_id or None)
-        recorded: list[Any] | None = None if self.notes is None else []
+        recorded: list[Any] | None = None if self.lasting else []
         body = sent.body
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         headers += [pair for pair in self.scope["headers"] if pair[0] in _PASSED_HEADERS]

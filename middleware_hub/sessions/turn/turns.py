@@ -22,7 +22,7 @@ from middleware_hub.sessions.trie.memo import setting_in
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
-from middleware_hub.sessions.turn.generation import Backend, TurnGeneration
+from middleware_hub.sessions.turn.generation import CONTRADICTORY, Backend, TurnGeneration
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.sessions.turn.sampling import TurnSampling
@@ -202,7 +202,7 @@ class Turns:
             verdict = generation.verdict
             outcome = ("no", "no reply") if verdict is None else (verdict.outcome, verdict.reason)
             self._metrics.replies.counts[outcome] += 1
-            if session.lasting and session.log is None and generation.answer is not None and generation.contradictory:
+            if session.lasting and session.log is None and generation.answer is not None and outcome == CONTRADICTORY:
                 session.apply(Touched(time=time.time(), lost=generation.id))
         session.settle(exchange)
 
