@@ -328,28 +328,6 @@ def test_a_reward_behind_turns_that_came_too_late_may_take_two_attempts(tmp_path
     asyncio.run(work())
 
 
-def test_a_turn_that_was_written_unheard_and_is_forgotten_is_written_again(tmp_path: Path) -> None:
-    """The log has it already. It is not the turn of another router."""
-
-    async def work() -> None:
-        async with routers(tmp_path) as both:
-            room = await both.another()
-            await room.open()
-            assert (await room.ask(BODY).answer())[0] == 200
-            broken = Broken(room, "append", behind=True)
-            assert (await room.ask(more(BODY)).answer())[0] == 200
-            broken.mend()
-            saving, store = room.hub.saving, room.hub.store
-            assert saving is not None
-            assert store is not None
-            assert (await store.forget(0)).unretrieved == 1
-            assert await saving.hand_over()
-            assert saving.lost == 0
-            assert await exported(await both.another()) == await exported(room)
-
-    asyncio.run(work())
-
-
 def test_a_turn_of_a_session_that_was_deleted_and_forgotten_holds_up_nobody(tmp_path: Path) -> None:
     """It waited for the store. What it builds on is gone there, and here it is cut into pieces."""
 
@@ -467,7 +445,10 @@ def test_a_session_that_is_forgotten_between_two_turns_that_waited_is_written_ag
     asyncio.run(work())
 
 
-def test_a_session_that_is_forgotten_behind_a_turn_of_which_nobody_heard_is_written_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("forgets", [0, 1])
+def test_a_session_that_is_forgotten_behind_a_turn_of_which_nobody_heard_is_written_again(
+    forgets: int, tmp_path: Path
+) -> None:
     """The turn was appended, but the store did not acknowledge it: in the log it is this router's own."""
 
     async def work() -> None:
@@ -477,9 +458,10 @@ def test_a_session_that_is_forgotten_behind_a_turn_of_which_nobody_heard_is_writ
             assert (await one.ask(BODY).answer())[0] == 200
             broken = Broken(one, "append", behind=True)
             assert (await one.ask(more(BODY)).answer())[0] == 200
-            assert other.hub.store is not None
-            await other.hub.store.forget(0)
             broken.mend()
+            store = (one, other)[forgets].hub.store
+            assert store is not None
+            assert (await store.forget(0)).unretrieved == 1
             saving = one.hub.saving
             assert saving is not None
             assert await saving.hand_over()
