@@ -19,9 +19,9 @@ MORE = int(os.environ.get("TITO_EXAMPLES", "0"))
 SLOW = os.environ.get("TITO_SLOW") == "1"
 LONGER = any(f"TITO_{name}" in os.environ for name in ("EXAMPLES", "FUZZ", "KILLS", "MINUTES"))
 """Whether tests are asked to run for longer than usual: then no test has a time limit."""
-SHARE = 6
+SHARE = 12
 """`make test` looks at one of so many examples."""
-DEAR = 24
+DEAR = 48
 """And of those that take a tenth of a second each, at one of so many."""
 
 

@@ -123,6 +123,7 @@ class Sentences(Corpus):
         return f"This is {self.made}."
 
 
+@pytest.mark.slow
 def test_an_open_loop_counts_what_waited_behind_a_slow_answer() -> None:
     """While nothing is answered, requests stay due: all are late, not only the one that a closed loop waits for."""
     held = 0.3

@@ -22,6 +22,7 @@ ALIKE = ("router/policies", "middleware_hub/parsers/formats")
 Imports = Mapping[str, frozenset[str]]
 
 
+@cache
 def sources() -> dict[str, str]:
     """Maps the path of each module, relative to the repository, to its source."""
     return {
@@ -31,6 +32,9 @@ def sources() -> dict[str, str]:
     }
 
 
+parsed = cache(ast.parse)
+
+
 def module_of(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
@@ -38,7 +42,7 @@ def module_of(path: str) -> str:
 @cache
 def imports() -> Imports:
     """Maps each module to the modules of this project that it imports, inside functions too."""
-    trees = {module_of(path): ast.parse(source) for path, source in sources().items()}
+    trees = {module_of(path): parsed(source) for path, source in sources().items()}
     found = {}
     for module, tree in trees.items():
         names: set[str] = set()
@@ -73,7 +77,7 @@ def constructors(source: str) -> dict[str, int]:
     """Maps each class to the number of arguments of its constructor, self not counted."""
     return {
         node.name: len(method.args.args) + len(method.args.kwonlyargs) - 1
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parsed(source))
         if isinstance(node, ast.ClassDef)
         for method in node.body
         if isinstance(method, ast.FunctionDef) and method.name == "__init__"

@@ -60,7 +60,7 @@ def rounds() -> Iterator[tuple[asyncio.Runner, Rounds]]:
         print(f"\n{tally}")
 
 
-@pytest.mark.parametrize("count", [COUNT] if COUNT else [900, pytest.param(3_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [COUNT] if COUNT else [300, pytest.param(3_000, marks=pytest.mark.slow)])
 def test_no_request_is_too_much(rounds: tuple[asyncio.Runner, Rounds], count: int) -> None:
     """Every answer keeps the rules of `tests/fuzz/rules.py`, and after each batch a good request is served as before."""
     runner, found = rounds

@@ -81,6 +81,7 @@ def test_in_the_queue(served: Stack, stream: bool) -> None:
     assert all(one.answer().status == 200 for one in busy)
 
 
+@pytest.mark.slow
 def test_what_its_worker_aborts_of_the_rest_is_sent_again(served: Stack) -> None:
     for worker in served.workers:
         worker.fault("http_503")
@@ -94,6 +95,7 @@ def test_what_its_worker_aborts_of_the_rest_is_sent_again(served: Stack) -> None
         worker.forget_scripts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_while_workers_are_full(served: Stack, stream: bool) -> None:
     for worker in served.workers:
@@ -121,6 +123,7 @@ def test_all_of_it_while_workers_are_full(served: Stack, stream: bool, rid: str)
         worker.forget_scripts()
 
 
+@pytest.mark.slow
 def test_where_its_worker_died(served: Stack) -> None:
     for worker in served.workers:
         worker.hold()

@@ -163,6 +163,7 @@ MATRIX = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("routers", "budget", "kind", "seed"),
     usual(MATRIX, (3, 40, "sqlite", 3)),

@@ -706,6 +706,7 @@ def test_a_claim_gives_up_what_waits_too_long(buffer: Buffer, monkeypatch: pytes
     buffer.group("left", 404)
 
 
+@pytest.mark.slow
 def test_a_router_that_stops_lets_nobody_wait(tmp_path: Path) -> None:
     """Else a trainer that always waits for the next group would hold up each restart."""
     folder = str(vocabulary("qwen"))

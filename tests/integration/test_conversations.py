@@ -22,6 +22,7 @@ from router.embedded.worker import EmbeddedWorker
 from tests.conftest import examples
 from tests.support.oracle import Chain, Oracle, Plan, Speller, Token, versions_of
 from tests.support.stack import Reply, Stack, stack
+from tests.support.usual import usual
 from tests.support.vocabularies import NAMES, Name
 
 PHASES = [phase for phase in Phase if phase is not Phase.shrink or "TITO_NO_SHRINKING" not in os.environ]
@@ -32,7 +33,7 @@ def drawn(count: int) -> settings:
     return settings(max_examples=examples(count), deadline=None, suppress_health_check=CHECKS, phases=PHASES)
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=usual(NAMES, "qwen"))
 def running(request: pytest.FixtureRequest) -> Iterator[Stack]:
     name: Name = request.param
     with stack(name) as started:
@@ -41,7 +42,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Stack]:
         assert [worker.dead for worker in started.workers] == [None, None, None]
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=usual(NAMES, "qwen"))
 def forgetful(request: pytest.FixtureRequest) -> Iterator[Stack]:
     name: Name = request.param
     with stack(name, radix={"max_tokens": 60}) as started:

@@ -17,6 +17,7 @@ from tests.middleware_hub.store_cli.running import status
 from tests.support import templates
 from tests.support.client import Answer, call
 from tests.support.programs import Program
+from tests.support.usual import usual
 from tests.support.vocabularies import vocabulary
 
 SESSIONS = ("a", "b", "c")
@@ -65,7 +66,7 @@ def last_record_of_b(path: Path) -> str:
     return f"DELETE FROM records WHERE id = x'{named.hex()}'"
 
 
-@pytest.mark.parametrize("what", [*DAMAGE, "a record"])
+@pytest.mark.parametrize("what", usual([*DAMAGE, "a record"], "a record"))
 def test_the_others_are_well(made: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
     damage(tmp_path, last_record_of_b(tmp_path) if what == "a record" else DAMAGE[what])
     store = f"sqlite:{tmp_path}/store/"
@@ -86,6 +87,7 @@ def test_the_others_are_well(made: Program, tmp_path: Path, capsys: pytest.Captu
     assert "Traceback" not in made.log
 
 
+@pytest.mark.slow
 def test_a_damaged_log_of_weight_versions_stops_no_router(made: Program, tmp_path: Path) -> None:
     of_versions = "log = (SELECT log FROM logs WHERE name = 'weight_versions')"
     damage(tmp_path, f"UPDATE events SET body = x'00' WHERE {of_versions}")

@@ -53,7 +53,10 @@ def read(tmp_path: Path) -> Iterator[Callable[..., Reading]]:
 
 
 PAGES = [name for name in PIECES if not name.startswith("docs/trainers.md#")]
-LONG = {"README.md", "docs/agents.md", "docs/command-line.md", "docs/memory.md", "docs/operations.md"}
+LONG = {
+    "README.md",
+    *(f"docs/{name}.md" for name in "agents command-line memory operations quickstart user-guide".split()),
+}
 """Pages that start programs, or many SDKs. `make test` has the others."""
 
 

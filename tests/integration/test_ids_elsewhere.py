@@ -37,7 +37,7 @@ class Fleet:
         return [(turn["request_id"], turn["start"], turn["end"]) for turn in found["turns"]]
 
 
-@pytest.fixture(scope="module", params=usual(["tekken", "mistral-v1", "mistral-v1-legacy"], "tekken", "mistral-v1"))
+@pytest.fixture(scope="module", params=usual(["tekken", "mistral-v1", "mistral-v1-legacy"], "mistral-v1"))
 def started(request: pytest.FixtureRequest) -> Iterator[tuple[Path, EmbeddedWorker]]:
     folder = vocabulary(request.param)
     with EmbeddedWorker(folder, token_delay=0) as worker:

@@ -92,6 +92,7 @@ def at_both(router: Processes, worker: EmbeddedWorker, asks: list[Asking], body:
         assert len(asks) < 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [8, pytest.param(32, marks=pytest.mark.slow)])
 def test_connections_are_spread_evenly(
     count: int, busy: EmbeddedWorker, standing: Processes, asks: list[Asking]
@@ -122,6 +123,7 @@ def test_connections_are_spread_evenly(
     assert answered() == before + count
 
 
+@pytest.mark.slow
 def test_all_are_one_memory(standing: Processes) -> None:
     """A conversation and a session go on at whichever process has the connection, turn by turn."""
     ends = [Kept(standing.url) for _ in range(6)]
@@ -220,6 +222,7 @@ def test_processes_end_with_their_parent(worker: EmbeddedWorker, router: Process
     until(lambda: _free(router.port))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGHUP, signal.SIGINT))]
 )
@@ -409,6 +412,7 @@ def test_keys_are_for_all_processes(worker: EmbeddedWorker, tmp_path: Path) -> N
                 assert call(f"{router.url}{path}", headers=headers).status == status, path
 
 
+@pytest.mark.slow
 def test_a_router_is_not_its_own_worker(standing: Processes) -> None:
     """A probe that comes back to another of the processes is recognized, too."""
     with ExitStack() as stack:
@@ -420,12 +424,14 @@ def test_a_router_is_not_its_own_worker(standing: Processes) -> None:
     assert standing.get("/workers")["total"] == 1
 
 
+@pytest.mark.slow
 def test_the_inspector_says_that_it_shows_the_memory_of_one_process(standing: Processes) -> None:
     """Else a list that another process answers next looks as if conversations had been lost."""
     remembered = call(f"{standing.url}/inspect/api/conversations").json()["remembered"]
     assert remembered["processes"] == len(standing.children)
 
 
+@pytest.mark.slow
 def test_what_one_is_told_holds_for_all(busy: EmbeddedWorker, standing: Processes, asks: list[Asking]) -> None:
     """Workers and aborts, at whichever process the call comes in; one that is started again knows of them, too.
 

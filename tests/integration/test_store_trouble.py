@@ -137,6 +137,7 @@ def limit_files(program: Program, size: int | None) -> None:
     resource.prlimit(program.pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
 
+@pytest.mark.slow
 def test_no_room_for_a_while(worker: EmbeddedWorker, tmp_path: Path) -> None:
     """Replies say that they are not saved, and are retrieved here all the same; once there is room, they outlive a kill."""
     with router(worker, f"{tmp_path}/store/", tmp_path) as made:
@@ -166,6 +167,7 @@ def test_no_room_for_a_while(worker: EmbeddedWorker, tmp_path: Path) -> None:
             one.check(retrieve(made.url, one.text))
 
 
+@pytest.mark.slow
 def test_a_stream_tells_before_its_last_event_that_it_is_not_saved(worker: EmbeddedWorker, tmp_path: Path) -> None:
     """Its head was sent before that was known. Clients of both dialects read the stream as always."""
     template = str(templates.folder() / "qwen2_5.jinja")

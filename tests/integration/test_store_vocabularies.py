@@ -107,6 +107,7 @@ class OddClient(Client):
 MATRIX = [(name, seed) for name in ("qwen", "mistral-v1", "mistral-v1-legacy", "tekken") for seed in range(8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), usual(MATRIX, ("mistral-v1", 0), ("tekken", 1)))
 def test_routers_over_a_store_answer_as_one_that_never_died(name: Any, seed: int, tmp_path: Path) -> None:
     folder, store = vocabulary(name), StoreConfig(url=f"sqlite:{tmp_path / 'store.sqlite3'}")

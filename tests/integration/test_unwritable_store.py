@@ -57,6 +57,7 @@ def names(made: Program) -> list[str]:
     return [one["session_id"] for one in call(f"{made.url}/sessions").json()["sessions"]]
 
 
+@pytest.mark.slow
 def test_a_session_that_was_deleted_stays_deleted(made: Program, tmp_path: Path) -> None:
     assert make(made).status == 201
     assert chat(made).status == 200
@@ -76,6 +77,7 @@ def test_a_session_that_was_deleted_stays_deleted(made: Program, tmp_path: Path)
     assert make(made).status == 201
 
 
+@pytest.mark.slow
 def test_a_session_that_was_refused_can_be_made_again(made: Program, tmp_path: Path) -> None:
     """The store may take what it was sent after the client was refused. That is no session that is there already."""
     with locked(tmp_path / "store" / NAME):
@@ -105,6 +107,7 @@ def reward(made: Program, name: str) -> Answer:
     return call(f"{made.url}/trajectories/reward", {"request_id": name, "reward": 1.0})
 
 
+@pytest.mark.slow
 def test_groups_wait_for_a_store_that_takes_nothing(made: Program, tmp_path: Path) -> None:
     """A claim hangs no trainer, and the reward of a reply that waits for the store is no unknown one."""
     assert generate(made, "early").status == 200

@@ -6,11 +6,14 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from middleware_hub.store.errors import StoreError
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.sqlite.file import connect, place_of
 
 
+@pytest.mark.slow
 def test_closing_does_not_wait_for_a_process_that_holds_the_file(tmp_path: Path) -> None:
     """As one that was stopped in mid-write: what had been asked for waited 20 s for it, one after the other."""
 

@@ -89,7 +89,7 @@ def test_the_order_of_forgetting(kind: str, tmp_path: Path) -> None:
     with_store(address_of(kind, tmp_path), work)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", usual(KINDS, "memory", "sqlite", "redis"))
 def test_everything_can_be_forgotten(kind: str, tmp_path: Path) -> None:
     """Also blobs, and a conversation longer than one transaction; and what is forgotten can be appended again."""
     world = World()

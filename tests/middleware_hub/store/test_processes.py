@@ -65,6 +65,7 @@ def test_two_processes_share_a_store(kind: str, tmp_path: Path) -> None:
     with_store(address, work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", usual(["sqlite", "redis"], "sqlite"))
 def test_a_killed_process_loses_nothing_that_was_acknowledged(kind: str, tmp_path: Path) -> None:
     """At random moments, on one store again and again; the next process goes on where it is."""

@@ -105,6 +105,7 @@ def test_a_failover_of_sentinels_is_followed(tmp_path: Path) -> None:
             server.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learn_every", [cluster._LEARN_EVERY, math.inf])
 def test_slots_that_move_are_followed(learn_every: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half way (ASK), and when they have moved (MOVED), also if the node that is asked for the owners has not heard of it."""

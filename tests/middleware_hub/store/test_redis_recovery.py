@@ -37,6 +37,7 @@ async def found_at_last(store: Store, text: str) -> set[bytes]:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_refill_that_fails_is_tried_again_and_the_store_stays_away_meanwhile(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -351,6 +351,7 @@ async def until_it_answers(store: Store) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", usual(["redis-server", "valkey-server"], "redis-server"))
 @pytest.mark.parametrize("synced", usual(["always", "everysec"], "always"))
 def test_a_server_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path, synced: str, kind: str) -> None:

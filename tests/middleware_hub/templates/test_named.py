@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from middleware_hub.chat.messages import Tool
 from middleware_hub.templates.chat_template import ChatTemplate
@@ -20,6 +20,12 @@ LISTS_TOOLS = (
 """As Hermes 3's: it fails without tools. And calls' arguments are wanted as text."""
 
 
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    """A tokenizer that gets each test's templates."""
+    return AutoTokenizer.from_pretrained(vocabulary("qwen"))
+
+
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize(
     ("default", "for_tools"),
@@ -31,11 +37,12 @@ LISTS_TOOLS = (
     ],
     ids=["plain", "blanks", "lines of Windows", "published"],
 )
-def test_it_writes_what_transformers_does(default: str, for_tools: str, tools: list[Tool] | None) -> None:
+def test_it_writes_what_transformers_does(
+    tokenizer: PreTrainedTokenizerBase, default: str, for_tools: str, tools: list[Tool] | None
+) -> None:
     named = {"default": default, "tool_use": for_tools}
     if default == "qwen2_5":
         named = {name: source(value) for name, value in named.items()}
-    tokenizer = AutoTokenizer.from_pretrained(vocabulary("qwen"))
     tokenizer.chat_template = named
     joined = one_of(named)
     assert joined is not None

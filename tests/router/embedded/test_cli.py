@@ -58,6 +58,7 @@ def demo(*flags: str) -> Iterator[Demo]:
         running.process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", usual([signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
 def test_it_serves_logs_how_to_start_a_router_and_stops_with_0(number: signal.Signals) -> None:
     with demo("--tokens-per-second", "4", "--weight-version", "7") as running:

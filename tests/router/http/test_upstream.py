@@ -264,7 +264,7 @@ def test_a_connection_that_was_there_before_the_router_looked_counts(run: Run, t
             sending = asyncio.create_task(upstream.send("GET", url + "/x", []))
             for _ in range(turns):
                 await asyncio.sleep(0)
-            time.sleep(0.5)  # noqa: ASYNC251 - this is the lateness
+            time.sleep(0.2)  # noqa: ASYNC251 - this is the lateness
             (await sending).close()
 
     run(main())

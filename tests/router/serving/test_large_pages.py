@@ -122,6 +122,7 @@ def test_memory_is_moved() -> None:
     assert moved >= 40_000
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems decide by themselves")
 def test_a_server_moves_its_memory() -> None:
     """Some seconds after its start, and the log says what came of it."""
