@@ -1,11 +1,24 @@
-"""Commands as they are sent: as the client library packs them, but without copies of what is long."""
+"""A connection: commands are packed as the client library packs them, without copies of what is long; a server that hangs."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from queue import Queue
+from typing import Any
+
 import hiredis
 import pytest
+import uvloop
 
-from middleware_hub.store.redis.wire.connection import Command, packed
+from middleware_hub.store.redis.scripts import ALL
+from middleware_hub.store.redis.wire.address import parse
+from middleware_hub.store.redis.wire.connection import Command, Connection, HungError, packed
+from middleware_hub.store.redis.wire.dialing import dial
 
 SHORT: Command = ("HGETALL", b"p:\0\r\n")
 MANY: Command = ("EVALSHA", "0" * 40, 3, *(b"%d" % at for at in range(30)), -1, "ä", b"")
@@ -26,3 +39,76 @@ def test_what_is_long_is_not_copied_and_what_is_short_goes_together() -> None:
     bodies = [one for one in LONG if len(str(one)) > 1_000]
     assert [piece for piece in pieces if any(piece is body for body in bodies)] == bodies
     assert len(pieces) == 2 * len(bodies) + 1
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Queue[bytes], int]]:
+    """Sends an answer for each request that it reads, as long as it has answers, and what it sends is no matter of our loop."""
+    answers: Queue[bytes] = Queue()
+
+    def serve() -> None:
+        with suppress(OSError), listener.accept()[0] as connection:
+            while connection.recv(1 << 16):
+                connection.sendall(answers.get())
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield answers, listener.getsockname()[1]
+        answers.put(b"")
+        thread.join()
+
+
+async def connected(port: int, timeout: float) -> Connection:
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(lambda: Connection(timeout, None), "127.0.0.1", port)
+    return connection
+
+
+def test_a_loop_that_is_late_is_no_server_that_hangs(server: tuple[Queue[bytes], int]) -> None:
+    """The commands go out when the loop goes on, and so is the time limit over."""
+    answers, port = server
+    answers.put(b"+PONG\r\n")
+
+    async def work() -> list[Any]:
+        connection = await connected(port, 0.2)
+        asked = connection.call([("PING",)])
+        time.sleep(0.5)  # noqa: ASYNC251 - this is the lateness
+        try:
+            return await asked
+        finally:
+            connection.close()
+
+    assert uvloop.run(work()) == [b"PONG"]
+
+
+def test_a_server_that_hangs_is_found_out(server: tuple[Queue[bytes], int]) -> None:
+    """Although the loop was late before."""
+    _, port = server
+
+    async def work() -> None:
+        connection = await connected(port, 0.1)
+        asked = connection.call([("PING",)])
+        time.sleep(0.2)  # noqa: ASYNC251 - this is the lateness
+        try:
+            await asked
+        finally:
+            connection.close()
+
+    with pytest.raises(HungError, match="no answer within"):
+        uvloop.run(work())
+
+
+def test_a_loop_that_is_late_can_connect(server: tuple[Queue[bytes], int]) -> None:
+    answers, port = server
+    answers.put(b"*0\r\n" + b"+sha\r\n" * len(ALL) + b"$5\r\nx:1\r\n\r\n")
+
+    async def work() -> None:
+        dialing = asyncio.create_task(
+            dial(parse(f"redis://127.0.0.1:{port}/?socket_connect_timeout=0.2"), "127.0.0.1", port)
+        )
+        await asyncio.sleep(0)
+        time.sleep(0.5)  # noqa: ASYNC251 - this is the lateness
+        (await dialing).close()
+
+    uvloop.run(work())

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
+from router.http.time_limits import LATE, TICKS
+
 try:
     import hiredis
 except ImportError as error:
@@ -131,15 +133,18 @@ class Connection(asyncio.Protocol):
             self._break(f"this is no Redis, or its answer was damaged: {error}")
 
     def _look(self) -> None:
-        """Break what hangs."""
-        self._watch = None
-        if not self._calls or self.broken is not None:
+        """Break what hangs. A loop that was late itself may have sent or read nothing meanwhile: look again a little later."""
+        watch, self._watch = self._watch, None
+        if not self._calls or self.broken is not None or watch is None:
             return
+        now = self._loop.time()
         end = self._calls[0].sent + self._timeout
-        if end <= self._loop.time():
-            self._break(f"no answer within {self._timeout:g} seconds", HungError)
-        else:
+        if end > now:
             self._watch = self._loop.call_at(end, self._look)
+        elif now - watch.when() > LATE:
+            self._watch = self._loop.call_at(now + self._timeout / TICKS, self._look)
+        else:
+            self._break(f"no answer within {self._timeout:g} seconds", HungError)
 
     def _break(self, why: str, kind: type[BrokenError] = BrokenError) -> None:
         if self.broken is not None:

@@ -12,6 +12,7 @@ from middleware_hub.store.redis.scripts import ALL
 from middleware_hub.store.redis.wire.address import Address, Login
 from middleware_hub.store.redis.wire.connection import BrokenError, Command, Connection, RefusedError
 from middleware_hub.store.redis.wire.servers import parse_info
+from router.http.time_limits import patience
 
 Pushed = Callable[[bytes, bytes], None]
 
@@ -31,7 +32,7 @@ async def dial(
     """Return a connection to a server. Raises OSError, BrokenError, RefusedError."""
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(address.connect_timeout):
+        async with patience(address.connect_timeout):
             context = None if address.tls is None else address.tls.context()
             transport, connection = await loop.create_connection(
                 lambda: Connection(address.timeout, pushed), host, port, ssl=context
