@@ -24,6 +24,7 @@ from middleware_hub.store.redis.wire.address import shown
 from middleware_hub.store.spool.folder import SpoolFolder, identity
 from middleware_hub.templates.named import one_of
 from middleware_hub.tokenizer.tokenizer import Tokenizer
+from middleware_hub.tokenizer.worker_check import tokenizer_check
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.samples import SampleTrajectories
 from router.config.radix import RadixConfig
@@ -84,6 +85,8 @@ class Hub:
         found = context.shared.get(cls)
         if not isinstance(found, Hub):
             found = context.shared[cls] = cls(load(context.config.radix), context.config.store)
+        if not context.worker_checks:
+            context.worker_checks.append(tokenizer_check(found.tokenizer, str(context.config.radix.tokenizer_path)))
         if context.peers is not None and found.channel is not None:
             context.peers.join(found.channel)
         return found

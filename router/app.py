@@ -60,6 +60,7 @@ from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
 from router.workers.queue import RequestQueue
 from router.workers.worker import normalize_url
+from router.workers.worker_check import WorkerCheck
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +135,8 @@ def create_app(
         engines=table.values(),
         checked=engine.checked,
     )
-    checks = HealthChecks(pool, prober, workers.health, metrics.probed)
+    worker_checks: list[WorkerCheck] = []
+    checks = HealthChecks(pool, prober, workers.health, metrics.probed, worker_checks)
     kv_watch = KvWatch(
         pool,
         prober,
@@ -217,6 +219,7 @@ def create_app(
         registry=registry,
         tracer=tracer,
         shared=dict(shared or {}),
+        worker_checks=worker_checks,
         peers=peers,
         stopping=lambda: lifecycle.draining,
     )

@@ -14,6 +14,7 @@ from router.config import RouterConfig
 from router.errors import BadRequestError
 from router.observability.tracing import OFF, Tracer
 from router.peers.peers import Peers
+from router.workers.worker_check import WorkerCheck
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class MiddlewareContext:
         registry: for instruments, which then show up in GET /metrics.
         tracer: for spans of the work on a request.
         shared: what several middlewares of one application share, by its type.
+        worker_checks: a middleware adds what each worker is to be asked.
         peers: the other routers. A middleware with a memory that they share gives it a channel (`Peers.join`), which has to be
             usable during the lifespan of the application inside.
         stopping: returns whether the router is about to stop. Requests that only wait for something are then to be answered.
@@ -34,6 +36,7 @@ class MiddlewareContext:
     registry: CollectorRegistry
     tracer: Tracer = OFF
     shared: dict[type, object] = field(default_factory=dict)
+    worker_checks: list[WorkerCheck] = field(default_factory=list)
     peers: Peers | None = None
     stopping: Callable[[], bool] = lambda: False
 

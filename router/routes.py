@@ -219,6 +219,7 @@ def _describe(worker: Worker) -> dict[str, object]:
         "circuit_breaker": worker.breaker.state.value,
         "weight_version": worker.version,
         "complaint": worker.complaint,
+        "warning": worker.warning,
     }
 
 

@@ -94,7 +94,7 @@ class EmbeddedWorker:
                 lambda client: self._server.reset(client),
             )
         else:
-            self.control = Control(self._engine, self.wire, self.tokenizer_path, options)
+            self.control = Control(self._engine, self.wire, self.vocabulary, self.tokenizer_path, options)
             generate = GenerateHandler(
                 self._engine,
                 self.wire,

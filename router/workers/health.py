@@ -12,12 +12,13 @@ import contextlib
 import contextvars
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from router.config.workers import HealthConfig
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
 from router.workers.worker import Finding, Worker, WorkerState
+from router.workers.worker_check import WorkerCheck
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +35,14 @@ class HealthChecks:
         prober: Prober,
         config: HealthConfig,
         on_probe: Callable[[bool], None] | None = None,
+        worker_checks: Sequence[WorkerCheck] = (),
     ) -> None:
-        """`on_probe` is called after each probe, with whether it was good."""
+        """`on_probe` is called after each probe, with whether it was good. `worker_checks` may still grow."""
         self._pool = pool
         self._prober = prober
         self._config = config
         self._on_probe = on_probe
+        self._worker_checks = worker_checks
         self._jitter = random.Random()
         self._tasks: dict[Worker, asyncio.Task[None]] = {}
         self._wake: dict[Worker, asyncio.Event] = {}
@@ -66,12 +69,16 @@ class HealthChecks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, worker: Worker) -> None:
+        checked: int | None = None
         try:
             while True:
-                await self._until_due(worker)
-                if worker.state is WorkerState.GONE:
-                    return
                 try:
+                    if checked != worker.doubts and worker.state is WorkerState.HEALTHY:
+                        checked = worker.doubts
+                        await self._check(worker)
+                    await self._until_due(worker)
+                    if worker.state is WorkerState.GONE:
+                        return
                     await self._look_at(worker)
                 except Exception:
                     logger.exception("worker %s could not be probed", worker.url)
@@ -99,6 +106,17 @@ class HealthChecks:
         else:
             self._pool.introduced(worker, found)
             self._pool.probed(worker, found.complaint, found.version, absent=found.absent)
+
+    async def _check(self, worker: Worker) -> None:
+        """Ask a worker what the middlewares want to know of it, and log what is wrong."""
+        warnings = [await self._warning(worker, check) for check in self._worker_checks]
+        before, worker.warning = worker.warning, "; ".join(filter(None, warnings)) or None
+        if worker.warning not in (None, before):
+            logger.warning("worker %s: %s", worker.url, worker.warning)
+
+    async def _warning(self, worker: Worker, check: WorkerCheck) -> str | None:
+        answer = await self._prober.answer(worker.url, check.call)
+        return None if answer is None else check.judge(answer)
 
     async def _until_due(self, worker: Worker) -> None:
         """Wait for the time of the next probe, which varies by a tenth so that 512 workers are not probed in one moment."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from router.engines.engine import SGLANG, Answer, Engine, Introduction
+from router.engines.engine import SGLANG, Answer, Call, Engine, Introduction
 from router.engines.json import JSON_ERRORS
 from router.errors import LoopError
 from router.http.time_limits import patience
@@ -172,6 +172,18 @@ class Prober:
         """Return what a worker says (a JSON object) at the first of these paths that it has; None if there is nothing."""
         found = await self._ask(url, paths, _is_object)
         return found if isinstance(found, bytes) else None
+
+    async def answer(self, url: str, call: Call) -> bytes | None:
+        """Return what a worker answers (status 200) to a JSON call, or None."""
+        headers = [*self._headers, (b"content-type", b"application/json")]
+        try:
+            async with patience(self._seconds):
+                status, body = await fetch(
+                    self._upstream, call.method, url + call.target, headers, call.body, fresh=True, limit=_LIMIT
+                )
+        except (UpstreamFailure, TimeoutError):
+            return None
+        return body if status == 200 else None
 
     async def probe(self, url: str, *, wants_version: bool = False) -> Finding:
         """Ask a worker whether it is well. One that asks for a key (401) is; one that answers with a 5xx is not."""

@@ -81,12 +81,13 @@ class Worker:
         outdated: whether its weights differ from those that the fleet should have.
         engine: the name of its engine; None until it has introduced itself.
         abilities: what its engine's adapter may use.
+        warning: what a `WorkerCheck` found wrong with it.
         stranger: whether it does not generate as its engine does: there may be another engine by now.
     """
 
     __slots__ = (
         *("_absent", "_bad", "_gone", "_good", "breaker", "complaint", "doubts", "id", "inflight"),
-        *("abilities", "engine", "outdated", "state", "stranger", "url", "version"),
+        *("abilities", "engine", "outdated", "state", "stranger", "url", "version", "warning"),
     )
 
     def __init__(self, url: str, breaker: Breaker | None = None) -> None:
@@ -99,6 +100,7 @@ class Worker:
         self.doubts = 0
         self.breaker = breaker or Breaker()
         self.complaint: str | None = None
+        self.warning: str | None = None
         self.outdated = False
         self.engine: str | None = None
         self.abilities: frozenset[str] = frozenset()

@@ -229,6 +229,8 @@ ASKS = [
     Ask("nowhere", "GET", "/nowhere"),
     Ask("generate by GET", "GET", "/generate"),
     post("ping by POST", {}, "/ping"),
+    post("ids of a text", {"prompt": "Hello there"}, "/tokenize"),
+    post("ids of a text alone", {"prompt": "Hello there", "add_special_tokens": False}, "/tokenize"),
     Ask("abort by GET", "GET", "/abort_request"),
     # -- commands
     post("abort nobody", {"rid": "nobody"}, "/abort_request"),

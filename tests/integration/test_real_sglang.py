@@ -7,6 +7,7 @@ characters, and nearly none is what re-encoding its text would give.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.tokenizer.tokenizer import Tokenizer
+from middleware_hub.tokenizer.worker_check import tokenizer_check
+from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.models.vocabulary import EngineVocabulary, load_vocabulary
 from router.embedded.worker import EmbeddedWorker
 from tests.integration.conftest import RouterFor
@@ -311,6 +315,20 @@ CASES: list[Json] = [
 @pytest.mark.parametrize("number", [0, 1], ids=["cumulative", "incremental"])
 @pytest.mark.parametrize("streaming", [False, True], ids=["reply", "stream"])
 @pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_workers_say_that_they_have_the_routers_tokenizer(
+    engine: Engine, workers: list[EngineServer], router: str
+) -> None:
+    own, other = (
+        tokenizer_check(Tokenizer.load(str(path)), str(path)) for path in (engine.kit.model, shipped_tokenizer())
+    )
+    for worker in workers:
+        answer = call(worker.url + own.call.target, json.loads(own.call.body or b""))
+        assert answer.status == 200, answer.content
+        assert own.judge(answer.content) is None
+        assert other.judge(answer.content) is not None
+    assert [one["warning"] for one in call(f"{router}/workers").json()["workers"]] == [None, None]
+
+
 def test_the_embedded_engine_says_the_same_about_the_same_ids(
     workers: list[EngineServer], vocabulary: EngineVocabulary, case: Json, streaming: bool, number: int
 ) -> None:

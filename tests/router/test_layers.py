@@ -84,6 +84,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.tokenizer.kept",
         "middleware_hub.tokenizer.loaded",
         "middleware_hub.tokenizer.tokenizer",
+        "middleware_hub.tokenizer.worker_check",
     ),
     "core": (
         "router.auth.*",

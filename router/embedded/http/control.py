@@ -12,6 +12,7 @@ from router.embedded.http.errors import Refused
 from router.embedded.http.exchange import Handler, HttpExchange
 from router.embedded.http.routes import ANY, BOTH, GET, POST, Routes, dispatch, echo, model_card, not_found
 from router.embedded.http.wire import Wire
+from router.embedded.models.vocabulary import EngineVocabulary
 from router.embedded.options import WorkerOptions
 
 _UPDATED = "Succeeded to update model weights."
@@ -21,10 +22,13 @@ _MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
 class Control:
     """Reports on an engine, and commands it. While `unhealthy`, `/health`, `/ready` and `/ping` answer 503."""
 
-    def __init__(self, engine: Engine, wire: Wire, tokenizer_path: str, options: WorkerOptions) -> None:
+    def __init__(
+        self, engine: Engine, wire: Wire, vocabulary: EngineVocabulary, tokenizer_path: str, options: WorkerOptions
+    ) -> None:
         self.unhealthy = False
         self._engine = engine
         self._wire = wire
+        self._vocabulary = vocabulary
         self._path = tokenizer_path
         self._options = options
         self._started = int(time.time())
@@ -38,6 +42,7 @@ class Control:
             "/server_info": (GET, self._server_info),
             "/get_server_info": (GET, self._server_info),
             "/v1/models": (GET, self._models),
+            "/tokenize": (POST, self._tokenize),
             "/generate": (("POST", "PUT"), not_found),
             "/abort_request": (POST, self._abort_request),
             "/pause_generation": (POST, self._pause),
@@ -104,6 +109,11 @@ class Control:
     async def _models(self, exchange: HttpExchange) -> None:
         card = model_card(self._path, self._started, self._options.context_length, "sglang")
         await exchange.answer(200, {"object": "list", "data": [card]})
+
+    async def _tokenize(self, exchange: HttpExchange) -> None:
+        body = exchange.json_object()
+        ids = self._vocabulary.tokenized(wanted(body, "prompt", str), wanted(body, "add_special_tokens", bool, True))
+        await exchange.answer(200, {"tokens": ids, "count": len(ids), "max_model_len": self._options.context_length})
 
     # -- commands ------------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,10 @@ class EngineVocabulary:
         """Encode without special tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def tokenized(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Encode a text as `/tokenize` does."""
+        return self.encode(text) if add_special_tokens else self.encode_bare(text)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 

@@ -89,11 +89,12 @@ class VllmControl:
         await exchange.answer(200, {"server_load": len(self._engine.jobs)})
 
     async def _tokenize(self, exchange: HttpExchange) -> None:
-        prompt = (_object(exchange) or {}).get("prompt")
+        body = _object(exchange) or {}
+        prompt = body.get("prompt")
         if not isinstance(prompt, str):
             await _refuse(exchange, "1 validation error:\n  Field required", "body.prompt")
             return
-        ids = self._vocabulary.encode(prompt)
+        ids = self._vocabulary.tokenized(prompt, body.get("add_special_tokens") is not False)
         length = self._options.context_length
         await exchange.answer(200, {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": None})
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from router.config import HealthConfig
+from router.engines.engine import Call
 from router.workers.worker import WorkerState
-from tests.router.workers.watched import AnsweringServer, watching
+from router.workers.worker_check import WorkerCheck
+from tests.router.workers.watched import AnsweringServer, until, watching
 from tests.support.serving import serving
 
 
@@ -112,3 +116,50 @@ def test_a_worker_is_quarantined_when_another_server_answers_in_its_place() -> N
             await watched.until(worker, WorkerState.HEALTHY)
 
     asyncio.run(main())
+
+
+def test_a_check_warns_and_changes_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        server = AnsweringServer(ping={}, model_info={}, tokenize={"tokens": [1]})
+        async with serving(server) as url, watching() as watched:
+            judged: list[bytes] = []
+
+            def judge(body: bytes) -> str:
+                judged.append(body)
+                return "it has another tokenizer"
+
+            watched.worker_checks.append(WorkerCheck(Call("POST", "/tokenize", b"{}"), judge))
+            worker = await watched.admission.admit(url)
+            await until(lambda: worker.warning == "it has another tokenizer")
+            assert watched.pool.routable == (worker,)
+            asked = len(server.asked)
+            await until(lambda: len(server.asked) > asked + 2)
+            assert judged == [b'{"tokens":[1]}'], "it is asked once"
+            server.answers["/tokenize"] = {"tokens": [2]}
+            watched.checks.trouble(worker)
+            await until(lambda: len(judged) == 2)
+            server.answers["/tokenize"] = 404
+            watched.checks.trouble(worker)
+            await until(lambda: worker.warning is None)
+            assert len(judged) == 2, "not every version has the path"
+            assert worker.state is WorkerState.HEALTHY
+
+    asyncio.run(main())
+    assert sum("it has another tokenizer" in one.message for one in caplog.records) == 1, "a warning is logged once"
+
+
+def test_a_check_that_fails_ends_no_probes(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        server = AnsweringServer(ping={}, model_info={}, tokenize={})
+        async with serving(server) as url, watching() as watched:
+
+            def judge(_: bytes) -> str:
+                raise LookupError("a fault of a middleware")
+
+            watched.worker_checks.append(WorkerCheck(Call("POST", "/tokenize", b"{}"), judge))
+            worker = await watched.admission.admit(url)
+            server.answers["/ping"] = server.answers["/model_info"] = 500
+            await watched.until(worker, WorkerState.QUARANTINED)
+
+    asyncio.run(main())
+    assert "a fault of a middleware" in caplog.text

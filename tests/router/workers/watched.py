@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
 from router.workers.worker import Worker, WorkerState
+from router.workers.worker_check import WorkerCheck
 from tests.router.conftest import answer
 
 QUICK = HealthConfig(interval=0.01, timeout=5.0)
@@ -49,18 +50,21 @@ class Watched:
         self.pool = WorkerPool(LeastInflight(), health=config)
         prober = Prober(upstream, seconds=config.timeout)
         self.probes: list[bool] = []
-        self.checks = HealthChecks(self.pool, prober, config, self.probes.append)
+        self.worker_checks: list[WorkerCheck] = []
+        self.checks = HealthChecks(self.pool, prober, config, self.probes.append, self.worker_checks)
         self.admission = Admission(self.pool, prober, self.checks, startup_patience=patience)
 
     async def until(self, worker: Worker, state: WorkerState) -> None:
-        async with asyncio.timeout(30):
-            while worker.state is not state:  # noqa: ASYNC110 - a pool is synchronous and reports no changes
-                await asyncio.sleep(0.001)
+        await until(lambda: worker.state is state)
 
     async def until_version(self, worker: Worker, version: str) -> None:
-        async with asyncio.timeout(30):
-            while worker.version != version:  # noqa: ASYNC110 - the same
-                await asyncio.sleep(0.001)
+        await until(lambda: worker.version == version)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - a pool is synchronous and reports no changes
+            await asyncio.sleep(0.001)
 
 
 @contextlib.asynccontextmanager
