@@ -101,7 +101,10 @@ def answer_of(reply: Reply, meta: dict[str, Raw], **fields: Any) -> Answer:
         fields: those of the answer that the reply lacks, or that the caller knows better.
     """
     counted = {key: meta[key] for key in Usage.__struct_fields__ if key in meta}
-    usage = msgspec.json.decode(msgspec.json.encode(counted), type=Usage)
+    try:
+        usage = msgspec.json.decode(msgspec.json.encode(counted), type=Usage)
+    except JSON_ERRORS:  # no token depends on what the engine counts besides
+        usage = Usage()
     found: dict[str, Any] = {
         "generation_id": reply.request_id or "",
         "matched": reply.matched,

@@ -122,17 +122,19 @@ class Controls:
         await send_json(send, 201, msgspec.json.encode(answer), [(affinity.HEADER, session.id.encode("latin-1"))])
 
     async def _create(self, session: Session, scope: Scope) -> Session:
-        """Add a new session. Its group, if any, notes it first: then the group knows all of its sessions."""
+        """Add a new session, also to its group, if any: both, or neither."""
         headers = first_values(scope)
         (member,) = memberships(headers, 1)
-        if member is not None:
-            if member.rollout is not None or member.ends:
-                raise BadRequestError("a session is a rollout by itself: leave x-rollout-id and x-rollout-end out")
-            session.group = member.group, headers.get(b"x-radix-namespace", b"").decode("latin-1")
-            # This is checked first: a refused request does not move an existing session to another group.
-            await self._registry.require_new(session)
-            await self._groups.joined(session.tenant, session.group[1], member, session.id)
-        return await self._registry.create(session)
+        if member is None:
+            return await self._registry.create(session)
+        if member.rollout is not None or member.ends:
+            raise BadRequestError("a session is a rollout by itself: leave x-rollout-id and x-rollout-end out")
+        namespace = headers.get(b"x-radix-namespace", b"").decode("latin-1")
+        session.group = member.group, namespace
+        joining = self._groups.joining(session.tenant, namespace, member, session.id)
+        made = await self._registry.create(session, self._groups.beside(session.tenant, namespace, joining))
+        self._groups.joined(session.tenant, namespace, joining)
+        return made
 
     async def make(self, tenant: str, name: str, scope: Scope) -> Session:
         """Make a session on its first use (`--implicit-sessions`). Raises BadRequestError, CapacityError.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +25,7 @@ from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session, SessionPhase
 from middleware_hub.sessions.turn.exchange import Exchange
 from middleware_hub.store.errors import DamagedRecordError
+from middleware_hub.store.records import Event
 from router.errors import RouterError
 
 logger = logging.getLogger(__name__)
@@ -169,12 +170,15 @@ class SessionRegistry:
             shown += [found for found in some if found is not None]
         return sorted(shown, key=lambda found: float(found["created_at"])), damaged
 
-    async def create(self, session: Session) -> Session:
-        """Add a new session, also to the store. Raises SessionExistsError, CapacityError and StoreUnreachableError."""
+    async def create(self, session: Session, beside: Sequence[Event] = ()) -> Session:
+        """Add a new session, also to the store, together with events of other logs: all of it or nothing.
+
+        Raises SessionExistsError, CapacityError and StoreUnreachableError.
+        """
         if self.archive is not None:
             await self.require_new(session)
             self.require_room(session)
-            await self.archive.create(session)
+            await self.archive.create(session, beside)
             if (loaded := self.find(session.tenant, session.id)) is not None:
                 return loaded  # by a request that found it in the store at once
         return self.add(session)

@@ -118,15 +118,25 @@ class Groups:
             self.counts["evicted"] += len(too_many)
             logger.warning("%d replies were given up that no trainer had claimed: there were too many", len(too_many))
 
-    async def joined(self, tenant: str, namespace: str, member: Membership, session: str) -> None:
-        """Enter a session that is about to be made. Raises StoreUnreachableError: then it is not made.
+    def joining(self, tenant: str, namespace: str, member: Membership, session: str) -> Joined:
+        """Return the event of a session that is about to be made."""
+        now = self.journal(tenant, namespace).now()
+        return Joined(key=new_id(), group=member.group, size=member.size, session=session, time=now)
 
-        If the entry waited for the store, it could come behind that of a session which another router makes meanwhile.
+    def beside(self, tenant: str, namespace: str, event: Joined) -> list[Event]:
+        """Return what to append to the store together with the first event of a session; nothing without a store.
+
+        Of two routers that make a session of one name, only one may append. Were its group noted by itself, the group of
+        the other one could get the session.
         """
-        journal = self.journal(tenant, namespace)
-        event = Joined(key=new_id(), group=member.group, size=member.size, session=session, time=journal.now())
-        await journal.append(event)
+        return [] if self._saving is None else [stored(log_key(tenant, namespace), event)]
+
+    def joined(self, tenant: str, namespace: str, event: Joined) -> None:
+        """Note that a session was made. Without a store it is entered now."""
         self.counts["joined"] += 1
+        journal = self.journal(tenant, namespace)
+        if isinstance(journal, MemoryJournal):
+            journal.happen(event)
 
     async def ended(self, tenant: str, namespace: str, session: str) -> bool:
         """Note that a session has ended; return whether the store has taken it (True without a store)."""

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -51,7 +51,7 @@ from middleware_hub.store.errors import (
     StoreUnreachableError,
 )
 from middleware_hub.store.protocol import Batch, LogInfo, Refill, Store
-from middleware_hub.store.records import Serials
+from middleware_hub.store.records import Event, Serials
 
 logger = logging.getLogger(__name__)
 
@@ -220,16 +220,16 @@ class Archive:
         session.used = time.monotonic() - (self._store.now() - max(log.time, self._opened))
         return session
 
-    async def create(self, session: Session) -> None:
-        """Write down a new session. Raises SessionExistsError, StoreUnreachableError."""
+    async def create(self, session: Session, beside: Sequence[Event] = ()) -> None:
+        """Write down a new session, together with events of other logs. Raises SessionExistsError, StoreUnreachableError."""
         while True:
             try:
-                return await self._create(session)
+                return await self._create(session, beside)
             except SessionExistsError:
                 if not await self.undo(session.tenant, session.id):  # else it was one of `_half_made`
                     raise
 
-    async def _create(self, session: Session) -> None:
+    async def _create(self, session: Session, beside: Sequence[Event]) -> None:
         newest = await self._newest(session.tenant, session.id)
         there = SessionExistsError(f"there is a session {session.id!r} already")
         if newest is not None and not self._over(newest):
@@ -254,7 +254,7 @@ class Archive:
             group=session.group,
         )
         try:
-            await log.begin(made)
+            await log.begin(made, beside)
         except (LogMovedError, ClosedLogError):
             raise there from None
         except StoreUnreachableError:

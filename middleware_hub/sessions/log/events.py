@@ -9,7 +9,7 @@ spans, which are appended together with it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import quote, unquote
 
@@ -230,8 +230,8 @@ class Archive(Protocol[S]):
     async def undo(self, tenant: str, session_id: str) -> bool:
         """End a session whose client was refused here, and that was never used; return whether there was one."""
 
-    async def create(self, session: S) -> None:
-        """Write down a new session. Raises SessionExistsError."""
+    async def create(self, session: S, beside: Sequence[Event] = ()) -> None:
+        """Write down a new session, together with events of other logs. Raises SessionExistsError."""
 
     def deleted(self, session: S) -> None:
         """Note that a session was deleted here: if the store forgets that, no router may bring the session back."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -49,7 +49,7 @@ from middleware_hub.store.errors import (
     StoreUnreachableError,
 )
 from middleware_hub.store.protocol import Batch, Refill
-from middleware_hub.store.records import Mark, SpanRecord
+from middleware_hub.store.records import Event, Mark, SpanRecord
 from router.errors import RouterError
 
 logger = logging.getLogger(__name__)
@@ -98,11 +98,11 @@ class StoredLog:
     def settled(self) -> bool:
         return not (self._waiting or self._unsaved or self._writing or self._lock.locked())
 
-    async def begin(self, made: Created) -> None:
-        """Write the first event. Raises LogMovedError if the log has one already, and StoreUnreachableError."""
+    async def begin(self, made: Created, beside: Sequence[Event] = ()) -> None:
+        """Write the first event, with events of other logs. Raises LogMovedError if there is one, StoreUnreachableError."""
         root = [self._book.root_record(self._stamp)]
         events = stored(self.key, [made], 0)
-        await self._shelf.saving.write(Batch(root, self._book.paths(root), events=events))
+        await self._shelf.saving.write(Batch(root, self._book.paths(root), events=[*events, *beside]))
         self._history.add(0, events)
         self.last, self.time = 1, made.time
 

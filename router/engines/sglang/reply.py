@@ -287,7 +287,7 @@ def assemble(
     other_text: str | None = None,
 ) -> Reply:
     finish = meta.finish_reason if isinstance(meta.finish_reason, dict) else {}
-    matched = finish.get("matched")
+    kind, matched = finish.get("type"), finish.get("matched")
     return Reply(
         ids=ids,
         text=text,
@@ -298,8 +298,8 @@ def assemble(
         completion_tokens=meta.completion_tokens,
         version=DEFAULT_VERSION if meta.weight_version is None else str(meta.weight_version),
         versions=[(run.version, run.start, run.end) for run in meta.weight_versions or ()] or None,
-        finish_type=finish.get("type"),
-        matched=matched if isinstance(matched, int | str) else None,
+        finish_type=kind if isinstance(kind, str) else None,
+        matched=matched if type(matched) in (int, str) else None,
         status=finish.get("status_code"),
         other_text=other_text,
         told={

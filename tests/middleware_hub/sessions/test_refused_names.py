@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.chat.errors import CapacityError
 from middleware_hub.sessions.log.archive import REMEMBERED
+from middleware_hub.sessions.session import Session
 from middleware_hub.store import dictionary
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch
@@ -97,25 +99,66 @@ def test_two_routers_that_make_it_at_the_same_moment(first: int, behind: bool, t
     asyncio.run(work())
 
 
-def test_an_attempt_for_a_group_that_arrives_late(tmp_path: Path) -> None:
-    """The group has noted the session, but the session itself arrives late."""
+def grouped(room: Room, group: str) -> Client:
+    return Client(room.app, "POST", "/sessions", NAMED, {"x-group-id": group, "x-group-size": "1"})
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_routers_that_make_it_for_two_groups(first: int, tmp_path: Path) -> None:
+    """It belongs to the group of the router that made it, and the other group has nothing that waits for an end."""
 
     async def work() -> None:
         async with routers(tmp_path) as both:
             rooms = [await both.another(), await both.another()]
+            gates = [Gate(room) for room in rooms]
+            asked = [grouped(room, f"g{number}") for number, room in enumerate(rooms)]
+            for gate in gates:
+                await gate.reached.wait()
+            answers = {}
+            for number in (first, 1 - first):
+                gates[number].go.set()
+                answers[number] = (await asked[number].answer())[0]
+            assert answers == {first: 201, 1 - first: 409}
+            await one_session(rooms, first)
+            assert (await rooms[1 - first].call("POST", "/sessions/s/complete"))[0] == 200
+            journal = rooms[first].hub.groups.journal("", "")
+            await journal.read_on()
+            assert list(journal.ledger.groups) == [f"g{first}"]
+            (member,) = journal.ledger.groups[f"g{first}"].members.values()
+            assert (member.session, member.ended) == ("s", True)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_session_that_is_refused_for_lack_of_room_is_in_no_group(stored: bool, tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room = await both.another(max_tokens=1) if stored else Room(max_tokens=1)
+            registry = room.app.registry
+            registry.held(1)
+            if stored:  # it has room only for what the store takes
+                registry.require_room = full  # type: ignore[method-assign]
+            assert (await grouped(room, "g").answer())[0] == 429
+            journal = room.hub.groups.journal("", "")
+            await journal.read_on()
+            assert not journal.ledger.groups
+            registry.held(-1)
+
+    def full(user: Session) -> None:
+        raise CapacityError("sessions hold 1 token")
+
+    asyncio.run(work())
+
+
+def test_an_attempt_for_a_group_that_arrives_late(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            rooms = [await both.another(), await both.another()]
             asked = rooms[0].app, "POST", "/sessions", NAMED, {"x-group-id": "g", "x-group-size": "1"}
-            assert rooms[0].hub.saving is not None
-            write = rooms[0].hub.saving.write
-
-            async def note(batch: Batch) -> None:
-                rooms[0].hub.saving.write = write  # type: ignore[method-assign, union-attr]
-                await write(batch)
-                late.append(Late(rooms[0]))
-
-            late: list[Late] = []
-            rooms[0].hub.saving.write = note  # type: ignore[method-assign]
+            late = Late(rooms[0])
             assert (await Client(*asked).answer())[0] == 503
-            await late[0].arrive()
+            await late.arrive()
             assert (await Client(*asked).answer())[0] == 201
             assert (await Client(*asked).answer())[0] == 409
             await one_session(rooms, 0)

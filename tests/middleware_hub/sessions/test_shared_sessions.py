@@ -809,8 +809,8 @@ def test_whoever_makes_a_session_is_told_so_although_somebody_found_it_first(tmp
             archive: Any = registry.archive
             create = archive.create
 
-            async def late(session: Any) -> None:
-                await create(session)
+            async def late(*asked: Any) -> None:
+                await create(*asked)
                 assert await registry.reach("", "s") is not None
 
             archive.create = late

@@ -69,6 +69,8 @@ def test_absent_fields_of_a_reply_are_none() -> None:
         ({"type": "stop", "matched": "ll"}, "stop", "ll"),
         ({"type": "stop", "matched": None}, "stop", None),
         ({"type": "stop", "matched": [1]}, "stop", None),
+        ({"type": "stop", "matched": True}, "stop", None),
+        ({"type": 7}, None, None),
         ({"type": "abort", "message": "Aborted", "status_code": None}, "abort", None),
         ("stop", None, None),
         (None, None, None),
