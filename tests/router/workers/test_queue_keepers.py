@@ -41,8 +41,9 @@ class Kept:
         others = {other.id for other in self.workers if other is not worker}
         (await self.queue.lease(("", key), RouteQuery(routing_key=key), others)).release()
 
-    async def ask(self, key: str) -> asyncio.Task[Lease]:
-        task = asyncio.create_task(self.queue.lease(("", key), RouteQuery(routing_key=key)))
+    async def ask(self, key: str, *exclude: Worker, again: bool = False) -> asyncio.Task[Lease]:
+        ids = {worker.id for worker in exclude}
+        task = asyncio.create_task(self.queue.lease(("", key), RouteQuery(routing_key=key), ids, again=again))
         await asyncio.sleep(0)
         return task
 
@@ -105,6 +106,27 @@ def test_what_waits_for_a_removed_worker_goes_elsewhere_at_once() -> None:
         assert not waiting.done()
         kept.pool.remove(one.id)
         assert (await waiting).worker is two
+
+    asyncio.run(main())
+
+
+def test_a_retry_waits_for_no_worker_that_it_may_not_have_when_the_request_before_it_leaves() -> None:
+    """Both failed at workers: one may ask its keeper once more, the other may not."""
+
+    async def main() -> None:
+        kept = Kept()
+        one, two = kept.workers
+        await kept.give("a", one)
+        await kept.ask("a")
+        await kept.give("hog", two)
+        hog = await kept.ask("hog")
+        retry = await kept.ask("a", one, again=True)
+        before_it = await kept.ask("a", again=True)
+        before_it.cancel()
+        await asyncio.wait([before_it])
+        assert not retry.done()
+        hog.result().release()
+        assert (await retry).worker is two
 
     asyncio.run(main())
 
