@@ -61,6 +61,7 @@ def test_the_least_there_can_be() -> None:
         ({"role": "function", "name": "f", "content": "42"}, {"role": "tool", "name": "f", "content": "42"}),
         ({"role": "assistant"}, {"role": "assistant", "content": ""}),
         ({"role": "assistant", "content": None, "refusal": "No."}, {"role": "assistant", "content": "No."}),
+        ({"role": "assistant", "content": "a", "refusal": "No."}, {"role": "assistant", "content": "a"}),
         (
             {"role": "assistant", "content": [{"type": "refusal", "refusal": "No"}, {"type": "text", "text": "."}]},
             {"role": "assistant", "content": "No."},
@@ -71,6 +72,14 @@ def test_the_least_there_can_be() -> None:
                 "role": "assistant",
                 "content": None,
                 "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}],
+            },
+        ),
+        (
+            {**called("{}"), "function_call": {"name": "older", "arguments": "{}"}},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}],
             },
         ),
         (
@@ -196,6 +205,7 @@ def test_what_is_not_text_is_refused_by_name(kind: str) -> None:
         (called(5), "messages[0].tool_calls[0].function.arguments", "5"),
         (called(nested(201)), "messages[0].tool_calls[0].function.arguments", "levels"),
         ({"role": "user", "content": "a", "more": nested(201)}, "messages[0].more", "levels"),
+        ({"role": "user", "content": "a", "more": [nested(200)]}, "messages[0].more", "levels"),
     ],
 )
 def test_a_message_that_is_none(wrote: dict[str, Any], param: str, said: str) -> None:
@@ -377,6 +387,8 @@ def test_older_functions_are_tools() -> None:
     assert json.dumps(request.tools) == json.dumps([ADD])
     assert request.call_choice == "add"
     assert parse(functions=[ADD["function"]], function_call="none").call_choice == "none"
+    both = parse(functions=[ADD["function"]], function_call="none", tool_choice="required")
+    assert both.call_choice == "required"
 
 
 @pytest.mark.parametrize(
