@@ -456,6 +456,12 @@ def test_workers_that_differ_are_an_error(served: Stack, client: Client) -> None
         "success"
     ]
     assert {worker["url"] for worker in client.workers()} == {worker.url for worker in served.workers}
+    with stack("qwen", styles=("cumulative",) * 2) as made, Client(made.url) as other:
+        made.workers[1].kill()
+        with pytest.raises(RefusedError, match="may be at different versions") as caught:
+            other.to_workers("/update_weight_version", {"new_version": "2", "abort_all_requests": False})
+        assert caught.value.status == 207
+        assert len(caught.value.details["workers"]) == 2
 
 
 # -- awaiting ----------------------------------------------------------------------------------------------------------

@@ -23,13 +23,16 @@ from middleware_hub.client import (
     AsyncSession,
     Client,
     Conversation,
+    InconsistentAnswerError,
     OverloadedError,
     Retries,
     Session,
     UnreachableError,
+    WorkerFailedError,
     operations,
 )
-from middleware_hub.client.wire import Answer, Call
+from middleware_hub.client.streams import StreamReader
+from middleware_hub.client.wire import Answer, Call, read_replies
 from middleware_hub.integrations.groups import as_number
 from router.http.responses import send_json
 from tests.support.engine_server import free_port
@@ -118,6 +121,31 @@ def test_a_loop_that_was_closed_is_not_kept(served: Stack) -> None:
         asyncio.run(step())
     gc.collect()
     assert [one() for one in loops] == [None] * 3
+
+
+CLOSED = """
+import asyncio, sys
+from middleware_hub.client import AsyncClient
+
+client = AsyncClient(sys.argv[1])
+
+async def step():
+    await client.generate("Hi", {"max_new_tokens": 4})
+    return len(client._sessions)
+
+for _ in range(3):
+    loop = asyncio.new_event_loop()
+    print(loop.run_until_complete(step()))
+    loop.close()
+print(asyncio.run(step()), len(client._sessions))
+"""
+
+
+def test_a_loop_that_was_closed_without_an_end_is_not_kept_either(served: Stack) -> None:
+    """What it had open is let go with the next step, in its own process, because Python warns of its sockets."""
+    run = [sys.executable, "-c", CLOSED, served.url]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["1", "1", "1", "1", "0"]
 
 
 def test_a_closed_client_says_so(served: Stack) -> None:
@@ -262,6 +290,90 @@ def test_the_reward_of_a_session_says_whether_the_store_has_it(saved: bool) -> N
         assert Session(client).reward({"reward": 1}) is saved
         assert Session(client).reward({"reward": 1}, branch="b") is saved
         assert asyncio.run(asynchronous(url)) is saved
+
+
+def test_an_async_client_claims_too(served: Stack, space: str) -> None:
+    async def main() -> None:
+        async with AsyncClient(served.url, namespace=space) as client:
+            reply = await client.generate("Hi", FEW, group_id="g", group_size=1, rollout_end=True)
+            claim = await client.claim()
+            (sample,) = claim
+            assert (sample.group_id, [turn.request_id for turn in sample.trajectories[0].turns]) == ("g", [reply.id])
+            await client.renew(claim)
+            assert await client.release(claim) == 1
+            again = await client.claim()
+            assert [one.id for one in again] == [sample.id]
+            assert await client.acknowledge(again) == 1
+            assert len(await client.claim()) == 0
+
+    asyncio.run(main())
+
+
+REPLY: dict[str, Any] = {
+    "text": "ab",
+    "output_ids": [1, 2],
+    "meta_info": {
+        "id": "r",
+        "finish_reason": {"type": "stop"},
+        "completion_tokens": 2,
+        "output_token_logprobs": [[-0.5, 1, None], [-0.25, 2, None]],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"output_ids": [1]},
+        {"output_ids": [1, 3]},
+        {"meta_info": {**REPLY["meta_info"], "completion_tokens": 3}},
+        {"meta_info": {**REPLY["meta_info"], "output_token_logprobs": []}},
+        {"meta_info": {}},
+        {"meta_info": None},
+    ],
+)
+def test_a_reply_that_contradicts_itself_is_an_error(wrong: dict[str, Any]) -> None:
+    assert read_replies([REPLY, REPLY], 1, 2, {})[0][1].logprobs == [-0.5, -0.25]
+    with pytest.raises(InconsistentAnswerError):
+        read_replies([REPLY, {**REPLY, **wrong}], 2, 1, {})
+    with pytest.raises(InconsistentAnswerError, match="2 prompts with n=2 got 1 replies"):
+        read_replies(REPLY, 2, 2, {})
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (b'{"message": "it is ill", "type": "worker_error"}', "worker_error", "it is ill"),
+        (b'"out of memory"', "error", "out of memory"),
+        (b"[1]", "error", r"\[1\]"),
+    ],
+)
+def test_an_error_in_a_stream_is_raised(error: bytes, kind: str, words: str) -> None:
+    with pytest.raises(WorkerFailedError, match=words) as caught:
+        StreamReader({}).feed(b'data: {"error": %b}' % error)
+    assert caught.value.kind == kind
+
+
+def test_a_stream_without_an_event_is_no_reply() -> None:
+    reader = StreamReader({})
+    assert reader.feed(b"data: [DONE]") == ""
+    assert reader.done
+    with pytest.raises(InconsistentAnswerError, match="without an event"):
+        reader.reply()
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        operations.retrieve("a", None, None, {}),
+        operations.cover("a", [], None, {}),
+        operations.finalize("s", {}),
+        operations.claim({}),
+    ],
+)
+def test_an_answer_of_another_shape_names_the_versions(operation: operations.Operation[Any]) -> None:
+    with pytest.raises(InconsistentAnswerError, match="the router's version does not fit"):
+        operation.read(Answer(200, {}, b'{"trajectories": 5, "tokens": 5}'))
 
 
 def test_a_client_that_waits_for_hours_goes_on_waiting() -> None:

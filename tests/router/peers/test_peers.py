@@ -431,10 +431,12 @@ def test_a_snapshot_says_what_the_entries_before_it_said(monkeypatch: pytest.Mon
     for url in (A, B, C):
         state.apply(WorkerAdded(url))
         state.apply(WorkerRemoved(url))
-    state.apply(WorkerAdded(A))
+    state.apply(WorkerAdded("http://10.0.0.4:30000"))
     state.apply(CallOver("1", "7", ("x",)))
     state.apply(CallBegan("2", "/pause_generation", aborts=True))
-    assert state.workers == {B: False, C: False, A: True}, "the latest removed ones are remembered"
+    assert state.workers == {B: False, C: False, "http://10.0.0.4:30000": True}, (
+        "the latest removed ones are remembered"
+    )
     other = FleetState()
     other.apply(state.snapshot())
     assert (other.workers, other.version, other.paused, other.calls) == (state.workers, "7", True, state.calls)
