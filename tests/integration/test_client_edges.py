@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from middleware_hub.client import (
     Conversation,
     InconsistentAnswerError,
     OverloadedError,
+    RefusedError,
     Retries,
     Session,
     UnreachableError,
@@ -36,7 +38,7 @@ from middleware_hub.client.wire import Answer, Call, read_replies
 from middleware_hub.integrations.groups import as_number
 from router.http.responses import send_json
 from tests.support.engine_server import free_port
-from tests.support.serving import read_request, serve, serving_socket
+from tests.support.serving import read_request, serve, serving, serving_socket
 from tests.support.stack import Stack, stack
 
 ROOT = Path(__file__).parents[2]
@@ -64,11 +66,13 @@ class Silent:
         self._taken: list[socket.socket] = []
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
 
-    def take(self) -> None:
-        """Wait for a request."""
+    def take(self) -> socket.socket:
+        """Wait for a request, and return its connection."""
         taken, _ = self._listening.accept()
+        taken.settimeout(30)
         self._taken.append(taken)
         assert taken.recv(1)
+        return taken
 
     def close(self) -> None:
         for one in (*self._taken, self._listening):
@@ -435,6 +439,103 @@ def test_what_one_router_asks_for_counts_until_the_client_waits(answers: bool) -
     first, second, *_ = waits
     assert first == 0, "the other address is asked at once"
     assert 5 <= second <= 7.5
+
+
+def test_what_a_router_has_asked_for_counts_for_one_wait() -> None:
+    waits: list[float] = []
+
+    class Waiting(AsyncClient):
+        def go_on(self, *args: Any) -> float | None:
+            wait = super().go_on(*args)
+            waits.append(wait or 0.0)
+            return None if wait is None else wait / 1000
+
+    async def router(scope: Scope, receive: Receive, send: Send) -> None:
+        asked = [] if waits else [(b"retry-after", b"5")]
+        await send_json(send, 503, b'{"error": {"message": "full"}}', asked)
+
+    async def ask(url: str) -> None:
+        async with Waiting(url, retries=Retries(attempts=3)) as client:
+            with pytest.raises(OverloadedError):
+                await client.explain("Hi")
+
+    with serve(router) as url:
+        asyncio.run(ask(url))
+    first, second, _ = waits
+    assert 5 <= first <= 7.5
+    assert 0.4 <= second <= 0.6
+
+
+def test_cookies_are_not_kept_and_redirections_not_followed() -> None:
+    """A load balancer's cookie would keep a client at a router that is gone. A router redirects nobody."""
+    seen: list[tuple[str, bytes | None]] = []
+
+    async def balancer(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append((scope["path"], dict(scope["headers"]).get(b"cookie")))
+        headers = [(b"set-cookie", b"router=1"), (b"location", b"/elsewhere")]
+        await send_json(send, 200 if len(seen) < 3 else 307, b"{}", headers)
+
+    with serve(balancer) as url, Client(url) as client:
+        for _ in range(2):
+            client.explain("Hi")
+        with pytest.raises(RefusedError) as caught:
+            client.explain("Hi")
+    assert caught.value.status == 307
+    assert seen == [("/radix_tree/explain", None)] * 3
+
+
+def test_more_than_a_hundred_requests_are_under_way_at_once() -> None:
+    """The library has a limit of 100 connections."""
+    count = 120
+
+    async def main() -> None:
+        arrived, everybody = 0, asyncio.Event()
+
+        async def router(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal arrived
+            assert scope["type"] == "http"
+            arrived += 1
+            if arrived == count:
+                everybody.set()
+            await everybody.wait()
+            await send_json(send, 200, b"{}")
+
+        async with asyncio.timeout(60), serving(router) as url, AsyncClient(url) as client:
+            await asyncio.gather(*[client.explain("Hi") for _ in range(count)])
+
+    asyncio.run(main())
+
+
+INTERRUPTED = """
+import sys
+from middleware_hub.client import Client
+
+with Client(sys.argv[1]) as client:
+    try:
+        client.generate("Hi")
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_what_is_interrupted_ends_at_the_router() -> None:
+    """Ctrl-C in a notebook: the program and its client go on."""
+    router = Silent()
+    run = [sys.executable, "-c", INTERRUPTED, router.url]
+    with subprocess.Popen(run, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        try:
+            taken = router.take()
+            program.send_signal(signal.SIGINT)
+            assert program.stdout.readline() == "interrupted\n"
+            while taken.recv(4096):
+                pass
+            assert program.poll() is None
+        finally:
+            program.stdin.close()
+            router.close()
 
 
 def _one_option_more(client: Client, option: str) -> list[Callable[[], object]]:
