@@ -475,7 +475,7 @@ def test_cookies_are_not_kept_and_redirections_not_followed() -> None:
         headers = [(b"set-cookie", b"router=1"), (b"location", b"/elsewhere")]
         await send_json(send, 200 if len(seen) < 3 else 307, b"{}", headers)
 
-    with serve(balancer) as url, Client(url) as client:
+    with serve(balancer) as url, Client(url.replace("127.0.0.1", "localhost")) as client:
         for _ in range(2):
             client.explain("Hi")
         with pytest.raises(RefusedError) as caught:
