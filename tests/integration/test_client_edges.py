@@ -34,7 +34,7 @@ from middleware_hub.client import (
     operations,
 )
 from middleware_hub.client.streams import StreamReader
-from middleware_hub.client.wire import Answer, Call, read_replies
+from middleware_hub.client.wire import Answer, Call, may_go_again, read_replies
 from middleware_hub.integrations.groups import as_number
 from router.http.responses import send_json
 from tests.support.engine_server import free_port
@@ -299,15 +299,22 @@ def test_the_reward_of_a_session_says_whether_the_store_has_it(saved: bool) -> N
 def test_an_async_client_claims_too(served: Stack, space: str) -> None:
     async def main() -> None:
         async with AsyncClient(served.url, namespace=space) as client:
-            reply = await client.generate("Hi", FEW, group_id="g", group_size=1, rollout_end=True)
-            claim = await client.claim()
-            (sample,) = claim
-            assert (sample.group_id, [turn.request_id for turn in sample.trajectories[0].turns]) == ("g", [reply.id])
+            replies = {}
+            for group in ("g", "h"):
+                replies[group] = await client.generate(
+                    "Hi", FEW, group_id=group, group_size=1, rollout_end=True, parent="none"
+                )
+            claim = await client.claim(groups=2)
+            found = {group.group_id: group.samples for group in claim.groups}
+            assert set(found) == {"g", "h"}
+            for name, (sample,) in found.items():
+                assert sample.group_id == name
+                assert [turn.request_id for turn in sample.trajectories[0].turns] == [replies[name].id]
             await client.renew(claim)
-            assert await client.release(claim) == 1
-            again = await client.claim()
-            assert [one.id for one in again] == [sample.id]
-            assert await client.acknowledge(again) == 1
+            assert await client.release(claim) == 2
+            again = await client.claim(groups=2)
+            assert {one.id for one in again} == {one.id for one in claim}
+            assert await client.acknowledge(again) == 2
             assert len(await client.claim()) == 0
 
     asyncio.run(main())
@@ -378,6 +385,27 @@ def test_a_stream_without_an_event_is_no_reply() -> None:
 def test_an_answer_of_another_shape_names_the_versions(operation: operations.Operation[Any]) -> None:
     with pytest.raises(InconsistentAnswerError, match="the router's version does not fit"):
         operation.read(Answer(200, {}, b'{"trajectories": 5, "tokens": 5}'))
+
+
+def test_what_may_be_sent_again_makes_no_second_one() -> None:
+    """A session of a given name would exist already; a chat is known by its key; a reply is sampled once."""
+    assert not operations.create_session({"session_id": "mine"}).call.again
+    assert operations.create_session({}).call.again
+    one, other = (operations.chat("s", {"messages": []}, {}).call for _ in range(2))
+    assert one.again
+    assert one.headers["idempotency-key"] != other.headers["idempotency-key"]
+    sampling, asking = operations.generate("Hi", None, {}).call, operations.explain("Hi").call
+    for status in (502, 504):
+        assert (may_go_again(sampling, status), may_go_again(asking, status)) == (False, True)
+    for status in (408, 429, 503):
+        assert may_go_again(sampling, status)
+
+
+def test_a_sessions_export_misses_a_reply_that_the_client_got(client: Client) -> None:
+    session = Session(client)
+    session.chat([{"role": "user", "content": "Hi"}], max_tokens=4)
+    session.replies.append("lost")
+    assert session.finalize().missing == ("lost",)
 
 
 def test_a_client_that_waits_for_hours_goes_on_waiting() -> None:
