@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -644,6 +645,7 @@ def test_a_session_is_what_its_export_is(agents: Stack) -> None:
     assert listed["title"] == "a question"
     assert look.all(text="你好", kind="session")[0]["id"] == name
     assert look.all(reward_min=0.4, reward_max=0.6)[0]["id"] == name
+    assert look.all(reward_min=0.5, reward_max=0.5)[0]["id"] == name
     assert look.all(reward_min=0.6) == []
 
 
@@ -709,6 +711,33 @@ def test_a_reward_that_no_float_holds_is_no_number(agents: Stack) -> None:
     assert agents.post(f"{agent.path}/reward_info", None, raw=sent).status == 200
     (listed,) = [one for one in Look(agents).all() if one["id"] == f"session:{agent.name}"]
     assert listed["reward"] is None
+
+
+def test_of_several_numbers_none_is_the_reward_unless_it_is_called_so(agents: Stack) -> None:
+    for info, reward in (({"speed": 1, "style": 2}, None), ({"speed": 1}, 1.0), ({"style": 2, "reward": 3}, 3.0)):
+        agent = AgentSession.make(agents)
+        agent.must(user("a question"), says="one")
+        assert agents.post(f"{agent.path}/reward_info", {"reward_info": info}).status == 200
+        (listed,) = Look(agents).all(id=agent.name)
+        assert listed["reward"] == reward
+
+
+def test_a_turn_that_is_not_over_is_not_shown(agents: Stack) -> None:
+    agent = AgentSession.make(agents)
+    first = agent.must(user("a question"), says="one")
+    look, name = Look(agents), path_of(f"session:{agent.name}")
+    before = look.get(name)["tree"]
+    (worker,) = agents.workers
+    worker.hold()
+    with ThreadPoolExecutor(1) as other:
+        asked = [user("a question"), first.message, user("another question")]
+        running = other.submit(agent.must, *asked, says="two")
+        worker.wait_for_arrivals(1)
+        during = look.get(name)["tree"]
+        worker.release()
+        running.result()
+    assert during == before
+    assert len(look.get(name)["tree"]) == len(before) + 2
 
 
 def test_groups_and_rewards_are_those_of_the_ledger() -> None:
