@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 import pyarrow.parquet
 import pytest
 
+from middleware_hub.inspector.reports import files
 from router.config import StoreConfig
 from tests.support import templates
 from tests.support.agents import AgentSession, system, user
@@ -431,7 +432,11 @@ def test_the_run_report_counts_every_token_once(served: tuple[Stack, Talks]) -> 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_branch_is_downloaded_as_it_is_shown(served: tuple[Stack, Talks]) -> None:
+@pytest.mark.parametrize("window", [files.WINDOW, 7], ids=["at once", "in many steps"])
+def test_a_branch_is_downloaded_as_it_is_shown(
+    served: tuple[Stack, Talks], window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "WINDOW", window)
     look = Look(served[0])
     one, branch = max(branches(look), key=lambda pair: pair[1]["tokens"])
     shown = whole(look, one["id"], branch["id"])
@@ -445,6 +450,9 @@ def test_a_branch_is_downloaded_as_it_is_shown(served: tuple[Stack, Talks]) -> N
     assert [row["logprob"] for row in rows] == shown["logprobs"]
     assert [row["mask"] for row in rows] == shown["mask"]
     assert [row["text"] for row in rows] == shown["texts"]
+    versions = look.branch(one["id"], branch["id"])["versions"]
+    assert [row["version"] for row in rows] == [None if at < 0 else versions[at] for at in shown["versions"]]
+    assert None in [row["version"] for row in rows]
     assert answer.headers["content-disposition"].startswith("attachment;")
 
 
