@@ -157,6 +157,22 @@ def test_a_transaction_splits_only_what_is_longer_than_one(
     assert not plans
 
 
+def test_a_damaged_record_is_forgotten_with_the_places_that_led_to_it(tmp_path: Path) -> None:
+    """Where it was entered cannot be computed from it any more."""
+    world = World()
+
+    async def work(store: Store) -> None:
+        await store.append(world.turn(None, "user", "reply", names=("name",)).batch)
+        connection = connect(tmp_path / "store.sqlite3")
+        connection.execute("UPDATE records SET body = x'00ff'")
+        assert (await store.forget(0)).records == 2
+        counts = [connection.execute(f"SELECT count(*) FROM {table}").get for table in ("records", "places", "roots")]
+        connection.close()
+        assert counts == [0, 0, 0]
+
+    with_store(sqlite(tmp_path), work)
+
+
 def test_a_conversation_that_has_grown_since_it_was_planned_is_left_out(tmp_path: Path) -> None:
     """Its new turn would be left without what it builds on."""
     world = World()

@@ -270,6 +270,31 @@ def test_what_was_written_without_news_is_found_also_when_others_follow(tmp_path
     with_two(tmp_path, work)
 
 
+def test_what_was_written_last_without_news_is_found(tmp_path: Path) -> None:
+    world = World()
+    first, second = world.turn(None, "user", "reply"), world.turn(None, "another user", "reply")
+
+    async def work(mine: Store, other: Store) -> None:
+        await mine.append(first.batch)
+        await mine.find(query(second.text, complete=True))
+        await other.append(second.batch)
+        without_news(tmp_path)
+        assert second.reply.id in ids(await mine.find(query(second.text, complete=True)))
+
+    with_two(tmp_path, work)
+
+
+def test_a_log_to_which_another_has_appended_has_another_end(tmp_path: Path) -> None:
+    async def work(mine: Store, other: Store) -> None:
+        for number in range(3):
+            for asked in (query("a text", complete=True, logs=("log",)), query("a text", logs=("log",))):
+                spared = mine.spared(asked)
+                assert (spared or await mine.find(asked)).ends.get("log", 0) == number
+            await other.append(Batch(events=[Event("log", "kind", b"%d" % number)]))
+
+    with_two(tmp_path, work)
+
+
 def test_others_are_heard_while_the_writer_is_at_work(tmp_path: Path) -> None:
     world = World()
     ours, theirs = (world.turn(None, user, "reply") for user in ("ours", "theirs"))
