@@ -27,12 +27,12 @@ class CountingPool(WorkerPool):
 
 
 class Kept:
-    """A queue in front of two workers with room for one request each, and keys that stay with their worker."""
+    """A queue in front of workers with little room, one request each, and keys that stay with their worker."""
 
-    def __init__(self) -> None:
-        self.pool = CountingPool(Manual(), max_inflight_per_worker=1)
+    def __init__(self, workers: int = 2, room: int = 1, total: int | None = None) -> None:
+        self.pool = CountingPool(Manual(), max_inflight=total, max_inflight_per_worker=room)
         self.queue = RequestQueue(self.pool, QueueConfig(size=10_000))
-        self.workers = [self.pool.add(f"http://w{number}:1") for number in range(2)]
+        self.workers = [self.pool.add(f"http://w{number}:1") for number in range(workers)]
         for worker in self.workers:
             self.pool.probed(worker, None)
 
@@ -127,6 +127,37 @@ def test_a_retry_waits_for_no_worker_that_it_may_not_have_when_the_request_befor
         assert not retry.done()
         hog.result().release()
         assert (await retry).worker is two
+
+    asyncio.run(main())
+
+
+def test_all_that_waits_for_a_worker_is_served_when_it_comes_back() -> None:
+    """Also behind a retry that may not have it."""
+
+    async def main() -> None:
+        kept = Kept(workers=3, room=3, total=7)
+        one, two, gone = kept.workers
+        for key, worker in zip(("a", "hog", "left"), kept.workers, strict=True):
+            await kept.give(key, worker)
+        held = [await kept.ask("a") for _ in range(3)]
+        for _ in range(3):
+            await kept.ask("hog")
+        left = await kept.ask("left")
+        kept.pool.remove(gone.id)
+        waiting = [await kept.ask("a") for _ in range(2)]
+        anywhere = await kept.ask("")
+        retry = await kept.ask("retry", one, again=True)
+        left.result().release()
+        for _ in range(3):
+            kept.pool.probed(one, "ill")
+        for task in held:
+            task.result().release()
+        for _ in range(2):
+            kept.pool.probed(one, None)
+        await asyncio.sleep(0)
+        assert [task.done() for task in (*waiting, anywhere, retry)] == [True, True, True, False]
+        assert {task.result().worker for task in (*waiting, anywhere)} == {one}
+        assert two.inflight == 3
 
     asyncio.run(main())
 
