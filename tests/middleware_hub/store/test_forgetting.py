@@ -12,6 +12,7 @@ from middleware_hub.store.errors import LogMovedError, MissingRecordError, Store
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Forgotten, Store
 from middleware_hub.store.records import Blob, Event, Mark
+from middleware_hub.store.redis.store import RedisStore
 from middleware_hub.store.sqlite import checkpoints
 from middleware_hub.store.sqlite.file import connect, place_of, store_error
 from middleware_hub.store.sqlite.forgetting import forget_some, plan_roots
@@ -196,6 +197,26 @@ def test_a_conversation_that_has_grown_since_it_was_planned_is_left_out(tmp_path
 
     with_store(sqlite(tmp_path), work)
     with_store(sqlite(tmp_path), check)
+
+
+@pytest.mark.parametrize("kind", usual(["redis", "cluster"], "redis"))
+def test_a_conversation_that_has_grown_since_it_was_read_is_left_out(kind: str, tmp_path: Path) -> None:
+    """Also its places: what is there is found."""
+    world = World()
+    first = world.turn(None, "user", "reply")
+    second = world.turn(first, "more", "reply")
+
+    async def work(store: Store) -> None:
+        assert isinstance(store, RedisStore)
+        await store.append(first.batch)
+        opened = store._open()
+        (read,) = await opened.reading.whole([first.reply.root])
+        await store.append(second.batch)
+        assert await opened.forgetting._forget_one(read) == (Forgotten(), 0)
+        assert {first.reply.id, second.reply.id} <= ids(await store.find(query(second.text)))
+        assert await findings(store) == []
+
+    with_store(address_of(kind, tmp_path), work)
 
 
 def test_a_long_conversation_is_forgotten_whole_even_if_the_process_is_killed_meanwhile(tmp_path: Path) -> None:
