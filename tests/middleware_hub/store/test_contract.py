@@ -309,6 +309,20 @@ def test_chains_behind_a_named_parent_are_found(run: Run) -> None:
     run(work)
 
 
+def test_chains_that_a_prompt_of_others_leaves_are_found(run: Run) -> None:
+    """That the prompt was sampled from is no reply that goes deeper."""
+    world = World()
+    left = world.turn(None, "user", "deep" * 100)
+    prompt = "user" + "deep" * 50 + "c" * (2 * STEP * BLOCK)
+    world.turn(None, prompt, "reply")
+
+    async def work(store: Store) -> None:
+        await append_all(store, world.turns)
+        assert left.reply.id in ids(await store.find(query(prompt + "and on")))
+
+    run(work)
+
+
 def test_equal_texts_are_bounded_and_counted(run: Run) -> None:
     world = World()
     variants = [world.turn(None, "user", "reply") for _ in range(MOST_VARIANTS + 3)]
