@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import os
 import selectors
 import threading
 import weakref
@@ -229,8 +228,6 @@ async def _next(pieces: Any) -> Piece | None:
 
 
 _open: weakref.WeakSet[Client] = weakref.WeakSet()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_open.clear)  # their threads are in the parent
 
 
 @atexit.register

@@ -146,8 +146,7 @@ class KvIndex:
         if tier != _GPU or cache.tiers:
             left = {own: cache.tiers.get(own, _GPU) & ~tier for own in (own & UNSIGNED for own in hashes)}
             hashes = [own for own, tiers in left.items() if not tiers]
-            indexer = self._indexers[cache.block_size]
-            cache.note({own: tiers for own, tiers in left.items() if indexer.holds(cache.name, own)})
+            cache.note(left)
         self._indexers[cache.block_size].apply_removed(cache.name, hashes)
 
     def _skip(self, cache: _Cache, why: str, hashes: Sequence[int]) -> None:

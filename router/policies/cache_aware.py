@@ -216,7 +216,7 @@ class CacheAware:
         if excess <= (_BOUND - 1) * mean:
             return False
         busy = worker.inflight > least + _SLACK
-        return busy and excess > _MANY * self._recent.mean if stays else busy or excess > _FEW * length > 0
+        return busy and excess > _MANY * self._recent.mean if stays else busy or excess > _FEW * length
 
     def _holder(self, workers: Sequence[Worker], holders: Collection[str]) -> Worker | None:
         """Return the least loaded offered holder; None if there is none, or if more than half of the fleet are holders."""

@@ -89,7 +89,7 @@ class Manual:
             key, pin = next(iter(self._pins.items()))
             if now - pin.used <= self._max_idle:
                 return
-            if pin.inflight and pin.worker.inflight:
+            if pin.inflight:
                 pin.used = now
                 self._pins.move_to_end(key)
             else:

@@ -36,7 +36,7 @@ from middleware_hub.client import (
 )
 from middleware_hub.client.operations import plain
 from middleware_hub.client.streams import Lines
-from middleware_hub.client.wire import Call
+from middleware_hub.client.wire import Call, Reply
 from router.config import AbortConfig
 from tests.support.engine_server import free_port
 from tests.support.stack import Stack, stack
@@ -246,6 +246,35 @@ def test_a_lost_reply_makes_the_sequence_unusable(client: Client) -> None:
     with pytest.raises(NotUsableError, match="lost"):
         talk.cover().require_exact()
 
+    async def main() -> None:
+        async with AsyncClient(client.url) as other:
+            found = AsyncConversation(other, Transcript.of(talk.transcript.state()))
+            assert "lost" in (await found.cover()).missing
+
+    asyncio.run(main())
+
+
+def test_a_reply_of_which_only_the_end_was_stripped_is_still_continued() -> None:
+    """Its text is whole up to white space, which may form one token with a mark before it, and not with a word."""
+
+    def reply(name: str, text: str) -> Reply:
+        return Reply(text, [1, 2], name, "stop", {})
+
+    talk = Transcript("Q")
+    talk.take(reply("first", "Yes \n"))
+    talk.text = "QYes"
+    assert talk.parent == "first"
+    talk.append("\nSure?")
+    talk.take(reply("second", "No. \n"))
+    talk.text = talk.text.removesuffix(" \n")
+    assert talk.parent == "second"
+    talk.text = "QYes\nOr not?"
+    assert talk.parent == "first"
+    marks = Transcript("Q")
+    marks.take(reply("marks", "?!\n"))
+    marks.text = "Q?!"
+    assert marks.parent == "none"
+
 
 def test_a_loop_that_strips_trains_on_everything_it_sampled(served: Stack, client: Client) -> None:
     script(served, "\n\n four. \n", "\n\n five. \n", "\n\n six. \n")
@@ -382,7 +411,9 @@ ANSWER: dict[str, Any] = {
         {"response_length": 4},
         {"weight_versions": [{"version": "1", "start": 1, "end": 9}]},
         {"routed_experts": {"shape": [3, 2], "told": [], "base64": "AAAA"}},
+        {"routed_experts": {"shape": [3, 1], "told": [], "base64": "A" * 16}},
         {"top_p": {"token_ids": "", "offsets": "AAAA"}},
+        {"top_p": {"token_ids": "", "offsets": base64.b64encode(bytes(12) + b"\1\0\0\0").decode()}},
     ],
 )
 def test_an_answer_that_contradicts_itself_is_an_error(wrong: dict[str, Any]) -> None:
@@ -456,6 +487,12 @@ def test_workers_that_differ_are_an_error(served: Stack, client: Client) -> None
         "success"
     ]
     assert {worker["url"] for worker in client.workers()} == {worker.url for worker in served.workers}
+    with stack("qwen", styles=("cumulative",) * 2) as made, Client(made.url) as other:
+        made.workers[1].kill()
+        with pytest.raises(RefusedError, match="may be at different versions") as caught:
+            other.to_workers("/update_weight_version", {"new_version": "2", "abort_all_requests": False})
+        assert caught.value.status == 207
+        assert len(caught.value.details["workers"]) == 2
 
 
 # -- awaiting ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import signal
 import socket
 import subprocess
 import sys
@@ -23,17 +24,21 @@ from middleware_hub.client import (
     AsyncSession,
     Client,
     Conversation,
+    InconsistentAnswerError,
     OverloadedError,
+    RefusedError,
     Retries,
     Session,
     UnreachableError,
+    WorkerFailedError,
     operations,
 )
-from middleware_hub.client.wire import Answer, Call
+from middleware_hub.client.streams import StreamReader
+from middleware_hub.client.wire import Answer, Call, may_go_again, read_replies
 from middleware_hub.integrations.groups import as_number
 from router.http.responses import send_json
 from tests.support.engine_server import free_port
-from tests.support.serving import read_request, serve, serving_socket
+from tests.support.serving import read_request, serve, serving, serving_socket
 from tests.support.stack import Stack, stack
 
 ROOT = Path(__file__).parents[2]
@@ -61,11 +66,13 @@ class Silent:
         self._taken: list[socket.socket] = []
         self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
 
-    def take(self) -> None:
-        """Wait for a request."""
+    def take(self) -> socket.socket:
+        """Wait for a request, and return its connection."""
         taken, _ = self._listening.accept()
+        taken.settimeout(30)
         self._taken.append(taken)
         assert taken.recv(1)
+        return taken
 
     def close(self) -> None:
         for one in (*self._taken, self._listening):
@@ -118,6 +125,31 @@ def test_a_loop_that_was_closed_is_not_kept(served: Stack) -> None:
         asyncio.run(step())
     gc.collect()
     assert [one() for one in loops] == [None] * 3
+
+
+CLOSED = """
+import asyncio, sys
+from middleware_hub.client import AsyncClient
+
+client = AsyncClient(sys.argv[1])
+
+async def step():
+    await client.generate("Hi", {"max_new_tokens": 4})
+    return len(client._sessions)
+
+for _ in range(3):
+    loop = asyncio.new_event_loop()
+    print(loop.run_until_complete(step()))
+    loop.close()
+print(asyncio.run(step()), len(client._sessions))
+"""
+
+
+def test_a_loop_that_was_closed_without_an_end_is_not_kept_either(served: Stack) -> None:
+    """What it had open is let go with the next step, in its own process, because Python warns of its sockets."""
+    run = [sys.executable, "-c", CLOSED, served.url]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["1", "1", "1", "1", "0"]
 
 
 def test_a_closed_client_says_so(served: Stack) -> None:
@@ -264,6 +296,118 @@ def test_the_reward_of_a_session_says_whether_the_store_has_it(saved: bool) -> N
         assert asyncio.run(asynchronous(url)) is saved
 
 
+def test_an_async_client_claims_too(served: Stack, space: str) -> None:
+    async def main() -> None:
+        async with AsyncClient(served.url, namespace=space) as client:
+            replies = {}
+            for group in ("g", "h"):
+                replies[group] = await client.generate(
+                    "Hi", FEW, group_id=group, group_size=1, rollout_end=True, parent="none"
+                )
+            claim = await client.claim(groups=2)
+            found = {group.group_id: group.samples for group in claim.groups}
+            assert set(found) == {"g", "h"}
+            for name, (sample,) in found.items():
+                assert sample.group_id == name
+                assert [turn.request_id for turn in sample.trajectories[0].turns] == [replies[name].id]
+            await client.renew(claim)
+            assert await client.release(claim) == 2
+            again = await client.claim(groups=2)
+            assert {one.id for one in again} == {one.id for one in claim}
+            assert await client.acknowledge(again) == 2
+            assert len(await client.claim()) == 0
+
+    asyncio.run(main())
+
+
+REPLY: dict[str, Any] = {
+    "text": "ab",
+    "output_ids": [1, 2],
+    "meta_info": {
+        "id": "r",
+        "finish_reason": {"type": "stop"},
+        "completion_tokens": 2,
+        "output_token_logprobs": [[-0.5, 1, None], [-0.25, 2, None]],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"output_ids": [1]},
+        {"output_ids": [1, 3]},
+        {"meta_info": {**REPLY["meta_info"], "completion_tokens": 3}},
+        {"meta_info": {**REPLY["meta_info"], "output_token_logprobs": []}},
+        {"meta_info": {}},
+        {"meta_info": None},
+    ],
+)
+def test_a_reply_that_contradicts_itself_is_an_error(wrong: dict[str, Any]) -> None:
+    assert read_replies([REPLY, REPLY], 1, 2, {})[0][1].logprobs == [-0.5, -0.25]
+    with pytest.raises(InconsistentAnswerError):
+        read_replies([REPLY, {**REPLY, **wrong}], 2, 1, {})
+    with pytest.raises(InconsistentAnswerError, match="2 prompts with n=2 got 1 replies"):
+        read_replies(REPLY, 2, 2, {})
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (b'{"message": "it is ill", "type": "worker_error"}', "worker_error", "it is ill"),
+        (b'"out of memory"', "error", "out of memory"),
+        (b"[1]", "error", r"\[1\]"),
+    ],
+)
+def test_an_error_in_a_stream_is_raised(error: bytes, kind: str, words: str) -> None:
+    with pytest.raises(WorkerFailedError, match=words) as caught:
+        StreamReader({}).feed(b'data: {"error": %b}' % error)
+    assert caught.value.kind == kind
+
+
+def test_a_stream_without_an_event_is_no_reply() -> None:
+    reader = StreamReader({})
+    assert reader.feed(b"data: [DONE]") == ""
+    assert reader.done
+    with pytest.raises(InconsistentAnswerError, match="without an event"):
+        reader.reply()
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        operations.retrieve("a", None, None, {}),
+        operations.cover("a", [], None, {}),
+        operations.finalize("s", {}),
+        operations.claim({}),
+    ],
+)
+def test_an_answer_of_another_shape_names_the_versions(operation: operations.Operation[Any]) -> None:
+    with pytest.raises(InconsistentAnswerError, match="the router's version does not fit"):
+        operation.read(Answer(200, {}, b'{"trajectories": 5, "tokens": 5}'))
+
+
+def test_what_may_be_sent_again_makes_no_second_one() -> None:
+    """A session of a given name would exist already; a chat is known by its key; a reply is sampled once."""
+    assert not operations.create_session({"session_id": "mine"}).call.again
+    assert operations.create_session({}).call.again
+    one, other = (operations.chat("s", {"messages": []}, {}).call for _ in range(2))
+    assert one.again
+    assert one.headers["idempotency-key"] != other.headers["idempotency-key"]
+    sampling, asking = operations.generate("Hi", None, {}).call, operations.explain("Hi").call
+    for status in (502, 504):
+        assert (may_go_again(sampling, status), may_go_again(asking, status)) == (False, True)
+    for status in (408, 429, 503):
+        assert may_go_again(sampling, status)
+
+
+def test_a_sessions_export_misses_a_reply_that_the_client_got(client: Client) -> None:
+    session = Session(client)
+    session.chat([{"role": "user", "content": "Hi"}], max_tokens=4)
+    session.replies.append("lost")
+    assert session.finalize().missing == ("lost",)
+
+
 def test_a_client_that_waits_for_hours_goes_on_waiting() -> None:
     retries = Retries(attempts=10**6)
     assert retries.wait(1) == retries.first
@@ -323,6 +467,103 @@ def test_what_one_router_asks_for_counts_until_the_client_waits(answers: bool) -
     first, second, *_ = waits
     assert first == 0, "the other address is asked at once"
     assert 5 <= second <= 7.5
+
+
+def test_what_a_router_has_asked_for_counts_for_one_wait() -> None:
+    waits: list[float] = []
+
+    class Waiting(AsyncClient):
+        def go_on(self, *args: Any) -> float | None:
+            wait = super().go_on(*args)
+            waits.append(wait or 0.0)
+            return None if wait is None else wait / 1000
+
+    async def router(scope: Scope, receive: Receive, send: Send) -> None:
+        asked = [] if waits else [(b"retry-after", b"5")]
+        await send_json(send, 503, b'{"error": {"message": "full"}}', asked)
+
+    async def ask(url: str) -> None:
+        async with Waiting(url, retries=Retries(attempts=3)) as client:
+            with pytest.raises(OverloadedError):
+                await client.explain("Hi")
+
+    with serve(router) as url:
+        asyncio.run(ask(url))
+    first, second, _ = waits
+    assert 5 <= first <= 7.5
+    assert 0.4 <= second <= 0.6
+
+
+def test_cookies_are_not_kept_and_redirections_not_followed() -> None:
+    """A load balancer's cookie would keep a client at a router that is gone. A router redirects nobody."""
+    seen: list[tuple[str, bytes | None]] = []
+
+    async def balancer(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append((scope["path"], dict(scope["headers"]).get(b"cookie")))
+        headers = [(b"set-cookie", b"router=1"), (b"location", b"/elsewhere")]
+        await send_json(send, 200 if len(seen) < 3 else 307, b"{}", headers)
+
+    with serve(balancer) as url, Client(url.replace("127.0.0.1", "localhost")) as client:
+        for _ in range(2):
+            client.explain("Hi")
+        with pytest.raises(RefusedError) as caught:
+            client.explain("Hi")
+    assert caught.value.status == 307
+    assert seen == [("/radix_tree/explain", None)] * 3
+
+
+def test_more_than_a_hundred_requests_are_under_way_at_once() -> None:
+    """The library has a limit of 100 connections."""
+    count = 120
+
+    async def main() -> None:
+        arrived, everybody = 0, asyncio.Event()
+
+        async def router(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal arrived
+            assert scope["type"] == "http"
+            arrived += 1
+            if arrived == count:
+                everybody.set()
+            await everybody.wait()
+            await send_json(send, 200, b"{}")
+
+        async with asyncio.timeout(60), serving(router) as url, AsyncClient(url) as client:
+            await asyncio.gather(*[client.explain("Hi") for _ in range(count)])
+
+    asyncio.run(main())
+
+
+INTERRUPTED = """
+import sys
+from middleware_hub.client import Client
+
+with Client(sys.argv[1]) as client:
+    try:
+        client.generate("Hi")
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_what_is_interrupted_ends_at_the_router() -> None:
+    """Ctrl-C in a notebook: the program and its client go on."""
+    router = Silent()
+    run = [sys.executable, "-c", INTERRUPTED, router.url]
+    with subprocess.Popen(run, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        try:
+            taken = router.take()
+            program.send_signal(signal.SIGINT)
+            assert program.stdout.readline() == "interrupted\n"
+            while taken.recv(4096):
+                pass
+            assert program.poll() is None
+        finally:
+            program.stdin.close()
+            router.close()
 
 
 def _one_option_more(client: Client, option: str) -> list[Callable[[], object]]:

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -14,6 +15,7 @@ from urllib.parse import quote, urlencode
 import pyarrow.parquet
 import pytest
 
+from middleware_hub.inspector.reports import files
 from router.config import StoreConfig
 from tests.support import templates
 from tests.support.agents import AgentSession, system, user
@@ -430,7 +432,11 @@ def test_the_run_report_counts_every_token_once(served: tuple[Stack, Talks]) -> 
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_branch_is_downloaded_as_it_is_shown(served: tuple[Stack, Talks]) -> None:
+@pytest.mark.parametrize("window", [files.WINDOW, 7], ids=["at once", "in many steps"])
+def test_a_branch_is_downloaded_as_it_is_shown(
+    served: tuple[Stack, Talks], window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "WINDOW", window)
     look = Look(served[0])
     one, branch = max(branches(look), key=lambda pair: pair[1]["tokens"])
     shown = whole(look, one["id"], branch["id"])
@@ -444,6 +450,9 @@ def test_a_branch_is_downloaded_as_it_is_shown(served: tuple[Stack, Talks]) -> N
     assert [row["logprob"] for row in rows] == shown["logprobs"]
     assert [row["mask"] for row in rows] == shown["mask"]
     assert [row["text"] for row in rows] == shown["texts"]
+    versions = look.branch(one["id"], branch["id"])["versions"]
+    assert [row["version"] for row in rows] == [None if at < 0 else versions[at] for at in shown["versions"]]
+    assert None in [row["version"] for row in rows]
     assert answer.headers["content-disposition"].startswith("attachment;")
 
 
@@ -644,6 +653,7 @@ def test_a_session_is_what_its_export_is(agents: Stack) -> None:
     assert listed["title"] == "a question"
     assert look.all(text="你好", kind="session")[0]["id"] == name
     assert look.all(reward_min=0.4, reward_max=0.6)[0]["id"] == name
+    assert look.all(reward_min=0.5, reward_max=0.5)[0]["id"] == name
     assert look.all(reward_min=0.6) == []
 
 
@@ -709,6 +719,33 @@ def test_a_reward_that_no_float_holds_is_no_number(agents: Stack) -> None:
     assert agents.post(f"{agent.path}/reward_info", None, raw=sent).status == 200
     (listed,) = [one for one in Look(agents).all() if one["id"] == f"session:{agent.name}"]
     assert listed["reward"] is None
+
+
+def test_of_several_numbers_none_is_the_reward_unless_it_is_called_so(agents: Stack) -> None:
+    for info, reward in (({"speed": 1, "style": 2}, None), ({"speed": 1}, 1.0), ({"style": 2, "reward": 3}, 3.0)):
+        agent = AgentSession.make(agents)
+        agent.must(user("a question"), says="one")
+        assert agents.post(f"{agent.path}/reward_info", {"reward_info": info}).status == 200
+        (listed,) = Look(agents).all(id=agent.name)
+        assert listed["reward"] == reward
+
+
+def test_a_turn_that_is_not_over_is_not_shown(agents: Stack) -> None:
+    agent = AgentSession.make(agents)
+    first = agent.must(user("a question"), says="one")
+    look, name = Look(agents), path_of(f"session:{agent.name}")
+    before = look.get(name)["tree"]
+    (worker,) = agents.workers
+    worker.hold()
+    with ThreadPoolExecutor(1) as other:
+        asked = [user("a question"), first.message, user("another question")]
+        running = other.submit(agent.must, *asked, says="two")
+        worker.wait_for_arrivals(1)
+        during = look.get(name)["tree"]
+        worker.release()
+        running.result()
+    assert during == before
+    assert len(look.get(name)["tree"]) == len(before) + 2
 
 
 def test_groups_and_rewards_are_those_of_the_ledger() -> None:

@@ -29,6 +29,7 @@ def test_a_long_text_is_refused_on_every_route(served: Stack, text: str) -> None
         ("/generate", {"text": text, "sampling_params": SHORT}),
         ("/generate", {"text": ["a", text], "sampling_params": SHORT}),
         ("/generate", {"prompt_segments": [{"ids": [1]}, {"text": text}], "sampling_params": SHORT}),
+        ("/generate", {"prompt_segments": [{"text": "a"}, {"ids": [1] * 1001}], "sampling_params": SHORT}),
         ("/retrieve_from_text", {"text": text}),
         ("/retrieve_from_text", {"text": ["a", text]}),
         ("/v1/completions", {"prompt": text, "max_tokens": 1}),

@@ -103,6 +103,37 @@ def test_the_budget_is_the_response(trainer: Trainer, served: Stack) -> None:
     trainer.batch(args, [sample])
 
 
+def test_observations_use_up_the_budget_too(trainer: Trainer, served: Stack) -> None:
+    """A reply for which nothing is left is not asked for."""
+    (worker,) = served.workers
+    say(worker, "It is long. ")
+    observation = "\nObservation: how long?\n"
+    observed = len(worker.vocabulary.encode_bare(observation) if trainers.REAL else observation.split())
+    budget = len(worker.vocabulary.encode_bare("It is long. ")) + 1 + observed
+    sample = trainer.Sample(index=0, prompt=QUESTION)
+    generate = trainer.module.text_rollout(environment(observation))
+    trainer.generate(generate, trainer.args(served.url), sample, {**PARAMS, "max_new_tokens": budget})
+    assert sample.status is sample.Status.TRUNCATED
+    assert len(worker.log) == 1
+
+
+def test_a_sample_that_was_removed_stays_removed(trainer: Trainer, served: Stack) -> None:
+    say(served.workers[0], "It is long.")
+    sample = trainer.Sample(index=0, prompt=QUESTION, remove_sample=True)
+    trainer.generate(trainer.module.text_rollout(environment()), trainer.args(served.url), sample, PARAMS)
+    assert sample.metadata["exact"]
+    assert sample.remove_sample
+
+
+def test_speculative_decoding_is_counted(trainer: Trainer, served: Stack) -> None:
+    told = {"spec_verify_ct": 3, "spec_accept_token_num": 2, "spec_draft_token_num": 5}
+    say(served.workers[0], "It is long.", extra_meta=told)
+    sample = trainer.Sample(index=0, prompt=QUESTION)
+    args = trainer.args(served.url, sglang_speculative_algorithm="EAGLE")
+    trainer.generate(trainer.module.text_rollout(environment()), args, sample, PARAMS)
+    assert sample.spec_info != type(sample.spec_info)()
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_an_aborted_sample_goes_on_in_the_next_step(trainer: Trainer, served: Stack, masked: bool) -> None:
     (worker,) = served.workers
@@ -234,6 +265,25 @@ def test_what_is_replayed_fits_the_tokens(trainer: Trainer, served: Stack, compl
     trainer.batch(args, [sample])
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_the_rows_of_an_indexer_are_replayed_too(trainer: Trainer, served: Stack, complete: bool) -> None:
+    if trainer.name == "slime":
+        pytest.skip("slime replays no indexer")
+    (worker,) = served.workers
+    count = len(worker.vocabulary.encode_bare(QUESTION))
+    for text in ("It is long.", "Yes."):
+        count += len(worker.vocabulary.encode_bare(text)) + 1
+        rows = np.arange((count - 1) * 4) % 60
+        say(worker, text, extra_meta={"indexer_topk": told(rows)} if complete or text != "Yes." else {})
+        count += len(worker.vocabulary.encode_bare("\nA?\n"))
+    args = trainer.args(served.url, use_rollout_indexer_replay=True)
+    sample = trainer.Sample(index=3, prompt=QUESTION, metadata={"indexer_layers": 2})
+    trainer.generate(trainer.module.text_rollout(environment("\nA?\n")), args, sample, PARAMS)
+    assert np.asarray(sample.rollout_indexer_topk).shape == (len(sample.tokens) - 1, 2, 2)
+    assert sample.remove_sample is not complete
+    assert ("indexer_topk_missing" in sample.metadata["reasons"]) is not complete
+
+
 def test_an_evaluation_replays_nothing_and_is_kept_apart(trainer: Trainer, served: Stack) -> None:
     say(served.workers[0], "It is long.")
     args = trainer.args(served.url, rollout_top_p=0.9, use_rollout_routing_replay=True)
@@ -286,6 +336,7 @@ def test_an_agents_branches_become_samples(trainer: Trainer, sessions: Stack) ->
     assert [one.reward for one in made] == [0.5, 0.5]
     assert [one.metadata["task"] for one in made] == ["t", "t"]
     assert [one.response for one in made] == ["Done.", "Good."]
+    assert {one.status for one in made} == {sample.Status.COMPLETED}
     for one in made:
         check(worker, one)
     assert sum(sum(one.loss_mask) for one in made) == sum(len(record.output_ids) for record in worker.log)
@@ -293,11 +344,46 @@ def test_an_agents_branches_become_samples(trainer: Trainer, sessions: Stack) ->
     trainer.batch(args, [made])
 
 
+def test_an_agent_may_give_its_reward_to_the_session(trainer: Trainer, sessions: Stack) -> None:
+    """Without one a sample keeps what the trainer gave it."""
+
+    async def scored(base_url: str, prompt: Any, metadata: dict[str, Any], **_more: Any) -> None:
+        await ask(base_url, [{"role": "user", "content": str(prompt)}])
+        if metadata["scored"]:
+            body = {"reward_info": {"score": 0.75}}
+            async with aiohttp.ClientSession() as http, http.post(f"{base_url}/reward_info", json=body) as answer:
+                assert answer.status == 200
+
+    generate = trainer.module.agent_rollout(scored)
+    for number, reward in ((True, 0.75), (False, 0.25)):
+        sample = trainer.Sample(index=4, prompt="Plan it.", reward=0.25, metadata={"scored": number})
+        (one,) = trainer.generate(generate, trainer.args(sessions.url), sample, PARAMS)
+        assert one.reward == reward
+    sessions.workers[0].forget_scripts()
+
+
+def test_what_is_over_counts_although_the_trainer_has_enough(
+    trainer: Trainer, sessions: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from middleware_hub.integrations import samples
+
+    async def quick(base_url: str, prompt: Any, **_more: Any) -> None:
+        await ask(base_url, [{"role": "user", "content": str(prompt)}])
+
+    monkeypatch.setattr(samples, "POLL", 60.0)
+    args = trainer.args(sessions.url, aborted=True)
+    sample = trainer.Sample(index=4, prompt="Plan it.")
+    (one,) = trainer.generate(trainer.module.agent_rollout(quick), args, sample, PARAMS)
+    assert one.status is one.Status.COMPLETED
+    check(sessions.workers[0], one)
+    sessions.workers[0].forget_scripts()
+
+
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
-def claimed(served: Stack) -> Any:
-    answer = served.post("/trajectories/claim", {})
+def claimed(served: Stack, namespace: str = "") -> Any:
+    answer = served.post("/trajectories/claim", {}, headers={"x-radix-namespace": namespace} if namespace else {})
     assert answer.status == 200, answer.content
     return answer.json()
 
@@ -315,7 +401,7 @@ def test_a_group_is_named_only_if_the_run_is(
         generate = trainer.module.text_rollout(environment("\nHow long?\n"), groups=groups)
         sample = trainer.Sample(index=number, group_index=7, prompt=QUESTION, reward=None if number else 0.5)
         made.append(trainer.generate(generate, args, sample, PARAMS, evaluation))
-    found = claimed(served)
+    found = claimed(served, "evaluation" if evaluation else "")
     if groups is None or evaluation:
         assert found["claim_id"] is None
         assert not any(found["waiting"].values())
@@ -326,6 +412,15 @@ def test_a_group_is_named_only_if_the_run_is(
     for one, sample in zip(found["samples"], made, strict=True):
         (only,) = one["trajectories"]
         assert only["tokens"] == sample.tokens
+
+
+def test_a_reward_that_is_no_finite_number_is_none(trainer: Trainer, served: Stack) -> None:
+    say(served.workers[0], "It is long.")
+    args = trainer.args(served.url, n_samples_per_prompt=1)
+    sample = trainer.Sample(index=0, group_index=7, prompt=QUESTION, reward=float("nan"))
+    trainer.generate(trainer.module.text_rollout(environment(), groups="run 1"), args, sample, PARAMS)
+    found = served.post("/trajectories/claim", {"allow_partial": True}).json()
+    assert [one["reward"] for one in found["samples"]] == [None]
 
 
 def test_a_rollout_that_rewrites_its_history_is_one_sample_of_its_group(trainer: Trainer, served: Stack) -> None:
@@ -467,6 +562,26 @@ def test_a_rollout_with_many_samples_counts_once_in_its_group(trainer: Trainer) 
     raw, centred = trainer.module.rewards_by_group(args, found)
     assert raw == [row[2] for row in rows]
     assert centred == [0.5, 0.5, 0.5, -0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("grpo", [1.0 / (2**0.5 + 1e-6), -1.0 / (2**0.5 + 1e-6)]),
+        ("reinforce_plus_plus_baseline", [1.0, -1.0]),
+        ("ppo", [2.0, 0.0]),
+    ],
+)
+def test_an_estimator_centres_rewards_and_perhaps_scales_them(
+    trainer: Trainer, estimator: str, expected: list[float]
+) -> None:
+    if trainer.name == "miles":
+        pytest.skip("miles centres rewards by rollout itself")
+    args = trainer.args("http://h:1", advantage_estimator=estimator)
+    found = [trainer.Sample(group_index=0, index=number, reward=reward) for number, reward in enumerate((2.0, 0.0))]
+    raw, made = trainer.module.rewards_by_group(args, found)
+    assert raw == [2.0, 0.0]
+    assert made == pytest.approx(expected)
 
 
 @pytest.mark.skipif(trainers.REAL, reason="it takes the trainer away")

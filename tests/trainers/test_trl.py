@@ -169,6 +169,7 @@ def test_an_evaluation_continues_nothing(ours: ModuleType, served: Stack) -> Non
     batch = rollout([QUESTION + "Long. And?\n"], trainer(training=False))
     assert worker.log[-1].input_ids == worker.vocabulary.encode_bare(QUESTION + "Long. And?\n")
     assert batch["usable"] == [True]
+    assert not served.retrieve(QUESTION + "Long. And?\nLong.")["exact"]
 
 
 def test_each_step_gives_the_engines_its_weights_once(ours: ModuleType, served: Stack, tmp_path: Path) -> None:
@@ -212,6 +213,8 @@ def test_an_agent_is_one_sequence(ours: ModuleType, served: Stack) -> None:
 
     batch = ours.agent_rollout(served.url, agent, weights=None)(["How long?"], trainer())
     check(served, batch)
+    last = worker.log[-1]
+    assert batch["prompt_ids"] + batch["completion_ids"] == [last.input_ids, last.output_ids]
     assert batch["task_reward"] == [0.5]
     assert batch["branches_left_out"] == [1]
     assert served.get("/sessions").json()["sessions"] == []
@@ -254,7 +257,7 @@ def test_lost_history_is_masked_and_a_batch_of_it_refused(
     ours: ModuleType, served: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (worker,) = served.workers
-    say(worker, "Long.", times=3)
+    say(worker, "Long.", times=4)
     take = conversation.Transcript.take
 
     def losing(self: Any, reply: Any) -> None:
@@ -271,6 +274,7 @@ def test_lost_history_is_masked_and_a_batch_of_it_refused(
     assert len(batch["logprobs"][0]) == len(batch["completion_ids"][0]) == len(batch["env_mask"][0])
     with pytest.raises(NotUsableError, match="unknown_reply"):
         rollout(["Is it lost?\n"], trainer())
+    assert rollout(["Is it lost?\n"], trainer(training=False))["usable"] == [False]
 
 
 # -- the trainer itself ------------------------------------------------------------------------------------------------

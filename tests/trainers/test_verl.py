@@ -272,6 +272,32 @@ def test_experts_are_rows_of_the_sequence(loops: ModuleType, served: Stack) -> N
         Verl(loops, served.url, replay=True).run("TextAgentLoop", act=act())
 
 
+def test_experts_of_a_prompt_that_is_too_long_are_cut_with_it(loops: ModuleType, served: Stack) -> None:
+    (worker,) = served.workers
+    long = {**ROW, "raw_prompt": [{"role": "user", "content": "word " * 90}]}
+    prompt = len(worker.vocabulary.encode_bare(f"user: {'word ' * 90}\nassistant: "))
+    worker.script(text="Long.", extra_meta=extras(worker, prompt, "Long."))
+    (output,), _ = Verl(loops, served.url, replay=True).run("TextAgentLoop", row=long, act=act(), moe=[2, 3])
+    rows = output.routed_experts
+    assert rows.shape == (len(sequence(output)) - 1, 2, 3)
+    last = len(worker.log[-1].input_ids) + len(worker.log[-1].output_ids) - 1
+    assert rows[-1].ravel().tolist() == (np.arange(6 * last - 6, 6 * last) % 60 + 1).tolist()
+
+
+def test_versions_of_which_one_is_no_step_are_not_taken_for_steps(loops: ModuleType, served: Stack) -> None:
+    """A synchronous trainer knows the step by itself."""
+    (worker,) = served.workers
+    say(worker, "Long. ", "1,094 km.")
+
+    def acting(turn: str, _fields: Any) -> str | None:
+        worker.set_weight_version("9")
+        return "\nA?\n" if turn == "Long. " else None
+
+    (output,), _ = Verl(loops, served.url).run("TextAgentLoop", act=acting)
+    assert [one[0] for one in output.extra_fields["token_weight_versions"]] == ["default", "9"]
+    assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (4, 4)
+
+
 def test_an_agents_branches_are_outputs(loops: ModuleType, served: Stack) -> None:
     (worker,) = served.workers
     say(worker, "Plan.", "Done.", "Good.")
@@ -282,6 +308,16 @@ def test_an_agents_branches_are_outputs(loops: ModuleType, served: Stack) -> Non
     assert served.get("/sessions").json()["sessions"] == []
     if batch is not None:
         assert [tag["status"] for tag in batch["tags"]] == ["success"] * 2
+
+
+def test_an_agents_session_is_kept_for_who_claims_it(loops: ModuleType, served: Stack) -> None:
+    say(served.workers[0], "Plan.", "Done.", "Good.")
+    row = {**ROW, "task": "t", "uid": "u7"}
+    outputs, _ = Verl(loops, served.url).run("SessionAgentLoop", row=row, agent=agent, groups="run 1")
+    found = served.post("/trajectories/claim", {"group_size": 1}).json()
+    assert [(one["group_id"], one["reward"]) for one in found["samples"]] == [("run 1/u7", 0.5)]
+    ids = [one["prompt_ids"] + one["response_ids"] for one in found["samples"][0]["trajectories"]]
+    assert sorted(ids) == sorted(map(sequence, outputs))
 
 
 @pytest.mark.parametrize("heard", [False, True], ids=["agent says nothing", "agent fails"])

@@ -109,6 +109,7 @@ class Tally:
             self._times[moment // self._bucket * self._bucket, version] += tokens
 
     def _add_drift(self, chain: Chain, drift: Drift, new: list[Part], vocabulary: Vocabulary) -> None:
+        noted: set[int] = set()
         for part in new:
             self.compared += part.end - part.start
             numbers, counts = np.unique(chain.ids(part.start, part.end), return_counts=True)
@@ -119,7 +120,8 @@ class Tally:
                 self.drifted += high - low
                 for token_id in chain.ids(low, high).tolist():
                     self._drifted_of_kind[self._kind(token_id, vocabulary)] += 1
-                if low == one.start or one.start < part.start:
+                if one.start not in noted:  # it may be in several parts
+                    noted.add(one.start)
                     self._note_pair(chain.ids(one.start, one.end).tolist(), one.encoded, vocabulary)
 
     def _note_pair(self, sampled: list[int], encoded: tuple[int, ...], vocabulary: Vocabulary) -> None:

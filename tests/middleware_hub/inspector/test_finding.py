@@ -47,6 +47,25 @@ def test_pages_have_all_sessions_newest_first() -> None:
     assert asyncio.run(read()) == [name for _, name in told]
 
 
+def test_a_search_that_takes_long_answers_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with a cursor: a call always comes on by one conversation at least."""
+    monkeypatch.setattr(finding, "SEARCH_SECONDS", -1.0)
+
+    async def read() -> list[str]:
+        found: list[str] = []
+        cursor: Key | None = None
+        while True:
+            page, following = await find(wanted(cursor), lambda _: [], sessions()[:5], None)  # type: ignore[arg-type]
+            assert len(page) == 1
+            found.append(page[0]["id"])
+            if following is None:
+                return found
+            moment, _, name = following.partition("~")
+            cursor = int(moment), name
+
+    assert sorted(asyncio.run(read())) == [f"session:{number}" for number in range(5)]
+
+
 def test_other_requests_are_served_while_sessions_are_put_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "STEP", -1.0)  # each step has taken long enough
 

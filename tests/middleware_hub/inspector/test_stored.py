@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from middleware_hub.inspector.conversations.sessions import SessionConversation
 from middleware_hub.inspector.conversations.stored import StoredSessions
+from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.store.errors import DamagedRecordError
 
 
@@ -33,12 +38,14 @@ class Kept:
 class Archive:
     """Two sessions in the store. The first one cannot be read."""
 
+    events = 1
+
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
     async def listed(self, tenant: str) -> AsyncIterator[tuple[str, int]]:
         yield "0", 1
-        yield "a", 1
+        yield "a", self.events
 
     async def find(self, tenant: str, session_id: str) -> Any:
         if session_id == "0":
@@ -82,3 +89,33 @@ def test_what_was_read_is_given_back_and_what_others_use_is_left_alone() -> None
         assert not used.ended
 
     asyncio.run(work())
+
+
+def test_a_session_is_read_again_when_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("middleware_hub.inspector.conversations.stored.AGAIN", -1.0)
+
+    async def work() -> None:
+        registry = Registry()
+        describe: Any = lambda session: session  # noqa: E731
+        stored = StoredSessions(registry, describe)
+        for events, reads in ((1, 1), (1, 1), (2, 2)):
+            registry.archive.events = events
+            for _ in range(3):  # each look reads the list once more
+                await stored.of("t")
+            assert len(registry.read) == reads
+
+    asyncio.run(work())
+
+
+def test_a_session_of_which_turns_cannot_be_read_says_so() -> None:
+    session: Any = SimpleNamespace(
+        id="a",
+        trie=MessageTrie(),
+        unread=True,
+        metadata=None,
+        reward_info={},
+        created_at=1.0,
+        phase=SimpleNamespace(value="open"),
+    )
+    summary = SessionConversation(session).summary()
+    assert (summary["exact"], summary["reasons"]) == (False, ["store_unreachable"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -110,6 +111,50 @@ def test_a_loop_that_is_late_is_no_store_that_does_not_answer() -> None:
         asyncio.get_running_loop().call_soon(time.sleep, 0.1)  # longer than any answer may take
         await saver.write(Batch(events=[Event("log", "kind", b"1")]))
         assert [event.data for event in await store.read("log")] == [b"1"]
+        await saver.close()
+
+    asyncio.run(main())
+
+
+def test_the_time_without_the_store_begins_with_the_first_of_what_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And it is logged once a minute, however much waits."""
+    now = [1000.0]
+    monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def main() -> None:
+        troubled = TroubledStore(DictionaryStore())
+        saver = Saving(GuardedStore(troubled))  # type: ignore[arg-type]
+        troubled.appends = "raises"
+        for _ in range(3):
+            assert not await saver.append(World().turn(None, "a", "b").batch)
+            now[0] += 10.0
+        assert saver.away_seconds == 30.0
+        troubled.mend()
+        assert await saver.hand_over()
+        now[0] += 10.0
+        assert saver.away_seconds == 30.0
+        await saver.close()
+
+    asyncio.run(main())
+    assert caplog.text.count("replies are answered without being saved") == 1
+
+
+def test_an_append_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "GIVE_UP_SECONDS", 0.01)
+
+    async def main() -> None:
+        troubled = TroubledStore(DictionaryStore())
+        saver = Saving(GuardedStore(troubled))  # type: ignore[arg-type]
+        troubled.appends = "hangs"
+        assert not await saver.append(World().turn(None, "a", "b").batch)
+        async with asyncio.timeout(30):
+            while saver._stuck:  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(0.001)
+        troubled.mend()
+        assert await saver.hand_over()
+        assert (saver.saved, saver.handed_over) == (0, 1)
         await saver.close()
 
     asyncio.run(main())

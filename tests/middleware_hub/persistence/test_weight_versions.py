@@ -10,7 +10,7 @@ import pytest
 from middleware_hub.persistence.weight_versions import LOG, VersionLog
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.store.dictionary import DictionaryStore
-from middleware_hub.store.errors import DamagedRecordError
+from middleware_hub.store.errors import DamagedRecordError, StoreUnreachableError
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
 
@@ -57,3 +57,81 @@ def test_an_entry_of_another_shape_is_damage_and_says_where() -> None:
 
     with pytest.raises(DamagedRecordError, match="event 1 of 'weight_versions'"):
         asyncio.run(work())
+
+
+def test_news_that_could_not_be_written_happen_once() -> None:
+    """They are written with the next ones, and do not come behind what others note after them."""
+
+    class Away(DictionaryStore):
+        away = False
+
+        async def append(self, batch: Batch) -> list[int]:
+            if self.away:
+                raise StoreUnreachableError("it is away")
+            return await super().append(batch)
+
+    async def work() -> None:
+        store, clock, other = Away(), VersionClock(), VersionClock()
+        mine, theirs = VersionLog(store, clock, WorkerVersions()), VersionLog(store, other, WorkerVersions())
+        clock.observe("a")
+        store.away = True
+        with pytest.raises(StoreUnreachableError):
+            await mine.write()
+        store.away = False
+        for version in ("b", "c"):
+            other.observe(version)
+            await theirs.write()
+            await mine.write()
+            await mine.read()
+        await theirs.read()
+        assert clock.current == other.current == "c"
+
+    asyncio.run(work())
+
+
+def test_a_log_that_was_set_back_repeats_nothing_that_is_known() -> None:
+    async def work() -> None:
+        store, clock, other = DictionaryStore(), VersionClock(), VersionClock()
+        mine, theirs = VersionLog(store, clock, WorkerVersions()), VersionLog(store, other, WorkerVersions())
+        for version in ("a", "b"):
+            other.observe(version)
+            await theirs.write()
+        await mine.read()
+        clock.observe("c")
+        await mine.write()
+        await mine.read()
+        kept = await store.read(LOG, limit=2)
+        store._logs.pop(LOG)
+        store._ends.pop(LOG)
+        await store.append(Batch(events=kept))
+        await mine.read_to(2)
+        assert clock.current == "c"
+        await mine.write()
+        await theirs.read()
+        assert other.current == "c"
+
+    asyncio.run(work())
+
+
+def test_an_older_answer_of_the_store_sets_nothing_back() -> None:
+    """It was on its way while another request read on."""
+
+    async def work() -> None:
+        store, clock, other = DictionaryStore(), VersionClock(), VersionClock()
+        mine, theirs = VersionLog(store, clock, WorkerVersions()), VersionLog(store, other, WorkerVersions())
+        for version in ("a", "b"):
+            other.observe(version)
+            await theirs.write()
+        await mine.read_to(2)
+        clock.observe("c")
+        waiting = Batch(events=mine.news())
+        await mine.read_to(1)
+        other.observe("d")
+        await theirs.write()
+        await mine.read_to(3)
+        assert clock.current == "c", "it is written behind the other one's"
+        await store.append(waiting)
+        await theirs.read()
+        assert other.current == "c"
+
+    asyncio.run(work())

@@ -27,7 +27,7 @@ from middleware_hub.store.errors import (
 )
 from middleware_hub.store.look_up import MOST_CHAINS, MOST_NAMED, MOST_VARIANTS
 from middleware_hub.store.opening import open_store
-from middleware_hub.store.paths import BLOCK, TextPath
+from middleware_hub.store.paths import BLOCK, STEP, TextPath
 from middleware_hub.store.protocol import Batch, Query, Store
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
 from middleware_hub.store.redis.store import RedisStore
@@ -298,13 +298,27 @@ def test_chains_behind_a_named_parent_are_found(run: Run) -> None:
     world = World()
     parent = world.turn(None, "user", "same", names=("parent",))
     twin = world.turn(None, "user", "same")
-    world.turn(twin, "b" * 600, "deeper")
+    deeper = world.turn(twin, "b" * 600, "deeper" + "c" * (2 * STEP * BLOCK))
     behind = world.turn(parent, "b" * 600, "deep" * 100)
 
     async def work(store: Store) -> None:
         await append_all(store, world.turns)
-        text = "user" + "same" + "b" * 600 + "deeper and on"
+        text = deeper.text + " and on"
         assert behind.reply.id in ids(await store.find(query(text, parents=("parent",))))
+
+    run(work)
+
+
+def test_chains_that_a_prompt_of_others_leaves_are_found(run: Run) -> None:
+    """That the prompt was sampled from is no reply that goes deeper."""
+    world = World()
+    left = world.turn(None, "user", "deep" * 100)
+    prompt = "user" + "deep" * 50 + "c" * (2 * STEP * BLOCK)
+    world.turn(None, prompt, "reply")
+
+    async def work(store: Store) -> None:
+        await append_all(store, world.turns)
+        assert left.reply.id in ids(await store.find(query(prompt + "and on")))
 
     run(work)
 

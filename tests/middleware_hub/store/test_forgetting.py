@@ -12,6 +12,7 @@ from middleware_hub.store.errors import LogMovedError, MissingRecordError, Store
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Forgotten, Store
 from middleware_hub.store.records import Blob, Event, Mark
+from middleware_hub.store.redis.store import RedisStore
 from middleware_hub.store.sqlite import checkpoints
 from middleware_hub.store.sqlite.file import connect, place_of, store_error
 from middleware_hub.store.sqlite.forgetting import forget_some, plan_roots
@@ -157,6 +158,22 @@ def test_a_transaction_splits_only_what_is_longer_than_one(
     assert not plans
 
 
+def test_a_damaged_record_is_forgotten_with_the_places_that_led_to_it(tmp_path: Path) -> None:
+    """Where it was entered cannot be computed from it any more."""
+    world = World()
+
+    async def work(store: Store) -> None:
+        await store.append(world.turn(None, "user", "reply", names=("name",)).batch)
+        connection = connect(tmp_path / "store.sqlite3")
+        connection.execute("UPDATE records SET body = x'00ff'")
+        assert (await store.forget(0)).records == 2
+        counts = [connection.execute(f"SELECT count(*) FROM {table}").get for table in ("records", "places", "roots")]
+        connection.close()
+        assert counts == [0, 0, 0]
+
+    with_store(sqlite(tmp_path), work)
+
+
 def test_a_conversation_that_has_grown_since_it_was_planned_is_left_out(tmp_path: Path) -> None:
     """Its new turn would be left without what it builds on."""
     world = World()
@@ -180,6 +197,26 @@ def test_a_conversation_that_has_grown_since_it_was_planned_is_left_out(tmp_path
 
     with_store(sqlite(tmp_path), work)
     with_store(sqlite(tmp_path), check)
+
+
+@pytest.mark.parametrize("kind", usual(["redis", "cluster"], "redis"))
+def test_a_conversation_that_has_grown_since_it_was_read_is_left_out(kind: str, tmp_path: Path) -> None:
+    """Also its places: what is there is found."""
+    world = World()
+    first = world.turn(None, "user", "reply")
+    second = world.turn(first, "more", "reply")
+
+    async def work(store: Store) -> None:
+        assert isinstance(store, RedisStore)
+        await store.append(first.batch)
+        opened = store._open()
+        (read,) = await opened.reading.whole([first.reply.root])
+        await store.append(second.batch)
+        assert await opened.forgetting._forget_one(read) == (Forgotten(), 0)
+        assert {first.reply.id, second.reply.id} <= ids(await store.find(query(second.text)))
+        assert await findings(store) == []
+
+    with_store(address_of(kind, tmp_path), work)
 
 
 def test_a_long_conversation_is_forgotten_whole_even_if_the_process_is_killed_meanwhile(tmp_path: Path) -> None:

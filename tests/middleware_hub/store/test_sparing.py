@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from middleware_hub.store.errors import MissingRecordError, StoreUnreachableError
 from middleware_hub.store.opening import open_store
+from middleware_hub.store.paths import BLOCK
 from middleware_hub.store.protocol import Batch, Forgotten, Store
 from middleware_hub.store.records import Event, new_id
 from middleware_hub.store.sqlite import others, writer
@@ -266,6 +267,47 @@ def test_what_was_written_without_news_is_found_also_when_others_follow(tmp_path
         without_news(tmp_path)
         await other.append(second.batch)
         assert first.reply.id in ids(await mine.find(query(first.text, complete=True)))
+
+    with_two(tmp_path, work)
+
+
+@pytest.mark.parametrize(("user", "reply"), [(4, 6), (BLOCK - 1, 5), (BLOCK, 5), (4, BLOCK - 4)])
+def test_the_very_text_that_another_wrote_is_looked_up(tmp_path: Path, user: int, reply: int) -> None:
+    """And one that goes on from it."""
+    world = World()
+    ours, theirs = world.turn(None, "ours", "reply"), world.turn(None, "u" * user, "r" * reply)
+
+    async def work(mine: Store, other: Store) -> None:
+        await mine.append(ours.batch)
+        asked = [query(theirs.text + more, complete=True) for more in ("", "!")]
+        assert all(mine.spared(one) is not None for one in asked)
+        await other.append(theirs.batch)
+        assert [mine.spared(one) for one in asked] == [None, None]
+
+    with_two(tmp_path, work)
+
+
+def test_what_was_written_last_without_news_is_found(tmp_path: Path) -> None:
+    world = World()
+    first, second = world.turn(None, "user", "reply"), world.turn(None, "another user", "reply")
+
+    async def work(mine: Store, other: Store) -> None:
+        await mine.append(first.batch)
+        await mine.find(query(second.text, complete=True))
+        await other.append(second.batch)
+        without_news(tmp_path)
+        assert second.reply.id in ids(await mine.find(query(second.text, complete=True)))
+
+    with_two(tmp_path, work)
+
+
+def test_a_log_to_which_another_has_appended_has_another_end(tmp_path: Path) -> None:
+    async def work(mine: Store, other: Store) -> None:
+        for number in range(3):
+            for asked in (query("a text", complete=True, logs=("log",)), query("a text", logs=("log",))):
+                spared = mine.spared(asked)
+                assert (spared or await mine.find(asked)).ends.get("log", 0) == number
+            await other.append(Batch(events=[Event("log", "kind", b"%d" % number)]))
 
     with_two(tmp_path, work)
 

@@ -224,6 +224,7 @@ OWN = {"sec-fetch-site": "same-origin"}
         (ServerConfig(), USE, {"sec-fetch-site": "none"}, 200),
         (ServerConfig(), USE, {"origin": "http://HOST"}, 200),
         (ServerConfig(), USE, {"origin": "http://gpu1:8080", "x-forwarded-host": "gpu1:8080"}, 200),
+        (ServerConfig(), USE, {"origin": "HTTP://GPU1:8080", "x-forwarded-host": "gpu1:8080"}, 200),
         (ServerConfig(), USE, CROSS, 403),
         (ServerConfig(), USE, {"sec-fetch-site": "same-site", "origin": "http://HOST"}, 403),
         (ServerConfig(), USE, {"origin": "http://evil.example"}, 403),

@@ -61,6 +61,7 @@ def test_every_own_route_was_thought_of() -> None:
         ("POST", "generate", Right.ADMIN),
         ("GET", "/liveness/../server_info", Right.ADMIN),
         ("GET", "/v1/models/../../server_info", Right.ADMIN),
+        ("POST", "/sessions/s/../../add_worker", Right.ADMIN),
         ("GET", "/metricsomething", Right.ADMIN),
         ("POST", "/workersomething", Right.ADMIN),
         ("GET", "", Right.ADMIN),

@@ -129,6 +129,14 @@ class TestCompleteness:
         assert not index.tracked(A)
         assert overlaps(index, [1, 2, 3]) == {A: 1}
 
+    def test_an_event_without_blocks_tells_nothing(self) -> None:
+        index = follow(A)
+        index.apply(A, [BlockStored([], 99, [], 2)])
+        assert index.tracked(A)
+        index.apply(A, [BlockStored([7], None, [], 0), stored([1, 2])])
+        assert index.counts == {"other_size": 1}
+        assert overlaps(index, [1, 2]) == {A: 1}
+
     def test_a_restarted_worker_may_have_another_block_size(self) -> None:
         index = follow(A)
         index.apply(A, [stored([1, 2])])
@@ -208,6 +216,13 @@ class TestTiers:
     def test_an_emptied_cache_is_empty_everywhere(self) -> None:
         index = follow(A)
         index.apply(A, [stored([1, 2], medium="DISK"), AllBlocksCleared()])
+        assert overlaps(index, [1, 2]) == {}
+
+    def test_what_another_process_had_on_a_tier_is_gone_with_it(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored([1, 2], medium="CPU_PINNED")])
+        index.reset(A, complete=True)
+        index.apply(A, [stored([1, 2]), BlockRemoved([0], "GPU")])
         assert overlaps(index, [1, 2]) == {}
 
 

@@ -16,6 +16,7 @@ from router.observability.metrics import route_class
         ("/v1/messages", "turn"),
         ("/sessions/s/v1/chat/completions", "turn"),
         ("/sessions/s/v1/messages", "turn"),
+        ("/sessions/s/v1/responses", "turn"),
         ("/v1/messages/count_tokens", "other"),
         ("/sessions/s/finalize", "sessions"),
         ("/workers/abc", "workers"),

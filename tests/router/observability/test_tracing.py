@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import aiohttp
 import pytest
+from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -23,6 +25,7 @@ from router.config import RadixConfig, RouterConfig, TraceConfig, WorkersConfig
 from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from router.errors import BadRequestError
+from router.observability import otel
 from router.observability.otel import OtelTracer
 from router.observability.tracing import OFF
 from tests.router.conftest import EchoWorker, GatedWorker, answer, running
@@ -230,6 +233,32 @@ def test_the_worker_gets_the_attempt_as_its_parent() -> None:
             assert (seen["tracestate"], seen["baggage"]) == ("vendor=1", "run=7")
 
     asyncio.run(main())
+
+
+def test_what_belongs_to_a_bad_traceparent_does_not_reach_the_worker() -> None:
+    """It would be taken for the state of the router's own trace."""
+    tracer = OtelTracer(TracerProvider(shutdown_on_exit=False))
+    headers = [(b"traceparent", b"00-0-0-01"), (b"tracestate", b"a=1"), (b"x-other", b"b")]
+    with tracer.receive(headers), tracer.span("upstream") as span:
+        assert [name for name, _ in span.inject(headers)] == [b"x-other", b"traceparent"]
+    assert not trace.get_current_span().get_span_context().is_valid, "what comes later is not part of the request"
+
+
+def test_the_end_does_not_wait_for_a_collector_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answered = threading.Event()
+
+    class Hangs(InMemorySpanExporter):
+        def shutdown(self) -> None:
+            answered.wait()
+
+    monkeypatch.setattr(otel, "CLOSE_SECONDS", 0.01)
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(Hangs()))
+    OtelTracer(provider).close()
+    answered.set()
+    assert "were not taken by their collector" in caplog.text
 
 
 def test_every_attempt_has_a_span() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
 from middleware_hub.store.sqlite.file import connect
 from router.errors import BadRequestError, NotFoundError
-from router.peers import control_log, presence
+from router.peers import control_log, events, presence
 from router.peers.channel import ChannelError
 from router.peers.events import Abort, CallBegan, CallOver, FleetState, WorkerAdded, WorkerRemoved, encoded
 from router.peers.peers import Peers
@@ -157,6 +158,94 @@ def test_what_cannot_be_told_is_told_later_and_in_order(
     assert "other routers are told only now: worker_removed" in caplog.text
 
 
+def test_a_version_that_could_not_be_told_is_set_again_before_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its order in the store could not be written down, either."""
+    monkeypatch.setattr(presence, "LEASE_SECONDS", 0.3)
+
+    async def main() -> None:
+        store = DictionaryStore()
+        async with routers(1, store) as (one,):
+            seen: list[str | None] = []
+
+            async def note(version: str | None) -> None:
+                assert "call_over" not in await log_of(store)
+                seen.append(version)
+
+            one.peers.on_version = note
+            assert one.channel is not None
+            one.channel.away = True
+            assert (await one.peers.tell(CallOver("1", "7", ("x",)))).error is not None
+            one.channel.away = False
+            await until(lambda: seen == ["7"])
+            await until(lambda: one.peers.log.state.version == "7")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["before it is read", "while others read it"])
+def test_an_entry_is_done_at_once_if_the_store_fails_behind_it(read: bool) -> None:
+    async def main() -> None:
+        async with routers(1) as (one,):
+            done: list[str] = []
+
+            async def hear(event: Abort, _: int, own: bool) -> None:
+                assert own
+                done.append(event.rid)
+
+            one.peers.log.hear(Abort, hear)
+            channel = one.channel
+            assert channel is not None
+            append = channel.append
+
+            async def fail_behind_it(*given: Any) -> int | None:
+                number = await append(*given)
+                channel.away = True
+                return number
+
+            async def fail() -> Mapping[str, bytes]:
+                raise ChannelError("it is away")
+
+            with pytest.MonkeyPatch.context() as patch:
+                if read:
+                    patch.setattr(channel, "announced", fail)
+                else:
+                    patch.setattr(channel, "append", fail_behind_it)
+                heard = await one.peers.tell(Abort(rid="r"))
+            assert (heard.number, heard.error) == (2, "it is away")
+            assert done == ["r"]
+            channel.away = False
+            await until(lambda: one.peers.log.read == 2)
+            assert done == ["r"] * (1 if read else 2), "it is done again when it can be read"
+
+    asyncio.run(main())
+
+
+def test_an_answer_waits_for_what_a_router_still_does_about_an_entry() -> None:
+    async def main() -> None:
+        async with routers(2) as (one, two):
+            finish = asyncio.Event()
+            tasks: list[asyncio.Task[None]] = []
+
+            async def hear(event: Abort, number: int, own: bool) -> None:
+                async def do() -> None:
+                    await finish.wait()
+                    two.peers.presence.busy.discard(number)
+                    await two.peers.announce()
+
+                two.peers.presence.busy.add(number)
+                tasks.append(asyncio.create_task(do()))
+
+            two.peers.log.hear(Abort, hear)
+            telling = asyncio.create_task(one.peers.tell(Abort(rid="r")))
+            await until(lambda: tasks and two.peers.presence.told == two.peers.log.read)
+            done, _ = await asyncio.wait([telling], timeout=0.2)
+            assert not done
+            finish.set()
+            assert (await telling).missing == ()
+
+    asyncio.run(main())
+
+
 def test_a_router_that_comes_is_known_to_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait for it if the store loses what it has written. Otherwise they look now and then."""
     monkeypatch.setattr("middleware_hub.store.dictionary.monotonic", lambda: time.monotonic())
@@ -236,6 +325,55 @@ def test_an_update_waits_for_that_of_another_router() -> None:
     asyncio.run(main())
 
 
+def test_a_routers_own_calls_do_not_wait_for_each_other() -> None:
+    """They come one after the other by themselves; one whose end could not be told must not stop the next."""
+
+    async def main() -> None:
+        async with routers(1) as (one,), asyncio.timeout(30):
+            for call in ("1", "2"):
+                heard = await one.peers.take_turn(CallBegan(call, "/update_weight_version", updates=True))
+                assert heard.error is None
+
+    asyncio.run(main())
+
+
+def test_a_call_that_aborts_begins_when_the_others_have_heard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.peers.peers.MOMENT", 30.0)
+
+    async def main() -> None:
+        async with routers(2) as (one, two):
+            heard = await one.peers.take_turn(CallBegan("1", "/pause_generation", aborts=True))
+            assert two.peers.log.read >= heard.number > 0
+
+    asyncio.run(main())
+
+
+def test_a_version_that_no_worker_took_is_not_the_fleets() -> None:
+    state = FleetState()
+    state.apply(CallOver("1", "7", ("x",)))
+    state.apply(CallOver("2", "8"))
+    assert state.version == "7"
+
+
+def test_an_announcement_holds_from_its_beginning() -> None:
+    """The store counts from when it takes it, which may be long before its answer is here."""
+
+    class Slow(StoreChannel):
+        async def announce(self, name: str, data: bytes, seconds: float) -> None:
+            await super().announce(name, data, seconds)
+            await asyncio.sleep(0.05)
+
+    async def main() -> None:
+        one = Presence("one")
+        for held in (False, True):
+            assert await one.announce(Slow(DictionaryStore(), "test"), 0) is held
+            if not held:
+                one.held()
+            assert one.until <= time.monotonic() - 0.05 + presence.LEASE_SECONDS
+
+    asyncio.run(main())
+
+
 def test_the_call_of_a_router_that_died_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(presence, "LEASE_SECONDS", 0.3)
     over: list[str] = []
@@ -283,6 +421,48 @@ def test_the_log_stays_short_and_keeps_what_it_said(monkeypatch: pytest.MonkeyPa
             assert late.peers.log.state.version == "5"
             assert not late.peers.log.entries["lost"]
             await late.peers.close()
+
+    asyncio.run(main())
+
+
+def test_a_snapshot_says_what_the_entries_before_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MOST_REMOVED", 2)
+    state = FleetState()
+    for url in (A, B, C):
+        state.apply(WorkerAdded(url))
+        state.apply(WorkerRemoved(url))
+    state.apply(WorkerAdded("http://10.0.0.4:30000"))
+    state.apply(CallOver("1", "7", ("x",)))
+    state.apply(CallBegan("2", "/pause_generation", aborts=True))
+    assert state.workers == {B: False, C: False, "http://10.0.0.4:30000": True}, (
+        "the latest removed ones are remembered"
+    )
+    other = FleetState()
+    other.apply(state.snapshot())
+    assert (other.workers, other.version, other.paused, other.calls) == (state.workers, "7", True, state.calls)
+    assert list(other.calls) == ["2"]
+
+
+def test_a_snapshot_has_all_that_was_said_and_some_of_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken if another router has gone on meanwhile, and routers that lag behind find what they have not read."""
+    monkeypatch.setattr(control_log, "SNAPSHOT_EVERY", 2)
+
+    async def main() -> None:
+        store = DictionaryStore()
+        channel, log = StoreChannel(store, "test"), control_log.ControlLog("one")
+        for url in (A, B, C, A):
+            await log.append(channel, WorkerAdded(url))
+        await log.read_on(channel)
+        await store.append(Batch(events=[Event(LOG, "worker_removed", encoded(WorkerRemoved(B), "x"))]))
+        await log.shorten(channel)
+        assert await log_of(store) == ["worker_added"] * 4 + ["worker_removed"]
+        await log.read_on(channel)
+        await log.shorten(channel)
+        assert [(event.number, event.kind) for event in await store.read(LOG)] == [
+            (4, "worker_added"),
+            (5, "worker_removed"),
+            (6, "snapshot"),
+        ]
 
     asyncio.run(main())
 
@@ -362,12 +542,15 @@ def test_a_log_that_was_set_back_is_read_again_and_gets_back_what_it_lost(caplog
     async def main() -> None:
         store = DictionaryStore()
         async with routers(1, store, urls=[A]) as (one,):
+            lost: list[int] = []
+            one.peers.log.on_lost = lambda: lost.append(1)
             await one.members.add(B)
             await one.members.remove(A)
             store._logs.pop(LOG)
             store._ends.pop(LOG)
             await store.append(Batch(events=[Event(LOG, "worker_added", encoded(WorkerAdded(C), "x"))]))
             await until(lambda: set(one.urls) == {B, C})
+            assert lost, "an abort may have been lost, too"
             await until(lambda: one.peers.log.read == 3)
             late = FakeRouter(store, "late")
             await late.start([A])

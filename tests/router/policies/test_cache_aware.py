@@ -92,7 +92,7 @@ def test_the_less_loaded_of_two_holders_is_chosen() -> None:
 
 @pytest.mark.parametrize(
     ("inflight", "reason"),
-    [((70, 5), "imbalance"), ((69, 5), "cached"), ((200, 140), "cached"), ((211, 140), "imbalance")],
+    [((70, 5), "imbalance"), ((69, 5), "cached"), ((209, 140), "cached"), ((211, 140), "imbalance")],
 )
 def test_imbalance_is_a_difference_by_number_and_by_share(inflight: tuple[int, int], reason: str) -> None:
     policy, workers = CacheAware(), fleet(*inflight)
@@ -180,21 +180,32 @@ def test_a_missing_holder_is_replaced_and_the_replacement_is_learnt() -> None:
     assert policy.select(workers, query(prompt + "a, b, c")) == (first, "cached")
 
 
-def test_a_large_worker_is_forgotten_in_steps_and_returns_empty() -> None:
+@pytest.mark.parametrize("kind", ["text", "view"])
+def test_a_large_worker_is_forgotten_in_steps_and_returns_empty(kind: str) -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0)
+    tree: Any = policy.texts if kind == "text" else policy.ids
     prompts = [f"{number} " * 400 for number in range(100)]
     for prompt in prompts:
-        policy.select(workers[:1], query(prompt))
+        policy.select(workers[:1], query(prompt, kind))
     policy.forget(workers[0])
-    left = policy.texts.tenant_size(workers[0].url)
+    left = tree.tenant_size(workers[0].url)
     assert left > 100_000
-    assert policy.select(workers, query(prompts[-1])).reason == "least_loaded", "what is left does not count"
+    assert policy.select(workers, query(prompts[-1], kind)).reason == "least_loaded", "what is left does not count"
     for number in range(3):
-        policy.select(workers[1:], query(f"another {number}"))
-    assert 0 < policy.texts.tenant_size(workers[0].url) < left
-    policy.select(workers[:1], query("it is back"))
-    assert policy.texts.tenant_size(workers[0].url) == len("it is back")
-    check(policy.texts)
+        policy.select(workers[1:], query(f"another {number}", kind))
+    assert 0 < tree.tenant_size(workers[0].url) < left
+    policy.select(workers[:1], query("it is back", kind))
+    assert tree.tenant_size(workers[0].url) == len("it is back")
+    check(tree)
+
+
+@pytest.mark.parametrize("kind", ["text", "view"])
+def test_it_says_whether_there_is_more_to_trim(kind: str) -> None:
+    policy = CacheAware(CacheAwareConfig(max_tree_size=100))
+    for number in range(10):
+        policy.select(fleet(0, 0), query(f"{number} " * 50, kind))
+    assert policy.trim(100)
+    assert not policy.trim(10_000)
 
 
 def test_without_a_prompt_the_least_loaded_is_chosen_in_turn() -> None:
@@ -428,7 +439,20 @@ def test_a_snapshot_survives_a_restart(kind: str) -> None:
     assert after.select(workers, query(prompt + "Now?", kind)).worker is worker
 
 
-@pytest.mark.parametrize("spoil", [lambda data: data[:-1], lambda data: b"", lambda data: data[:60] + b"?" + data[61:]])
+def _without_the_end_of_its_ids(data: bytes) -> bytes:
+    texts, ids = msgspec.msgpack.decode(data)
+    return msgspec.msgpack.encode((texts, ids[:-1]))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: data[:-1],
+        lambda data: b"",
+        lambda data: data[:60] + b"?" + data[61:],
+        _without_the_end_of_its_ids,
+    ],
+)
 def test_a_damaged_snapshot_is_refused_as_a_whole(spoil: Any) -> None:
     before = CacheAware()
     before.select(fleet(0, 0), query("a prompt " * 20))
@@ -519,6 +543,17 @@ def test_the_tree_counts_for_workers_without_kv_events() -> None:
     assert policy.select(workers, query(prompt + " That is enough, I think.", "view")) == (workers[1], "continued")
     policy.forget(workers[0])
     assert not index.tracked(workers[0].url)
+
+
+def test_where_no_worker_reports_the_tree_decides_as_without_an_index() -> None:
+    """What all of them have counts for none of them."""
+    with_index, without = CacheAware(index=KvIndex()), CacheAware()
+    workers = fleet(0, 0, 0, 0)
+    for number, question in enumerate(("Where is it?", "Who is it?", "What is it?", "Why is it so?", "Which one?")):
+        for policy in (with_index, without):
+            policy.select(workers[number % 4 : number % 4 + 1], query(SYSTEM + question * 3, "view"))
+        asked = query(SYSTEM + question[:3] + f"{number}, however, is another question", "view")
+        assert with_index.select(workers, asked) == without.select(workers, asked)
 
 
 # -- the run as a whole ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
@@ -109,6 +109,7 @@ def test_a_key_spills_to_the_same_neighbour_and_returns() -> None:
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.text(max_size=5))
+@example([1, 1, 1, 0, 0], "at the bound")
 def test_the_choice_follows_the_ring_with_bounded_loads(inflight: list[int], key: str) -> None:
     """Compare with an independent implementation of the definition."""
     workers = fleet(*inflight)

@@ -121,6 +121,19 @@ def test_a_key_is_in_use_during_a_long_generation() -> None:
     assert pool.lease(query("k")).worker is long.worker
 
 
+def test_a_key_is_in_use_while_another_worker_has_its_request() -> None:
+    clock = Clock()
+    pool = WorkerPool(Manual(10.0, clock))
+    fleet(3, pool)
+    first = pool.lease(query("k"))
+    first.release()
+    assert pool.lease(query("k"), {first.worker.id}).reason == "elsewhere"
+    clock.now += 100.0
+    pool.lease(query("other")).release()
+    again = pool.lease(query("k"))
+    assert (again.worker, again.reason) == (first.worker, "key")
+
+
 def test_tenants_do_not_share_keys() -> None:
     policy, workers = Manual(), fleet(2)
     first = policy.select(workers, query("k", "one"))

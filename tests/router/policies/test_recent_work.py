@@ -40,3 +40,15 @@ def test_weights_never_overflow() -> None:
         recent.add("a", 1)
         recent.add("b", 2)
     assert math.isclose(recent.given("b") / recent.total, 0.8)
+    assert math.isclose(recent.mean, recent.total / (1 / (1 - 0.5)))
+
+
+def test_the_mean_of_a_request_is_that_of_the_workers_that_are_left() -> None:
+    """As far as it is known: a worker takes its share of the work, and so much of the requests, with it."""
+    recent = RecentWork(1e9)
+    for name in "aabb":
+        recent.add(name, 10)
+    recent.forget("a")
+    assert math.isclose(recent.mean, 10.0, rel_tol=1e-6)
+    recent.forget("b")
+    assert recent.mean == 0.0

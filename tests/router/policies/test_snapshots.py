@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from pathlib import Path
 
 import pytest
 
 from router.config import CacheAwareConfig
+from router.policies import snapshots
 from router.policies.base import RouteQuery
 from router.policies.cache_aware import CacheAware, PolicyCopy
 from router.policies.least_inflight import LeastInflight
@@ -101,6 +103,30 @@ def test_a_policy_is_saved_while_it_runs_if_something_is_new(tmp_path: Path) -> 
                 await asyncio.sleep(0.001)
 
     asyncio.run(main())
+
+
+def test_two_writes_never_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CacheAwareConfig(snapshot=tmp_path / "policy", snapshot_interval=0.001)
+    begun, go_on, order = threading.Event(), threading.Event(), list[str]()
+
+    def slowly(copy: PolicyCopy, path: Path) -> None:
+        order.append("begun")
+        if not begun.is_set():
+            begun.set()
+            go_on.wait(30)
+        write_snapshot(copy, path)
+        order.append("done")
+
+    monkeypatch.setattr(snapshots, "write_snapshot", slowly)
+
+    async def main() -> None:
+        policy = filled(config)
+        async with PolicySnapshots(policy, config):
+            await asyncio.to_thread(begun.wait, 30)
+            threading.Timer(0.05, go_on.set).start()
+
+    asyncio.run(main())
+    assert order == ["begun", "done"] * 2
 
 
 def test_the_end_waits_for_a_write_in_progress(tmp_path: Path) -> None:

@@ -419,10 +419,14 @@ def test_a_stream_is_whole_if_it_says_so(path: str, pieces: tuple[bytes, ...], w
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions"])
 @pytest.mark.parametrize(
     ("before", "first", "last"),
-    [((EVENT,), b"data: [DO", b"NE]\n\n"), ((EVENT[:-1], EVENT[-1:]), b"", b"data: [DONE]\n\n")],
-    ids=["the end", "the first event"],
+    [
+        ((EVENT,), b"data: [DO", b"NE]\n\n"),
+        ((EVENT[:-1], EVENT[-1:]), b"", b"data: [DONE]\n\n"),
+        ((EVENT[:-2] + b"\r\n", b"\r", b"\n"), b"", b"data: [DONE]\r\n\r\n"),
+    ],
+    ids=["the end", "the first event", "the empty line behind it"],
 )
-def test_an_event_may_come_in_two_pieces(path: str, before: tuple[bytes, ...], first: bytes, last: bytes) -> None:
+def test_an_event_may_come_in_pieces(path: str, before: tuple[bytes, ...], first: bytes, last: bytes) -> None:
     """The client has the first event, and all of the stream is taken for whole."""
 
     async def main() -> None:
@@ -467,14 +471,15 @@ def test_a_stream_that_ends_before_its_first_event_is_asked_for_elsewhere(pieces
     asyncio.run(main())
 
 
-def test_streams_that_end_in_other_words_pass() -> None:
+@pytest.mark.parametrize("pieces", [(b'event: message_stop\ndata: {"type": "message_stop"}\n\n',), ()])
+def test_streams_that_end_in_other_words_pass(pieces: tuple[bytes, ...]) -> None:
     async def main() -> None:
-        pieces = (b'event: message_stop\ndata: {"type": "message_stop"}\n\n',)
         async with (
             serving(streams(*pieces)) as url,
             running([url]) as router,
             router.client.post("/v1/messages", data=STREAM) as reply,
         ):
-            assert await reply.read() == pieces[0]
+            assert reply.status == 200
+            assert await reply.read() == b"".join(pieces)
 
     asyncio.run(main())

@@ -27,12 +27,12 @@ class CountingPool(WorkerPool):
 
 
 class Kept:
-    """A queue in front of two workers with room for one request each, and keys that stay with their worker."""
+    """A queue in front of workers with little room, one request each, and keys that stay with their worker."""
 
-    def __init__(self) -> None:
-        self.pool = CountingPool(Manual(), max_inflight_per_worker=1)
+    def __init__(self, workers: int = 2, room: int = 1, total: int | None = None) -> None:
+        self.pool = CountingPool(Manual(), max_inflight=total, max_inflight_per_worker=room)
         self.queue = RequestQueue(self.pool, QueueConfig(size=10_000))
-        self.workers = [self.pool.add(f"http://w{number}:1") for number in range(2)]
+        self.workers = [self.pool.add(f"http://w{number}:1") for number in range(workers)]
         for worker in self.workers:
             self.pool.probed(worker, None)
 
@@ -41,8 +41,9 @@ class Kept:
         others = {other.id for other in self.workers if other is not worker}
         (await self.queue.lease(("", key), RouteQuery(routing_key=key), others)).release()
 
-    async def ask(self, key: str) -> asyncio.Task[Lease]:
-        task = asyncio.create_task(self.queue.lease(("", key), RouteQuery(routing_key=key)))
+    async def ask(self, key: str, *exclude: Worker, again: bool = False) -> asyncio.Task[Lease]:
+        ids = {worker.id for worker in exclude}
+        task = asyncio.create_task(self.queue.lease(("", key), RouteQuery(routing_key=key), ids, again=again))
         await asyncio.sleep(0)
         return task
 
@@ -105,6 +106,58 @@ def test_what_waits_for_a_removed_worker_goes_elsewhere_at_once() -> None:
         assert not waiting.done()
         kept.pool.remove(one.id)
         assert (await waiting).worker is two
+
+    asyncio.run(main())
+
+
+def test_a_retry_waits_for_no_worker_that_it_may_not_have_when_the_request_before_it_leaves() -> None:
+    """Both failed at workers: one may ask its keeper once more, the other may not."""
+
+    async def main() -> None:
+        kept = Kept()
+        one, two = kept.workers
+        await kept.give("a", one)
+        await kept.ask("a")
+        await kept.give("hog", two)
+        hog = await kept.ask("hog")
+        retry = await kept.ask("a", one, again=True)
+        before_it = await kept.ask("a", again=True)
+        before_it.cancel()
+        await asyncio.wait([before_it])
+        assert not retry.done()
+        hog.result().release()
+        assert (await retry).worker is two
+
+    asyncio.run(main())
+
+
+def test_all_that_waits_for_a_worker_is_served_when_it_comes_back() -> None:
+    """Also behind a retry that may not have it."""
+
+    async def main() -> None:
+        kept = Kept(workers=3, room=3, total=7)
+        one, two, gone = kept.workers
+        for key, worker in zip(("a", "hog", "left"), kept.workers, strict=True):
+            await kept.give(key, worker)
+        held = [await kept.ask("a") for _ in range(3)]
+        for _ in range(3):
+            await kept.ask("hog")
+        left = await kept.ask("left")
+        kept.pool.remove(gone.id)
+        waiting = [await kept.ask("a") for _ in range(2)]
+        anywhere = await kept.ask("")
+        retry = await kept.ask("retry", one, again=True)
+        left.result().release()
+        for _ in range(3):
+            kept.pool.probed(one, "ill")
+        for task in held:
+            task.result().release()
+        for _ in range(2):
+            kept.pool.probed(one, None)
+        await asyncio.sleep(0)
+        assert [task.done() for task in (*waiting, anywhere, retry)] == [True, True, True, False]
+        assert {task.result().worker for task in (*waiting, anywhere)} == {one}
+        assert two.inflight == 3
 
     asyncio.run(main())
 

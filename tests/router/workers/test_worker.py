@@ -156,3 +156,14 @@ def test_a_worker_that_has_come_back_may_hang_later() -> None:
             worker.probed(None, HealthConfig())
         assert worker.state is WorkerState.HEALTHY
         assert worker.routable == absent
+
+
+def test_a_refused_connection_alone_resets_no_breaker() -> None:
+    """A process that has ended misses more probes than one."""
+    worker = Worker("http://a:1", Breaker(BreakerConfig(failure_threshold=1)))
+    worker.probed(None, HealthConfig())
+    worker.breaker.failed()
+    worker.probed("no answer", HealthConfig(), absent=True)
+    worker.probed(None, HealthConfig())
+    assert worker.state is WorkerState.HEALTHY
+    assert not worker.routable

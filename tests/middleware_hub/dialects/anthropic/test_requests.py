@@ -87,6 +87,7 @@ def test_an_empty_system_prompt_is_none(system: Any) -> None:
         ([result([text("42")])], [{"role": "tool", "content": "42", "tool_call_id": "c"}]),
         ([result(None)], [{"role": "tool", "content": "", "tool_call_id": "c"}]),
         ([{"type": "tool_result"}], [{"role": "tool", "content": ""}]),
+        ([result("42"), text("")], [{"role": "tool", "content": "42", "tool_call_id": "c"}]),
         (
             [result("no", is_error=True)],
             [{"role": "tool", "content": "no", "tool_call_id": "c", "is_error": True}],
@@ -305,7 +306,16 @@ def test_effort_and_format_of_the_output() -> None:
     assert request.template == {"reasoning_effort": "low"}
     assert request.sampling["json_schema"] == '{"type":"object"}'
     assert parse(output_format=schema).sampling["json_schema"] == '{"type":"object"}'
+    older = {"type": "json_schema", "schema": {"type": "array"}}
+    both = parse(output_config={"format": schema}, output_format=older)
+    assert both.sampling["json_schema"] == '{"type":"object"}'
+    own = parse(output_config={"effort": "low"}, chat_template_kwargs={"reasoning_effort": "high"})
+    assert own.template == {"reasoning_effort": "high"}
     assert error(output_config={"format": {"type": "xml"}}).details["param"] == "output_config.format"
+
+
+def test_a_list_of_no_servers_asks_for_nothing() -> None:
+    assert parse(mcp_servers=[]) == parse()
 
 
 def test_unknown_fields_are_for_the_worker_and_anthropics_bookkeeping_for_nobody() -> None:

@@ -204,22 +204,26 @@ def test_the_chunks_of_a_stream_add_up_to_the_whole_reply(
 
 @given(st.lists(TOKENS, max_size=6), st.data())
 def test_the_logprobs_of_a_stream_are_those_of_all_tokens(tokens: list[TokenLogprob], data: st.DataObject) -> None:
-    """Those of a hidden tail, too, which has no text of its own."""
+    """Those of a hidden tail, too, which has no text of its own; and of a choice of which nothing else was sent."""
     seen = data.draw(st.integers(0, len(tokens)))
     first = data.draw(st.integers(0, seen))
     answer = msgspec.structs.replace(ANSWER, logprobs=tokens)
-    stream = DIALECT.stream(ChatRequest(messages=[], logprobs=True), HEAD)
+    stream = DIALECT.stream(ChatRequest(messages=[], logprobs=True, samples=2), HEAD)
     events = [
         stream.begin(10),
         stream.piece(0, Text("Fo"), tokens[:first]),
         stream.piece(0, Text(""), tokens[first:seen]),
         stream.finish(0, answer),
-        stream.end([answer]),
+        stream.finish(1, answer),
+        stream.end([answer] * 2),
     ]
-    found = [chunk["choices"][0]["logprobs"] for chunk in chunks(events)]
-    told = [token for part in found if part for token in part["content"]]
     whole_reply = json.loads(DIALECT.whole(ASKED, HEAD, [answer]))
-    assert told == whole_reply["choices"][0]["logprobs"]["content"]
+    for index in range(2):
+        found = [
+            choice["logprobs"] for chunk in chunks(events) for choice in chunk["choices"] if choice["index"] == index
+        ]
+        told = [token for part in found if part for token in part["content"]]
+        assert told == whole_reply["choices"][0]["logprobs"]["content"]
 
 
 def test_an_empty_piece_is_not_sent() -> None:

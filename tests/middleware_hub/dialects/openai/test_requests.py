@@ -60,7 +60,12 @@ def test_the_least_there_can_be() -> None:
         ({"role": "tool"}, {"role": "tool", "content": ""}),
         ({"role": "function", "name": "f", "content": "42"}, {"role": "tool", "name": "f", "content": "42"}),
         ({"role": "assistant"}, {"role": "assistant", "content": ""}),
+        (
+            {"role": "user", "content": "a", "more": nested(200)},
+            {"role": "user", "content": "a", "more": nested(200)},
+        ),
         ({"role": "assistant", "content": None, "refusal": "No."}, {"role": "assistant", "content": "No."}),
+        ({"role": "assistant", "content": "a", "refusal": "No."}, {"role": "assistant", "content": "a"}),
         (
             {"role": "assistant", "content": [{"type": "refusal", "refusal": "No"}, {"type": "text", "text": "."}]},
             {"role": "assistant", "content": "No."},
@@ -71,6 +76,14 @@ def test_the_least_there_can_be() -> None:
                 "role": "assistant",
                 "content": None,
                 "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}],
+            },
+        ),
+        (
+            {**called("{}"), "function_call": {"name": "older", "arguments": "{}"}},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": {}}}],
             },
         ),
         (
@@ -128,7 +141,7 @@ def test_ids_of_calls_may_be_missing_or_double() -> None:
         {"id": "c", "function": {"name": "g"}},
     ]
     found = message({"role": "assistant", "tool_calls": calls})["tool_calls"]
-    assert [call.get("id") for call in found] == [None, "c", "c"]
+    assert [call.get("id", "left out") for call in found] == ["left out", "c", "c"]
 
 
 def test_what_streams_and_libraries_add_to_a_call_is_left_out() -> None:
@@ -196,6 +209,7 @@ def test_what_is_not_text_is_refused_by_name(kind: str) -> None:
         (called(5), "messages[0].tool_calls[0].function.arguments", "5"),
         (called(nested(201)), "messages[0].tool_calls[0].function.arguments", "levels"),
         ({"role": "user", "content": "a", "more": nested(201)}, "messages[0].more", "levels"),
+        ({"role": "user", "content": "a", "more": [nested(200)]}, "messages[0].more", "levels"),
     ],
 )
 def test_a_message_that_is_none(wrote: dict[str, Any], param: str, said: str) -> None:
@@ -229,6 +243,7 @@ def test_a_message_that_is_none(wrote: dict[str, Any], param: str, said: str) ->
         ("stop", ["a", "b"], "stop", ["a", "b"]),
         ("stop_token_ids", [1, 2], "stop_token_ids", [1, 2]),
         ("stop_regex", "a+", "stop_regex", ["a+"]),
+        ("stop_regex", ["a"] * 32, "stop_regex", ["a"] * 32),
         ("ignore_eos", True, "ignore_eos", True),
         ("skip_special_tokens", False, "skip_special_tokens", False),
         ("no_stop_trim", True, "no_stop_trim", True),
@@ -301,6 +316,7 @@ def test_of_two_limits_the_newer_field_wins() -> None:
         ("stop_token_ids", [-1]),
         ("stop_regex", "("),
         ("stop_regex", "a" * 257),
+        ("stop_regex", ["a"] * 33),
         ("logit_bias", {"the": 1}),
         ("logit_bias", {"1": "a"}),
         ("ignore_eos", 1),
@@ -377,6 +393,8 @@ def test_older_functions_are_tools() -> None:
     assert json.dumps(request.tools) == json.dumps([ADD])
     assert request.call_choice == "add"
     assert parse(functions=[ADD["function"]], function_call="none").call_choice == "none"
+    both = parse(functions=[ADD["function"]], function_call="none", tool_choice="required")
+    assert both.call_choice == "required"
 
 
 @pytest.mark.parametrize(

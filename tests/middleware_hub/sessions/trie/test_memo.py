@@ -159,6 +159,24 @@ def test_the_same_end_counts_only_behind_the_messages_themselves(around: str) ->
 
 
 @pytest.mark.parametrize("dialect", [OpenAI(), Anthropic()], ids=["openai", "anthropic"])
+@pytest.mark.parametrize(
+    "end",
+    [b'{"role": "nobody"}]}', b'7], "top_p": 2}', b'%b], "messages": [%b, %b], "top_p": 1}'],
+    ids=["a fault", "a fault among other fields", "another list"],
+)
+def test_what_comes_behind_known_messages_is_read_as_if_they_were_new(dialect: Dialect, end: bytes) -> None:
+    """A fault is named with its place; of two lists the last one counts."""
+    memo = MessageMemo(canonical, MemoRoom())
+    messages = [json.dumps(one).encode() for one in (SAID[0], SAID[2], SAID[0], SAID[4])]
+    front = b'{"max_tokens": 5, "messages": [' + b", ".join(messages[:3])
+    assert not isinstance(_read(dialect, front + b"]}", memo), str)
+    body = front + b", " + (end % (messages[2], messages[3], messages[0]) if b"%" in end else end)
+    found = _read(dialect, body, memo)
+    assert found == _read(dialect, body, None)
+    assert isinstance(found, str) is (b"%" not in end)
+
+
+@pytest.mark.parametrize("dialect", [OpenAI(), Anthropic()], ids=["openai", "anthropic"])
 def test_the_fields_around_known_messages_are_read_once(dialect: Dialect) -> None:
     """They are the same request's as long as they are the same bytes, in front of the messages and behind them."""
     memo = MessageMemo(canonical, MemoRoom())

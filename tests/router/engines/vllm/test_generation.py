@@ -256,6 +256,14 @@ def test_an_unknown_adapter_is_a_bad_request() -> None:
     assert b'"code":400' in found.body
 
 
+def test_another_missing_page_stays_one() -> None:
+    """Only of an adapter does the worker know that the request is at fault."""
+    said = Answer(
+        404, b'{"error":{"message":"The path does not exist.","type":"NotFoundError","param":null,"code":404}}'
+    )
+    assert generation().whole([said]) == said
+
+
 def test_an_error_in_a_stream_is_shown_and_ends_it() -> None:
     one = generation(stream=True)
     data = msgspec.json.encode(events(COMPLETIONS, PROMPT, [SAMPLE])[0])
