@@ -31,6 +31,7 @@ from middleware_hub.radix.records import SampledReply
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import ID_BYTES
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
+from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from middleware_hub.trajectories.groups import Groups
 from router.engines.events import event_index
 from router.engines.sglang.reply import (
@@ -138,10 +139,11 @@ class _ExpectedReply:
         self.worker = ""
         self._streamed: StreamedReply | None = None
         self.verdict: Verdict | None = None
+        self._repeated = RepeatedPrompt(recorder.judge.vocabulary, prompt.packed, skips_special=asked.skips_special)
 
     def whole(self, raw: bytes | Raw) -> bytes | Raw:
         """Record a reply that came in one piece, and return what the client sees of it."""
-        short = None
+        short, raw = None, self._repeated.taken_out(raw)
         try:
             reply, short = read_reply(raw)
             self.record(reply)
@@ -152,6 +154,7 @@ class _ExpectedReply:
     def event(self, data: bytes) -> bytes | Raw:
         """Take an event of the stream, and return what the client sees of it."""
         streamed = self._streamed = self._streamed or StreamedReply()
+        data = bytes(self._repeated.taken_out(data, streamed.ids))
         streamed.feed(data)
         if streamed.finished and self.verdict is None:
             # Recorded before the client sees the end, because the client may ask for its tokens at once.
@@ -194,9 +197,8 @@ class _ExpectedReply:
         if not self._drop and add is None:
             return raw
         # If its logprobs are dropped anyway, an event whose beginning is known can be cut short.
-        streamed = self._streamed
         try:
-            if streamed is not None and self._drop and (news := streamed.news) is not None:
+            if self._drop and (streamed := self._streamed) is not None and (news := streamed.news) is not None:
                 return streamed.whole(edit_meta(news, drop=self._drop, add=add))
             body, ids = short if short is not None and self._drop else (raw, None)
             return edit_meta(body, drop=self._drop, add=add, ids=ids)

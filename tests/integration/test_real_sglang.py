@@ -234,6 +234,16 @@ class TestEnds:
             cut += reply["output_ids"][-1] in half
         assert cut > 10
 
+    def test_behind_half_of_a_character(self, router: str, vocabulary: EngineVocabulary) -> None:
+        """What continues a reply that was cut there, by its ids, has a text without the prompt's."""
+        for number, half in enumerate(ends_inside_a_character(vocabulary, with_a_character=False)[:12]):
+            ids = [*vocabulary.encode(user(f"Half {number}")), half]
+            body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 8}, **WANTED}
+            reply = call(f"{router}/generate", body).json()
+            assert "Half" not in reply["text"]
+            text = vocabulary.decode(ids, skip_special_tokens=False) + reply["text"]
+            Truth().after(reply).check(retrieve(router, text, request_id=reply["meta_info"]["id"]))
+
     @pytest.mark.parametrize("with_a_character", [False, True], ids=["bytes alone", "behind a character"])
     def test_turns_that_end_inside_a_character_are_one_sequence(
         self, router: str, vocabulary: EngineVocabulary, with_a_character: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from router.embedded.options import Interface
 from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, calls, settle, until
 from tests.support.client import Answer
-from tests.support.stack import Stack, stack
+from tests.support.stack import Stack, events, stack
 from tests.support.vocabularies import vocabulary
 
 LONG = {"max_new_tokens": 50, "ignore_eos": True}
@@ -96,6 +97,46 @@ def test_what_a_worker_held_back_from_a_client_that_left_is_kept(
         assert later.input_ids == prompt + ids + served.spelling.encode_tail("!")
         cut = served.generate({"text": f"A:{last['text']}!", "sampling_params": {"max_new_tokens": 1}}).record
         assert cut.input_ids[: len(prompt) + 1] == prompt + ids[:1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("end", ["\ufffd", "half"])
+def test_a_prompt_that_its_worker_repeats_is_no_part_of_the_reply(end: str, stream: bool) -> None:
+    """vLLM begins the text of a reply with the whole prompt if that ends with U+FFFD, or inside of a character."""
+    with alone() as (served, worker):
+        prompt = served.spelling.encode_start("Tell me: ") + served.spelling.encode_tail("\ufffd")
+        ids = served.spelling.encode_tail(" of it")
+        if end == "half":
+            character = served.spelling.encode_tail("🧿")
+            prompt, ids = prompt[:-1] + character[:-1], character[-1:] + ids
+        worker.script(ids, finish="length")
+        body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": len(ids)}, "stream": stream, "rid": "it"}
+        reply = served.generate(body)
+        assert reply.record.output_ids == ids
+        last = reply.body[-1] if stream else reply.body
+        assert (last["text"], last["output_ids"]) == (" of it", ids)
+        found = served.retrieve("Tell me: \ufffd of it", request_id="it")
+        assert (found["tokens"], found["exact"]) == (prompt + ids, True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_its_worker_repeats_is_no_part_of_a_message(stream: bool, tmp_path: Path) -> None:
+    """Behind the user's text this template, as Mistral's, has only special tokens, which the text of a reply leaves out."""
+    template = tmp_path / "special.jinja"
+    template.write_text("{% for one in messages %}{{ one.content }}<|im_end|>{% endfor %}")
+    with alone(sessions={"chat_template": str(template)}) as (served, worker):
+        path = f"/sessions/{served.post('/sessions', {}).json()['session_id']}"
+        worker.script(served.spelling.encode_tail("Of it."), finish="length")
+        body = {"model": "m", "messages": [{"role": "user", "content": "Cut here: \ufffd"}], "stream": stream}
+        answer = served.post(f"{path}/v1/chat/completions", body)
+        if stream:
+            pieces = [event["choices"][0]["delta"].get("content") or "" for event in events(answer)]
+        else:
+            pieces = [answer.json()["choices"][0]["message"]["content"]]
+        assert "".join(pieces) == "Of it."
+        (found,) = served.post(f"{path}/finalize", {}).json()["trajectories"]
+        assert found["prompt_ids"] + found["response_ids"] == worker.log[-1].input_ids + worker.log[-1].output_ids
+        assert found["exact"], found["reasons"]
 
 
 @pytest.mark.parametrize("scale_out", [True, False])

@@ -32,6 +32,7 @@ from middleware_hub.sessions.turn.answer import AnswerBuilder, begins
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.worker_reply import WorkerReply
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
+from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from router.engines.sglang.reply import Reply, UnreadableReplyError
 from router.engines.sglang.stream import StreamedReply
 from router.errors import RouterError, UpstreamError
@@ -221,7 +222,8 @@ class TurnGeneration:
         asked = Expectation(
             self.prompt.tokens, skips_special, self._logprobs, self.id, judge.workers.moment(), judge.clock.steps
         )
-        received = WorkerReply(self)
+        repeated = RepeatedPrompt(judge.vocabulary, self.prompt.ids.packed, skips_special=skips_special)
+        received = WorkerReply(self, repeated)
         try:
             await self._backend.app(self._inner, own_body(self._body), WatchedReply(received).send)
             reply, fields, meta = received.result(stream=self._plan.request.stream)

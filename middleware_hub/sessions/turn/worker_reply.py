@@ -9,6 +9,7 @@ from msgspec import Raw
 from starlette.types import Message
 
 from middleware_hub.chat import refusals
+from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from router.engines.events import DONE
 from router.engines.sglang.reply import Reply, read_fields, read_reply
 from router.engines.sglang.stream import StreamedReply
@@ -27,8 +28,9 @@ class ReplyReader(Protocol):
 class WorkerReply:
     """The watcher (see `router.http.reply`) of one generation's reply."""
 
-    def __init__(self, reader: ReplyReader) -> None:
+    def __init__(self, reader: ReplyReader, repeated: RepeatedPrompt) -> None:
         self._reader = reader
+        self._repeated = repeated
         self._status = 0
         self._body = b""
         self.error: RouterError | None = None
@@ -46,7 +48,7 @@ class WorkerReply:
         """Take the payload of an event. Events after an error, or after `[DONE]`, are ignored: no client reads them."""
         if self.error is None and not self.streamed.done and (data.startswith(b"{") or data == DONE):
             try:
-                refusals.feed(self.streamed, data)
+                refusals.feed(self.streamed, bytes(self._repeated.taken_out(data, self.streamed.ids)))
             except RouterError as error:
                 self.error = error
             else:
@@ -54,7 +56,7 @@ class WorkerReply:
                     self._reader.event(self.streamed)
 
     def end(self, body: bytes) -> None:
-        self._body = body
+        self._body = bytes(self._repeated.taken_out(body))
 
     def result(self, *, stream: bool) -> tuple[Reply, dict[str, Raw], dict[str, Raw]]:
         """Return the whole reply, its top level and its `meta_info`, when all of it has come.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from middleware_hub.radix.judge import Judge
+from middleware_hub.radix.judge import Expectation, Judge
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.prompting import Prompt
@@ -17,6 +17,7 @@ from middleware_hub.radix.records import Context, SampledReply
 from middleware_hub.radix.responder import Recorder, Responder, _ExpectedReply
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import pack_ids
+from middleware_hub.spans.versions import VersionClock
 from router.engines.sglang.request import GenerateRequest
 from router.http.reply import EditedReply
 from router.http.request_state import RouteHint
@@ -36,7 +37,10 @@ from tests.middleware_hub.toy import A, B, toy_vocabulary
 )
 def test_the_verdict_on_a_stream_without_a_reply_says_why(events: list[bytes], said: str) -> None:
     nothing: Any = None
-    expected = _ExpectedReply(nothing, nothing, nothing, None, frozenset(), trajectory=False)
+    recorder = Recorder(nothing, Judge(toy_vocabulary(), VersionClock()))
+    prompt = Prompt(nothing, None, pack_ids([A]), reused=0, encoded=1, reasons=())
+    asked = Expectation(1, skips_special=True, logprobs=True, rid=None, sent_at=0, steps=0)
+    expected = _ExpectedReply(recorder, prompt, asked, None, frozenset(), trajectory=False)
     for event in events:
         assert expected.event(event) == event
     expected.close()
