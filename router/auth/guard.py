@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.auth.callers import Caller
 from router.auth.keys import Keys
+from router.auth.meant_paths import meant_path
 from router.auth.permissions import Right, needed
 from router.errors import BadRequestError, ForbiddenError, UnauthorizedError
 from router.http.headers import header
@@ -49,9 +50,12 @@ class ApiKeyGuard:
             caller = self._keys.anonymous()
         if caller is None:
             wrong = "this router does not know the key of this request" if given else "this router needs a key"
-            raise UnauthorizedError(f"{wrong}: Authorization: Bearer KEY", headers=(("www-authenticate", "Bearer"),))
+            raise UnauthorizedError(
+                f"{wrong}: Authorization: Bearer KEY{_advice(scope, right)}", headers=(("www-authenticate", "Bearer"),)
+            )
         if right is Right.ADMIN and not caller.admin:
-            raise ForbiddenError(f"{scope.get('method', 'GET')} {scope['path']} wants an admin key (--admin-key)")
+            call = f"{scope.get('method', 'GET')} {scope['path']}"
+            raise ForbiddenError(f"{call} wants an admin key (--admin-key){_advice(scope, right)}")
         tenant = header(scope, ACT_AS)
         return caller if tenant is None else self._acting_as(tenant, caller)
 
@@ -70,6 +74,12 @@ def key_of(scope: Scope) -> bytes:
     if scheme.lower() == "bearer":
         return given.strip().encode("latin-1")
     return (header(scope, b"x-api-key") or "").strip().encode("latin-1")
+
+
+def _advice(scope: Scope, right: Right) -> str:
+    """Return what to add to an error: a misspelt path needs an admin key, as does any path that is not known."""
+    meant = meant_path(scope["path"]) if right is Right.ADMIN else None
+    return "" if meant is None else f". Did you mean {meant}?"
 
 
 def _of(scope: Scope, caller: Caller) -> Scope:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from starlette.types import Receive, Scope
 
+from router.auth.meant_paths import meant_path
 from router.engines.sglang.outcome import lacks_path
 from router.engines.sglang.worker_request import RoutePrompt, WorkerRequest, route_prompt
 from router.errors import NotFoundError
@@ -25,12 +26,6 @@ _NOT_OF_A_GENERATION = frozenset({b"content-encoding", b"x-override-rid"})
 
 _END_WITH_DONE = frozenset({"/generate", "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"})
 """Paths whose streams end with `[DONE]`. Others, such as those of Anthropic's dialect, end differently."""
-
-
-_BELOW_V1 = frozenset(
-    {"/chat/completions", "/completions", "/messages", "/messages/count_tokens", "/responses", "/embeddings", "/models"}
-)
-"""Paths that a client calls if its base URL lacks `/v1`."""
 
 
 class OutboundRequest(msgspec.Struct):
@@ -68,12 +63,16 @@ class OutboundRequest(msgspec.Struct):
     ids: RequestIds | None = None
 
     def check_served(self, body: bytes) -> None:
-        """Raise NotFoundError, which names the path below `/v1`, for a 404 of a worker that has no such path."""
-        path = self.scope["path"]
-        if path in _BELOW_V1 and lacks_path(body):
-            raise NotFoundError(
-                f"no worker has a path {path}: did you mean /v1{path}? The `base_url` of an OpenAI client ends with /v1"
-            )
+        """Raise NotFoundError, which names the path that is meant, for a 404 of a worker that has no such path."""
+        path: str = self.scope["path"]
+        if not lacks_path(body) or (meant := meant_path(path)) is None:
+            return
+        advice = ""
+        if path.startswith("/v1/v1/"):
+            advice = " The `base_url` of an OpenAI client ends with one /v1, that of an Anthropic client with none"
+        elif meant == f"/v1{path}":
+            advice = " The `base_url` of an OpenAI client ends with /v1"
+        raise NotFoundError(f"no worker has a path {path}: did you mean {meant}?{advice}")
 
     def leave_out(self, in_flight: InFlight) -> None:
         """Leave out the prompts of a batch that are to end. If all are, the caller ends the request."""

@@ -77,6 +77,27 @@ def test_who_may(server: ServerConfig, key: str | None, call: tuple[str, str], s
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("server", "key", "status"), [(TENANTS, "one", 403), (TENANTS, None, 401), (ONLY_ADMIN, None, 401)]
+)
+def test_a_misspelt_path_is_told_with_the_one_that_is_meant(server: ServerConfig, key: str | None, status: int) -> None:
+    """Its own path may need no key, or only a tenant's."""
+
+    async def main() -> None:
+        async with running(server=server) as router:
+            for path, told in [
+                ("/retrieve_from_texts", True),
+                ("/retrieve_from_text", False),
+                ("/start_profile", False),
+            ]:
+                async with router.client.post(path, data=b"{}", headers=bearer(key)) as reply:
+                    text = await reply.text()
+                    assert ("Did you mean /retrieve_from_text?" in text) is told
+                    assert reply.status == status or not told
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("header", ["one", "Basic one", "Bearer", "Bearer one two", "Bearer: one", "bearer\tone"])
 def test_keys_come_in_one_form(header: str) -> None:
     async def main() -> None:

@@ -182,10 +182,26 @@ def test_reply_header_hygiene() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/chat/completions", "/completions", "/messages", "/messages/count_tokens", "/responses", "/embeddings"]
+    ("path", "meant", "advice"),
+    [
+        *(
+            (path, f"/v1{path}", "The `base_url` of an OpenAI client ends with /v1")
+            for path in (
+                *("/chat/completions", "/completions", "/messages", "/messages/count_tokens", "/responses"),
+                "/embeddings",
+            )
+        ),
+        ("/v1/v1/chat/completions", "/v1/chat/completions", "ends with one /v1"),
+        ("/v1/v1/messages", "/v1/messages", "that of an Anthropic client with none"),
+        ("/v1/retrieve_from_text", "/retrieve_from_text", ""),
+        ("/retrieve_from_texts", "/retrieve_from_text", ""),
+        ("/session", "/sessions", ""),
+    ],
 )
-def test_a_path_without_v1_that_no_worker_has_is_told_with_it(path: str) -> None:
-    """A client calls it if its `base_url` lacks `/v1`. Any other 404 is the worker's own, as is a path that the worker has."""
+def test_a_misspelt_path_that_no_worker_has_is_told_with_the_one_that_is_meant(
+    path: str, meant: str, advice: str
+) -> None:
+    """Any other 404 is the worker's own, as is a path that the worker has."""
     status, body = 404, b'{"detail":"Not Found"}'
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -200,7 +216,8 @@ def test_a_path_without_v1_that_no_worker_has_is_told_with_it(path: str) -> None
             async with router.client.post(path, data=b"{}", headers=JSON) as reply:
                 error = (await reply.json())["error"]
                 assert (reply.status, error["type"]) == (404, "not_found")
-                assert f"did you mean /v1{path}?" in error["message"]
+                assert f"did you mean {meant}?" in error["message"]
+                assert advice in error["message"]
             async with router.client.post("/other", data=b"{}", headers=JSON) as reply:
                 assert (reply.status, await reply.read()) == (404, body)
             for status, body in [

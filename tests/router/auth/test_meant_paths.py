@@ -1,0 +1,41 @@
+"""The path that a misspelt one means."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.auth.meant_paths import meant_path
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/retrieve", "/retrieve_from_text"),
+        ("/retreive_from_text", "/retrieve_from_text"),
+        ("/retrieve_from_text/", "/retrieve_from_text"),
+        ("/v1/generate", "/generate"),
+        ("/session", "/sessions"),
+        ("/metric", "/metrics"),
+        ("/healthz", "/health"),
+        ("/explain", "/radix_tree/explain"),
+        ("/claim", "/trajectories/claim"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/update_weight_from_disk", "/update_weights_from_disk"),
+        # What is known, or may be a worker's own.
+        ("/generate", None),
+        ("/update_weights_from_tensor", None),
+        ("/update_weights_from_disk", None),
+        ("/workers/42903d095d88", None),
+        ("/v1/chat/completions/batch", None),
+        ("/v1/responses/resp_1", None),
+        ("/get_server_info", None),
+        ("/start_profile", None),
+        ("/", None),
+        ("", None),
+        ("/other", None),
+    ],
+)
+def test_what_is_meant(path: str, meant: str | None) -> None:
+    assert meant_path(path) == meant
