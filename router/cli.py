@@ -53,7 +53,9 @@ def _route(given: Sequence[str]) -> NoReturn:
     flags = parser()
     if given and not given[0].startswith("-"):
         flags.error(f"there is no command {given[0]}: the commands are {', '.join(COMMANDS)}; the router has none")
-    args = flags.parse_args(given)
+    args, unknown = flags.parse_known_args(given)
+    if unknown:
+        flags.refuse(unknown)
     try:
         config = config_from_args(args)
         if config.server.processes > 1:

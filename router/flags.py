@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -53,9 +54,18 @@ event repeats all the text before it, 80 MB for 2,000 tokens with logprobs.
 _METAVARS = {int: "N", float: "SECONDS", str: "NAME", Path: "FILE"}
 
 
-class _FlagParser(argparse.ArgumentParser):
+class FlagParser(argparse.ArgumentParser):
+    """The parser of the router's own flags, whose errors are one line."""
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (--help shows all flags)\n")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Exit for arguments that are not known. Names the flag that a misspelt one is most like."""
+        given = next((one for one in unknown if one.startswith("-")), unknown[0]).partition("=")[0]
+        alike = get_close_matches(given.replace("_", "-"), self._option_string_actions, 1, 0.75)
+        advice = f": did you mean {alike[0]}?" if alike else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
 
 
 class _OnOff(argparse.Action):
@@ -63,9 +73,9 @@ class _OnOff(argparse.Action):
         setattr(namespace, self.dest, value == "on")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> FlagParser:
     """Return the parser. What it parses holds only the flags that were given; the configuration has the defaults."""
-    parser = _FlagParser(
+    parser = FlagParser(
         prog="tito-router",
         description="Text in, exact tokens out: a router in front of SGLang workers.",
         epilog=_EXAMPLES,

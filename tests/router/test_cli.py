@@ -183,6 +183,8 @@ def test_every_flag_arrives() -> None:
         (("--middleware", "no.such:Thing", "--port", "0"), ("no.such",)),
         ((*PLAIN, "--port", "many"), ("--port", "--help")),
         ((*PLAIN, "--nonsense"), ("--nonsense", "--help")),
+        ((*PLAIN, "--tokenizer", "t"), ("--tokenizer t", "did you mean --tokenizer-path?")),
+        ((*PLAIN, "--worker_url=http://a"), ("--worker_url=http://a", "did you mean --worker-urls?")),
         ((*PLAIN, "--log-level", "loud"), ("--log-level",)),
         ((*PLAIN, "--log-format", "xml"), ("--log-format",)),
         ((*PLAIN, "--otlp-traces-endpoint", "grpc://host:1"), ("--otlp-traces-endpoint", "HOST:PORT")),
