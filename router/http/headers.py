@@ -43,6 +43,8 @@ _NOT_TO_CLIENT = _HOP_BY_HOP | {
     b"x-router-reason",
 }
 _OURS = (b"x-radix-", b"x-group-", b"x-rollout-")
+_RADIX = b"x-radix-"
+_ASKED = frozenset({b"x-radix-namespace", b"x-radix-parent"})
 _NOT_TO_WORKER_BUT_TO_US = _NOT_TO_WORKER | {b"authorization", b"x-api-key"}
 
 
@@ -52,6 +54,17 @@ def header(scope: Scope, name: bytes) -> str | None:
         if key == name:
             return bytes(value).decode("latin-1")
     return None
+
+
+def check_names(scope: Scope) -> None:
+    """Raise BadRequestError for an `x-radix-` header that no request has: a misspelt one would have no effect.
+
+    An evaluation whose namespace has no effect would continue the replies of the training, for example.
+    """
+    for name, _ in scope["headers"]:
+        if name.startswith(_RADIX) and name not in _ASKED:
+            known = " and ".join(sorted(one.decode() for one in _ASKED))
+            raise BadRequestError(f"there is no request header {name.decode('latin-1')}: there are {known}")
 
 
 def text_of(value: bytes) -> str:

@@ -262,6 +262,17 @@ def test_an_empty_group_is_named(served: Stack, given: str) -> None:
     assert "x-group-id is empty" in problem(answer)
 
 
+@pytest.mark.parametrize("path", ["/generate", "/retrieve_from_text", "/v1/completions", "/sessions", "/v1/messages"])
+def test_a_misspelt_header_of_the_memory_is_named(served: Stack, path: str) -> None:
+    """Without effect, it would let an evaluation continue the replies of the training."""
+    before = nothing_held(served)
+    answer = served.post(path, {"text": "Hello", "prompt": "Hello"}, headers={"x-radix-name-space": "eval"})
+    assert answer.status == 400, answer.content
+    for word in "x-radix-name-space", "x-radix-namespace", "x-radix-parent":
+        assert word in answer.json()["error"]["message"]
+    assert nothing_held(served) == before
+
+
 def test_a_chunked_body_over_the_limit_is_refused(served: Stack) -> None:
     """It has no content-length to go by."""
     parts = urlsplit(served.url)
