@@ -200,8 +200,8 @@ class SessionsMiddleware:
                 raise UnknownSessionError(f"there is no session {session_id!r}: POST /sessions makes one")
             handlers = self._chat_handlers(session, place) or self._controls.handlers(session, "/".join(rest))
             if not handlers:
-                turns = ", ".join(f"v1/{turn}" for turn in TURNS)
-                raise NotFoundError(f"there is nothing at {scope['path']}: the turns of a session are {turns}")
+                there = ", ".join([*(f"v1/{turn}" for turn in TURNS), *filter(None, self._controls.places)])
+                raise NotFoundError(f"there is nothing at {scope['path']}: a session has {there}")
             if place not in TURNS:
                 send = _answering(send, affinity.given(first_values(scope)) or session.id.encode("latin-1"))
             serving = ByMethod(handlers)(scope, receive, send)

@@ -266,6 +266,8 @@ def _rewarded(journal: Journal, fields: dict[str, Raw]) -> tuple[Member, float |
         raise BadRequestError(
             "say what the reward is for: `request_id`, the last reply of a rollout; or `group_id` and `rollout_id`"
         )
+    if fields.keys().isdisjoint(("reward", "reward_info")):  # it would complete the sample, without a reward
+        raise BadRequestError("`reward` is missing: give a number, or null")
     if name is not None:
         found = journal.ledger.reply(name, group)
     else:

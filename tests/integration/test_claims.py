@@ -450,6 +450,12 @@ def test_a_session_stays_in_its_group(buffer: Buffer) -> None:
         ("reward", {"request_id": "nobody's", "reward": 1}, 404, "x-group-id"),
         ("reward", {"rollout_id": "r", "reward": 1}, 400, "group_id"),
         ("reward", {"group_id": "g", "rollout_id": "r", "reward": 1}, 404, "rollout"),
+        (
+            "reward",
+            {"request_id": "x", "score": 1},
+            400,
+            "`reward` is missing",
+        ),  # it would be none, and complete the sample
         ("reward", {"request_id": "x", "reward": "good"}, 400, "reward"),
         ("reward", {"request_id": "x", "reward_info": 3}, 400, "reward_info"),
         ("reward", {"rewards": []}, 400, "rewards"),
