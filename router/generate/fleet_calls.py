@@ -84,8 +84,8 @@ class WorkerAnswer(msgspec.Struct, frozen=True):
         said = self.error or f"status {self.status}"
         if self.status is not None and self.status < 300:
             said += " and no success"
-        words = self.body.get("message") if isinstance(self.body, dict) else None
-        if isinstance(words, str) and words.strip():
+        words = _message(self.body)
+        if words.strip():
             said += ": " + " ".join(words[:_WORDS].split())
         return f"{self.url} ({said})"
 
@@ -190,3 +190,12 @@ def _readable(content: bytes) -> Any:
         return msgspec.json.decode(content)
     except JSON_ERRORS:
         return content.decode("utf-8", "replace")
+
+
+def _message(body: Any) -> str:
+    """Return the message of a worker's answer, wherever its engine or its web framework puts it; "" if there is none."""
+    if not isinstance(body, dict):
+        return ""
+    error = body.get("error")
+    found = (body.get("message"), error.get("message") if isinstance(error, dict) else error, body.get("detail"))
+    return next((words for words in found if isinstance(words, str)), "")

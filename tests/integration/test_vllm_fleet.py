@@ -218,12 +218,17 @@ class TestWithoutTheModeForDevelopers:
             ("/flush_cache", {}),
             ("/update_weight_version", {"new_version": "2"}),
             ("/update_weights_from_disk", {"model_path": "x"}),
+            ("/pause?mode=keep", {}),
+            ("/start_weight_update", {}),
+            ("/finish_weight_update", {"weight_version": "2"}),
         ],
     )
     def test_the_answer_names_what_is_missing(self, plain: Stack, path: str, body: dict[str, Any]) -> None:
         answer = plain.post(path, body)
         assert answer.status == 501, answer.content
-        assert "VLLM_SERVER_DEV_MODE=1" in answer.json()["workers"][0]["body"]["error"]["message"]
+        told = answer.json()
+        for said in told["workers"][0]["body"]["error"]["message"], told["message"]:
+            assert "VLLM_SERVER_DEV_MODE=1" in said
 
     def test_the_version_is_what_a_call_through_the_router_said(self, plain: Stack, space: str) -> None:
         version = uuid.uuid4().hex

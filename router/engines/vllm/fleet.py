@@ -27,6 +27,7 @@ import msgspec
 
 from router.engines.engine import Answer, Call, Exchange, KnownWorker, UntranslatableError
 from router.engines.json import JSON_ERRORS
+from router.engines.vllm.fleet_paths import VLLM
 from router.engines.vllm.requests import DEV_MODE, SCALE_OUT, engine_ids
 
 _Body = Mapping[str, Any]
@@ -34,6 +35,7 @@ _Done = Callable[[Any], Answer]
 _Translation = Callable[[_Body, KnownWorker], Exchange | Answer]
 
 _PAUSES = {"abort": "abort", "in_place": "keep", "retract": "keep"}
+_OWN_IN_DEV_MODE = frozenset(call.path for call in VLLM if not call.path.startswith("/v1/"))
 _OWN_TRANSFER = (
     "vLLM workers get weights by their own calls, which this router sends to all of them: /init_weight_transfer_engine,"
     " /start_weight_update, /update_weights, /finish_weight_update (docs/engines.md)"
@@ -76,6 +78,8 @@ def fleet_exchange(call: Call, worker: KnownWorker) -> Exchange | Answer | None:
     if translation is None:
         if path.startswith("/update_weights_from_") or path in ("/begin_weight_update", "/end_weight_update"):
             return _refusal(f"{path} is SGLang's: {_OWN_TRANSFER}", 501)
+        if path in _OWN_IN_DEV_MODE and DEV_MODE not in worker.abilities:
+            return _lacks_dev_mode(path)
         return None
     body = _decoded(call.body or b"{}")
     return translation(body if isinstance(body, dict) else {}, worker)
@@ -220,8 +224,12 @@ _TRANSLATIONS: Mapping[tuple[str, str], _Translation] = {
 
 def _in_dev_mode(worker: KnownWorker, what: str, *calls: Call, done: _Done | None = None) -> Exchange | Answer:
     if DEV_MODE not in worker.abilities:
-        return _refusal(f"{what} needs a vLLM worker that was started with VLLM_SERVER_DEV_MODE=1", 501)
+        return _lacks_dev_mode(what)
     return _Steps(*calls, done=done or _empty)
+
+
+def _lacks_dev_mode(what: str) -> Answer:
+    return _refusal(f"{what} needs a vLLM worker that was started with VLLM_SERVER_DEV_MODE=1", 501)
 
 
 def _refusal(message: str, status: int = 400) -> Answer:

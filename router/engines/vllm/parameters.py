@@ -7,6 +7,7 @@ leaves out have SGLang's defaults here, too: vLLM would take them from the model
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from router.errors import BadRequestError
@@ -157,7 +158,9 @@ def translated(sampling: Mapping[str, Any]) -> Params:
             continue
         put = TABLE.get(name)
         if put is None:
-            raise BadRequestError(f"`sampling_params` has no `{name}`")
+            alike = get_close_matches(name, [*TABLE, *OWN], 1)
+            advice = f": did you mean `{alike[0]}`?" if alike else ""
+            raise BadRequestError(f"`sampling_params` has no `{name}`{advice}")
         if value is not None:
             put(out, value)
         elif name == "max_new_tokens":

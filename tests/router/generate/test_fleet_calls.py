@@ -250,3 +250,19 @@ def test_a_good_status_is_not_enough(call: FleetCall, status: int, said: bytes, 
     assert (found.status, found.done, found.unsure) == (status, done, False)
     shown: dict[str, Any] = found.shown()
     assert shown.keys() == {"id", "url", "status", "body"}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"success": False, "message": "no such folder"}, "status 400: no such folder"),
+        ({"error": {"message": "no such mode", "code": 400}}, "status 400: no such mode"),
+        ({"error": "no such adapter"}, "status 400: no such adapter"),
+        ({"detail": "Not Found"}, "status 400: Not Found"),
+        ({"detail": [{"msg": "field required"}]}, "status 400"),
+        ("no", "status 400"),
+    ],
+    ids=str,
+)
+def test_what_a_worker_says_is_in_the_one_line(body: Any, words: str) -> None:
+    assert WorkerAnswer("id", "http://w", 400, body).failure == f"http://w ({words})"

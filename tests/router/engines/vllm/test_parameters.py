@@ -134,3 +134,9 @@ def test_a_parameter_is_translated(given: dict[str, Any], sent: dict[str, Any]) 
 def test_what_vllm_cannot_do_is_refused_by_name(given: dict[str, Any], name: str) -> None:
     with pytest.raises(BadRequestError, match=f"`{name}`"):
         translated(given)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("max_tokens", "max_new_tokens"), ("temprature", "temperature")])
+def test_a_misspelt_parameter_is_told_with_the_one_that_is_meant(name: str, meant: str) -> None:
+    with pytest.raises(BadRequestError, match=f"has no `{name}`: did you mean `{meant}`"):
+        translated({name: 3})
