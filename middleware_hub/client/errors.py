@@ -110,7 +110,7 @@ def refused(status: int, error: Mapping[str, Any]) -> RefusedError:
     kind = str(error.get("type") or "error")
     found = NotExactError if kind == "not_exact" else _KINDS.get(status, RefusedError)
     said = str(error.get("message") or "the router said no more")
-    advice = _ADVICE.get(kind)
+    advice = None if "meant" in error else _ADVICE.get(kind)  # of a misspelt path, the router says what is meant
     text = f"{status} {kind}: {said}" + (f" - {advice}" if advice else "")
     return found(text, status, kind, dict(error))
 

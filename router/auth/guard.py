@@ -50,6 +50,8 @@ class ApiKeyGuard:
             caller = self._keys.anonymous()
         if caller is None:
             wrong = "this router does not know the key of this request" if given else "this router needs a key"
+            if b":" in given:
+                wrong += " (of TENANT:KEY, a client sends the KEY)"
             raise UnauthorizedError(
                 f"{wrong}: Authorization: Bearer KEY{_advice(scope, right)}", headers=(("www-authenticate", "Bearer"),)
             )

@@ -72,7 +72,7 @@ class OutboundRequest(msgspec.Struct):
             advice = " The `base_url` of an OpenAI client ends with one /v1, that of an Anthropic client with none"
         elif meant == f"/v1{path}":
             advice = " The `base_url` of an OpenAI client ends with /v1"
-        raise NotFoundError(f"no worker has a path {path}: did you mean {meant}?{advice}")
+        raise NotFoundError(f"no worker has a path {path}: did you mean {meant}?{advice}", meant=meant)
 
     def leave_out(self, in_flight: InFlight) -> None:
         """Leave out the prompts of a batch that are to end. If all are, the caller ends the request."""

@@ -586,6 +586,11 @@ def _one_option_more(client: Client, option: str) -> list[Callable[[], object]]:
     ]
 
 
+def test_a_misspelt_path_is_not_explained_as_a_lost_reply(served: Stack) -> None:
+    with Client(f"{served.url}/v1") as client, pytest.raises(RefusedError, match=r"did you mean /generate\?$"):
+        client.generate("Hi")
+
+
 def test_a_misspelt_option_is_refused(served: Stack) -> None:
     with Client(served.url) as client:
         for work in _one_option_more(client, "lora_pth"):

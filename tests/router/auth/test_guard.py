@@ -98,6 +98,17 @@ def test_a_misspelt_path_is_told_with_the_one_that_is_meant(server: ServerConfig
     asyncio.run(main())
 
 
+def test_a_key_that_is_sent_with_its_tenant_is_told() -> None:
+    async def main() -> None:
+        async with running(server=TENANTS) as router:
+            for key, told in [("a:one", True), ("wrong", False)]:
+                async with router.client.get("/workers", headers=bearer(key)) as reply:
+                    assert reply.status == 401
+                    assert ("of TENANT:KEY, a client sends the KEY" in await reply.text()) is told
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("header", ["one", "Basic one", "Bearer", "Bearer one two", "Bearer: one", "bearer\tone"])
 def test_keys_come_in_one_form(header: str) -> None:
     async def main() -> None:

@@ -22,6 +22,11 @@ from router.auth.meant_paths import meant_path
         ("/chat/completions", "/v1/chat/completions"),
         ("/v1/v1/messages", "/v1/messages"),
         ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/chat/completions/chat/completions", "/v1/chat/completions"),
+        ("/session/a/v1/chat/completions", "/sessions/a/v1/chat/completions"),
+        ("/sessions/a/v1/chat/completions", None),
+        ("/v1/messages/v1/messages", "/v1/messages"),
+        ("/openai/v1/chat/completions", "/v1/chat/completions"),
         ("/update_weight_from_disk", "/update_weights_from_disk"),
         # What is known, or may be a worker's own.
         ("/generate", None),
