@@ -28,7 +28,13 @@ def parser() -> argparse.ArgumentParser:
         prog="tito-router drift", description=_DESCRIPTION, epilog=_STATUS, allow_abbrev=False
     )
     parser.add_argument("--text-log", required=True, metavar="FILE", help="JSON lines; - for standard input")
-    parser.add_argument("--tokenizer", required=True, metavar="PATH", help="a folder or a hub id: that of the model")
+    parser.add_argument(
+        *("--tokenizer-path", "--tokenizer"),
+        required=True,
+        dest="tokenizer",
+        metavar="PATH",
+        help="a folder or a hub id: that of the model",
+    )
     parser.add_argument("--parquet", metavar="FILE", help="also write a row for each reply")
     parser.add_argument("--examples", type=int, default=5, metavar="N", help="differences to print (%(default)s)")
     parser.add_argument(

@@ -110,7 +110,7 @@ def test_the_command(backend: Backend, tmp_path: Path, capsys: pytest.CaptureFix
     parquet = tmp_path / "drift.parquet"
     log = write(tmp_path / "log.jsonl", rows)
     with pytest.raises(SystemExit) as ended:
-        main(["--text-log", log, "--tokenizer", str(vocabulary("qwen")), "--parquet", str(parquet)])
+        main(["--text-log", log, "--tokenizer-path", str(vocabulary("qwen")), "--parquet", str(parquet)])
     assert ended.value.code == 0
     printed = capsys.readouterr().out
     assert printed.startswith("2 replies, ")
