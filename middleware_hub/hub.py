@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.judge import Judge
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.versions import VersionClock
+from middleware_hub.store.errors import StoreError
 from middleware_hub.store.guarded import GuardedStore
 from middleware_hub.store.opening import open_store, patience
 from middleware_hub.store.protocol import Store
@@ -123,6 +125,9 @@ class Hub:
         if self.saving is not None and config is not None and config.url is not None:
             logger.info("the store is %s", shown(config.url))
             name = identity(config.url, config.prefix)
+            with suppress(StoreError):  # a misspelt address is that of another store, which is empty
+                roots = (await store.stats()).roots
+                logger.info("conversations in %s: %d%s", name, roots, "" if roots else " (it is empty)")
             folder = SpoolFolder(config.spool, name, fingerprint, config.spool_max_bytes)
             await self.saving.open(folder, self._another)
             # It may have much to read, and nothing waits for it.

@@ -12,7 +12,7 @@ from middleware_hub.store.guarded import GuardedStore
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.spool.file import SpoolFile
-from middleware_hub.store.spool.folder import SpoolFolder, identity
+from middleware_hub.store.spool.folder import SpoolFolder, default_base, identity
 from middleware_hub.store.spool.handover import Drain
 from middleware_hub.store.spool.packing import unpack
 from router.errors import BadRequestError
@@ -23,9 +23,9 @@ async def handover(args: argparse.Namespace) -> int:
 
     Raises BadRequestError for a file that is in use, or belongs to another store, and StoreError.
     """
-    left = 0
+    left, found = 0, False
     for spool in _files(args):
-        where = str(spool.path)
+        found, where = True, str(spool.path)
         try:
             if spool.head.store != identity(args.store, args.store_prefix) and not args.any_store:
                 raise BadRequestError(f"{where} waits for {spool.head.store}: name that, or give --any-store")
@@ -35,6 +35,10 @@ async def handover(args: argparse.Namespace) -> int:
         finally:
             if not args.dry_run:
                 spool.close()
+    if not found:
+        base = default_base() if args.spool is None else args.spool
+        name = identity(args.store, args.store_prefix)
+        sys.stdout.write(f"below {base} no router has left a file that waits for {name}\n")
     return int(bool(left))
 
 

@@ -378,3 +378,19 @@ def test_a_router_logs_its_store_at_its_start_without_a_password(
         f"the store is {address.replace('//', '//***@')}"
     ]
     assert "topsecret" not in caplog.text
+
+
+def test_a_router_logs_how_much_is_in_its_store(
+    worker: EmbeddedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A misspelt path, or another working directory, begins with an empty store."""
+    monkeypatch.chdir(tmp_path)
+    told = f"conversations in sqlite:{tmp_path.resolve()}/runs/store.sqlite3: "
+    with caplog.at_level(logging.INFO):
+        for expected in "0 (it is empty)", "1":
+            router = Router(worker, StoreConfig(url="sqlite:runs"))
+            try:
+                router.stack.generate({"text": "Hello", "sampling_params": {"max_new_tokens": 2}})
+            finally:
+                router.stop()
+            assert [line for line in caplog.messages if line.startswith("conversations in ")][-1] == told + expected

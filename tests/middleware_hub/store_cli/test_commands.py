@@ -215,6 +215,11 @@ def test_a_wrong_flag_says_what_to_write(
     assert texts(tmp_path) == ALL
 
 
+def test_where_nothing_waits_it_is_said(tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("handover", "--store", sqlite(tmp_path), "--spool", str(tmp_path / "spool")) == 0
+    assert f"below {tmp_path / 'spool'} no router has left a file" in capsys.readouterr().out
+
+
 def test_a_command_is_named_or_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert status() == 2
     assert "COMMAND" in capsys.readouterr().err
