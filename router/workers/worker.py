@@ -175,6 +175,8 @@ def normalize_url(url: str) -> str:
     # urlsplit silently drops tabs and newlines.
     if not url.isascii() or any(character <= " " or character == "\x7f" for character in url):
         raise bad("it has spaces, control or non-ASCII characters")
+    if "," in url and url.count("://") > 1:
+        raise bad("it is several URLs: separate them with spaces, not commas")
     try:
         parts = urlsplit(url)
         port = parts.port

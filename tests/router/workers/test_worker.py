@@ -36,6 +36,7 @@ BAD_URLS = [
     ("ftp://host", "http://"),
     ("http:host", "http://"),
     ("file:///etc/passwd", "http://"),
+    ("http://a:1,http://b:2", "separate them with spaces"),
     ("http://", "no host"),
     ("http://:8000", "no host"),
     ("http://user:pw@host", "credentials"),
