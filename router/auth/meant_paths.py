@@ -26,6 +26,8 @@ def meant_path(path: str) -> str | None:
     """Return the path that is meant; None if `path` itself is known, or like no other."""
     if path in _KNOWN:
         return None
+    if path == "/":  # somebody opens the router's address in a browser
+        return "/inspect"
     bare = "/" + path.strip("/")
     while bare.startswith("/v1/"):  # a client's base URL has a /v1 too many, or none
         bare = bare.removeprefix("/v1")
