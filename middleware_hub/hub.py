@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,6 +40,8 @@ from router.plugins import MiddlewareContext
 logger = logging.getLogger(__name__)
 
 RECORDED = b"x-radix-recorded"
+_COUNT_SECONDS: Final = 0.2
+"""How long the start waits until the conversations of the store are counted."""
 
 
 class Hub:
@@ -77,6 +81,7 @@ class Hub:
         self.groups = Groups(self.saving)
         self.sessions: SampleTrajectories | None = None
         self._living = False
+        self._counting: asyncio.Task[None] | None = None
 
     @classmethod
     def of(cls, context: MiddlewareContext) -> Hub:
@@ -125,9 +130,8 @@ class Hub:
         if self.saving is not None and config is not None and config.url is not None:
             logger.info("the store is %s", shown(config.url))
             name = identity(config.url, config.prefix)
-            with suppress(StoreError):  # a misspelt address is that of another store, which is empty
-                roots = (await store.stats()).roots
-                logger.info("conversations in %s: %d%s", name, roots, "" if roots else " (it is empty)")
+            self._counting = asyncio.create_task(_count(store, name))
+            await asyncio.wait((self._counting,), timeout=_COUNT_SECONDS)
             folder = SpoolFolder(config.spool, name, fingerprint, config.spool_max_bytes)
             await self.saving.open(folder, self._another)
             # It may have much to read, and nothing waits for it.
@@ -148,6 +152,8 @@ class Hub:
 
     async def _close(self) -> None:
         """Write everything that waits, and close the store. A second call has no effect."""
+        if self._counting is not None:
+            self._counting.cancel()
         if self.memory is not None:
             await self.memory.close()
         if self.saving is not None:
@@ -181,6 +187,13 @@ class Hub:
                 raise BadRequestError(f"--chat-template {path}: {error}") from error
         found = self.tokenizer.chat_template
         return one_of(found) if isinstance(found, dict) else found
+
+
+async def _count(store: Store, name: str) -> None:
+    """Log how many conversations there are: a misspelt address is that of another store, which is empty."""
+    with suppress(StoreError):
+        roots = (await store.stats()).roots
+        logger.info("conversations in %s: %d%s", name, roots, "" if roots else " (it is empty)")
 
 
 def load(config: RadixConfig) -> Tokenizer:

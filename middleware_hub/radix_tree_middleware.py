@@ -41,7 +41,7 @@ from router.engines.sglang.request import GenerateRequest
 from router.errors import BadRequestError
 from router.http.bodies import Replay, read_json, with_body
 from router.http.handlers import ByMethod
-from router.http.headers import check_names, first_values, header, text_of
+from router.http.headers import first_values, header, text_of
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import EditedReply
@@ -120,7 +120,6 @@ class RadixTreeMiddleware:
         if inside is None or request_state(scope).kept:
             inside = self.app
         elif isinstance(inside, ByMethod):
-            check_names(scope)
             inside = inside.handler(scope)
         return inside(scope, receive, send)
 

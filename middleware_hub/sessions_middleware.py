@@ -57,7 +57,7 @@ from router.engines.sglang.limits import PromptLimits, TextTooLongError
 from router.errors import BadRequestError, NotFoundError, RouterError
 from router.http.bodies import Replay, read_json, with_body
 from router.http.handlers import ByMethod, Handler
-from router.http.headers import check_names, first_values, header
+from router.http.headers import first_values, header
 from router.http.request_state import request_state
 from router.http.responses import send_json
 from router.plugins import MiddlewareContext
@@ -134,7 +134,6 @@ class SessionsMiddleware:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":
-            check_names(scope)
             path: str = scope["path"]
             if path == PREFIX or path.startswith(PREFIX + "/"):
                 return self._serve(scope, receive, send)

@@ -50,8 +50,6 @@ from router.observability.tracing import OFF, Tracer
 
 logger = logging.getLogger(__name__)
 
-_NOTHING: frozenset[str] = frozenset()
-
 
 class Recorder:
     """Puts replies that pass the judge into the radix tree, and into the store behind it, if there is one (`memory`).
@@ -139,11 +137,13 @@ class _ExpectedReply:
         self.worker = ""
         self._streamed: StreamedReply | None = None
         self.verdict: Verdict | None = None
-        self._repeated = RepeatedPrompt(recorder.judge.vocabulary, prompt.packed, skips_special=asked.skips_special)
+        self._repeated: RepeatedPrompt | None = None
+        if memoryview(prompt.packed).cast("i")[-1] in (vocabulary := recorder.judge.vocabulary).open_ends:
+            self._repeated = RepeatedPrompt(vocabulary, prompt.packed, skips_special=asked.skips_special)
 
     def whole(self, raw: bytes | Raw) -> bytes | Raw:
         """Record a reply that came in one piece, and return what the client sees of it."""
-        short, raw = None, self._repeated.taken_out(raw)
+        short, raw = None, raw if self._repeated is None else self._repeated.taken_out(raw)
         try:
             reply, short = read_reply(raw)
             self.record(reply)
@@ -154,7 +154,7 @@ class _ExpectedReply:
     def event(self, data: bytes) -> bytes | Raw:
         """Take an event of the stream, and return what the client sees of it."""
         streamed = self._streamed = self._streamed or StreamedReply()
-        data = bytes(self._repeated.taken_out(data, streamed.ids))
+        data = data if self._repeated is None else bytes(self._repeated.taken_out(data, streamed.ids))
         streamed.feed(data)
         if streamed.finished and self.verdict is None:
             # Recorded before the client sees the end, because the client may ask for its tokens at once.
@@ -242,7 +242,7 @@ class Responder:
                 steps,
                 options.experts_from,
             )
-            drop = LOGPROB_FIELDS if force_logprobs and not options.logprobs else _NOTHING
+            drop = LOGPROB_FIELDS if force_logprobs and not options.logprobs else frozenset[str]()
             for _ in range(request.samples):
                 self._generations.append(
                     _ExpectedReply(recorder, prompt, asked, None if number else hint, drop, request.wants_trajectory)

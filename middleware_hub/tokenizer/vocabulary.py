@@ -73,6 +73,8 @@ class Vocabulary:
         self._added = re.compile("|".join(map(re.escape, literals)) or r"(?!)")
         self._reach = max(map(len, literals), default=1) - 1
         self.special_ids = frozenset(int(i) for i in np.flatnonzero(self._special))
+        self.open_ends = frozenset([*_open_ends(self._pieces), *self.special_ids, *self._bytes])
+        """Ids behind which a text may end with U+FFFD: inside of a character, or as the tokens before them do."""
 
         self.size = size
         """The number of the model's ids, if known; models pad their vocabulary."""
@@ -299,6 +301,16 @@ class _Decoder:
 def _goes_on(open_bytes: bytes, byte: bytes) -> bool:
     """Return whether a byte continues the open character instead of breaking it."""
     return REPLACEMENT not in _Decoder().decode(open_bytes + byte)
+
+
+def _open_ends(pieces: Sequence[bytes]) -> Iterable[int]:
+    """Return the ids whose bytes may end inside of a character, or end with U+FFFD, and those without bytes."""
+    last = np.frombuffer(b"".join(piece[-3:].rjust(3, b"\xff") for piece in pieces), dtype=np.uint8).reshape(-1, 3)
+    third, second, first = last.T
+    # A character of two bytes begins with C0 or more, of three with E0, of four with F0. FF is in front of a short piece.
+    is_open = (first >= 0xC0) | ((first >= 0x80) & ((second >= 0xE0) | ((second & 0xC0 == 0x80) & (third >= 0xF0))))
+    found: list[int] = np.flatnonzero(is_open | np.all(last == list(REPLACEMENT.encode()), axis=1)).tolist()
+    return found
 
 
 def _mask(ids: Iterable[int], size: int) -> NDArray[np.bool_]:

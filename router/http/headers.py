@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from email.utils import parsedate_to_datetime
 from urllib.parse import quote
 
@@ -44,7 +45,8 @@ _NOT_TO_CLIENT = _HOP_BY_HOP | {
 }
 _OURS = (b"x-radix-", b"x-group-", b"x-rollout-")
 _RADIX = b"x-radix-"
-_ASKED = frozenset({b"x-radix-namespace", b"x-radix-parent"})
+_ASKED = ("namespace", "parent")
+"""The `x-radix-` headers of a request."""
 _NOT_TO_WORKER_BUT_TO_US = _NOT_TO_WORKER | {b"authorization", b"x-api-key"}
 
 
@@ -56,15 +58,9 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-def check_names(scope: Scope) -> None:
-    """Raise BadRequestError for an `x-radix-` header that no request has: a misspelt one would have no effect.
-
-    An evaluation whose namespace has no effect would continue the replies of the training, for example.
-    """
-    for name, _ in scope["headers"]:
-        if name.startswith(_RADIX) and name not in _ASKED:
-            known = " and ".join(sorted(one.decode() for one in _ASKED))
-            raise BadRequestError(f"there is no request header {name.decode('latin-1')}: there are {known}")
+def _check(given: str) -> None:
+    if given not in _ASKED and (meant := get_close_matches(given, _ASKED, 1)):
+        raise BadRequestError(f"there is no request header x-radix-{given}: did you mean x-radix-{meant[0]}?")
 
 
 def text_of(value: bytes) -> str:
@@ -76,7 +72,14 @@ def text_of(value: bytes) -> str:
 
 
 def first_values(scope: Scope) -> dict[bytes, bytes]:
-    """Return the request headers by name, each with its first value."""
+    """Return the request headers by name, each with its first value.
+
+    Raises BadRequestError for a misspelt `x-radix-` header: an evaluation whose namespace has no effect would continue the
+    replies of the training, for example. Other names pass, such as those of replies, which a client may send back.
+    """
+    for name, _ in scope["headers"]:
+        if name.startswith(_RADIX):
+            _check(name.removeprefix(_RADIX).decode("latin-1"))
     return dict(reversed(scope["headers"]))
 
 

@@ -265,12 +265,16 @@ def test_an_empty_group_is_named(served: Stack, given: str) -> None:
 @pytest.mark.parametrize("path", ["/generate", "/retrieve_from_text", "/v1/completions", "/sessions", "/v1/messages"])
 def test_a_misspelt_header_of_the_memory_is_named(served: Stack, path: str) -> None:
     """Without effect, it would let an evaluation continue the replies of the training."""
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    body = {"/v1/completions": {"prompt": "Hi"}, "/v1/messages": chat}.get(path, {"text": "Hi"})
     before = nothing_held(served)
-    answer = served.post(path, {"text": "Hello", "prompt": "Hello"}, headers={"x-radix-name-space": "eval"})
+    answer = served.post(path, body, headers={"x-radix-name-space": "eval"})
     assert answer.status == 400, answer.content
-    for word in "x-radix-name-space", "x-radix-namespace", "x-radix-parent":
-        assert word in answer.json()["error"]["message"]
+    assert "x-radix-name-space: did you mean x-radix-namespace?" in answer.json()["error"]["message"]
     assert nothing_held(served) == before
+    sent_back = {"x-radix-recorded": "exact", "x-radix-reasons": "edited_turn", "x-radix-saved": "no"}
+    answer = served.post(path, body, headers=sent_back)
+    assert "x-radix-" not in answer.content.decode(), "a client may send the headers of a reply back"
 
 
 def test_a_chunked_body_over_the_limit_is_refused(served: Stack) -> None:

@@ -222,8 +222,10 @@ class TurnGeneration:
         asked = Expectation(
             self.prompt.tokens, skips_special, self._logprobs, self.id, judge.workers.moment(), judge.clock.steps
         )
-        repeated = RepeatedPrompt(judge.vocabulary, self.prompt.ids.packed, skips_special=skips_special)
-        received = WorkerReply(self, repeated)
+        received = WorkerReply(self)
+        packed = self.prompt.ids.packed
+        if memoryview(packed).cast("i")[-1] in judge.vocabulary.open_ends:
+            received.repeated = RepeatedPrompt(judge.vocabulary, packed, skips_special=skips_special)
         try:
             await self._backend.app(self._inner, own_body(self._body), WatchedReply(received).send)
             reply, fields, meta = received.result(stream=self._plan.request.stream)

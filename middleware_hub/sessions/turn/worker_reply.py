@@ -28,9 +28,9 @@ class ReplyReader(Protocol):
 class WorkerReply:
     """The watcher (see `router.http.reply`) of one generation's reply."""
 
-    def __init__(self, reader: ReplyReader, repeated: RepeatedPrompt) -> None:
+    def __init__(self, reader: ReplyReader) -> None:
         self._reader = reader
-        self._repeated = repeated
+        self.repeated: RepeatedPrompt | None = None
         self._status = 0
         self._body = b""
         self.error: RouterError | None = None
@@ -48,7 +48,9 @@ class WorkerReply:
         """Take the payload of an event. Events after an error, or after `[DONE]`, are ignored: no client reads them."""
         if self.error is None and not self.streamed.done and (data.startswith(b"{") or data == DONE):
             try:
-                refusals.feed(self.streamed, bytes(self._repeated.taken_out(data, self.streamed.ids)))
+                if self.repeated is not None:
+                    data = bytes(self.repeated.taken_out(data, self.streamed.ids))
+                refusals.feed(self.streamed, data)
             except RouterError as error:
                 self.error = error
             else:
@@ -56,7 +58,7 @@ class WorkerReply:
                     self._reader.event(self.streamed)
 
     def end(self, body: bytes) -> None:
-        self._body = bytes(self._repeated.taken_out(body))
+        self._body = body if self.repeated is None else bytes(self.repeated.taken_out(body))
 
     def result(self, *, stream: bool) -> tuple[Reply, dict[str, Raw], dict[str, Raw]]:
         """Return the whole reply, its top level and its `meta_info`, when all of it has come.

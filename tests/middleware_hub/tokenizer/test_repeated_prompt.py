@@ -62,6 +62,14 @@ def test_only_the_prompt_is_taken_out(prompt: list[int], text: str, ids: list[in
     assert taken_out(prompt, text, ids) == own
 
 
+def test_few_prompts_are_looked_at() -> None:
+    """A reply costs nothing more behind a prompt that ends with whole characters of any length."""
+    made = tokenizer("qwen")
+    for text in "Hello.\n", "é", "при":
+        assert made.encode_tail(text)[-1] not in made.vocabulary.open_ends
+    assert len(made.vocabulary.open_ends) < len(made.vocabulary) / 10
+
+
 def test_an_event_of_a_stream_may_hold_only_what_is_new() -> None:
     """The first text of a stream then comes behind ids without text."""
     repeated = RepeatedPrompt(TOY, pack_ids([A, E_HEAD]), skips_special=True)
@@ -99,6 +107,8 @@ def test_whatever_vllm_repeats_is_taken_out(name: Name) -> None:
     @given(texts(name), st.sampled_from([*halves, [], made.encode_tail(REPLACEMENT)]), sampled_ids(name), st.booleans())
     def check(before: str, last: list[int], ids: list[int], skips: bool) -> None:
         prompt = [*made.encode_tail(before), *last]
+        if prompt and made.vocabulary.spell(prompt, skip_special=skips).endswith(REPLACEMENT):
+            assert prompt[-1] in made.vocabulary.open_ends, "else no reply is looked at"
         decoder = DecodeStream(ids=prompt, skip_special_tokens=skips)
         repeated = RepeatedPrompt(made.vocabulary, pack_ids(prompt), skips_special=skips)
         text = ""

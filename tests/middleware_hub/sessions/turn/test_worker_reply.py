@@ -8,11 +8,8 @@ from typing import Any
 from starlette.types import Message
 
 from middleware_hub.sessions.turn.worker_reply import WorkerReply
-from middleware_hub.spans.chain import pack_ids
-from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from router.engines.events import DONE
 from router.engines.sglang.stream import StreamedReply
-from tests.middleware_hub.toy import B, toy_vocabulary
 
 
 class Reader:
@@ -42,7 +39,7 @@ def event(text: str, ids: list[int], finish: dict[str, Any] | None) -> bytes:
 def test_what_comes_behind_the_end_of_a_stream_is_no_part_of_the_reply() -> None:
     """The client has stopped reading: the turn is what it has seen."""
     reader = Reader()
-    received = WorkerReply(reader, RepeatedPrompt(toy_vocabulary(), pack_ids([B]), skips_special=True))
+    received = WorkerReply(reader)
     received.head({"type": "http.response.start", "status": 200, "headers": []})
     received.event(event("a", [7], {"type": "stop"}))
     received.event(DONE)
