@@ -138,6 +138,7 @@ class RadixTreeMiddleware:
                 self.tokenizer,
                 request.segments,
                 batch=request.batch,
+                limits=self._limits,
                 max_context=self._max_context,
                 tracer=self._tracer,
             )

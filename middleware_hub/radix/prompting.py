@@ -15,6 +15,7 @@ from middleware_hub.spans.chain import ID_BYTES, SpanFlag, chain_ids, pack_ids
 from middleware_hub.tokenizer.id_checks import check_ids
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from middleware_hub.trajectories.members import Membership
+from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.segments import FIELD, Segment, place
 from router.errors import BadRequestError
 from router.http.offload import offload
@@ -149,6 +150,7 @@ async def assemble(
     prompts: list[list[Segment]],
     *,
     batch: bool,
+    limits: PromptLimits = PROMPT_LIMITS,
     max_context: int | None = None,
     tracer: Tracer = OFF,
 ) -> list[Assembled]:
@@ -158,11 +160,13 @@ async def assemble(
 
     Args:
         batch: whether they came as a batch, for the names in errors.
+        limits: those of a whole prompt, too.
         max_context: tokens that the model takes; None if the worker is to check it.
         tracer: gets a span for each prompt with a text in it.
 
     Raises:
         BadRequestError: an id that the model lacks; a prompt of no tokens, or of too many.
+        TextTooLongError: a prompt of more tokens than `limits` allow.
     """
     for number, segments in enumerate(prompts):
         for at, segment in enumerate(segments):
@@ -183,6 +187,7 @@ async def assemble(
                     held += len(segment)
                 else:
                     ids += segment
+                limits.check_tokens(len(ids))
                 held += _SEGMENT_COST
                 if held >= LONG_TEXT:
                     held = 0

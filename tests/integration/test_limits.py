@@ -41,6 +41,18 @@ def test_a_long_text_is_refused_on_every_route(served: Stack, text: str) -> None
     assert len(served.workers[0].log) == before
 
 
+@pytest.mark.parametrize("other", [{"text": " word" * 600}, {"ids": [100] * 600}], ids=["a text", "ids"])
+def test_segments_that_are_too_long_together_are_refused(served: Stack, other: dict[str, object]) -> None:
+    """As the same prompt is in one piece."""
+    before = len(served.workers[0].log)
+    short = {"text": " word" * 300}
+    for segments, status in (([short, {"text": " word" * 600}], 200), ([short, short, other, short], 413)):
+        answer = served.post("/generate", {"prompt_segments": segments, "sampling_params": SHORT})
+        assert answer.status == status, answer.content
+    assert b"--max-text-tokens" in answer.content
+    assert len(served.workers[0].log) == before + 1
+
+
 def test_a_batch_over_the_limit_is_refused_on_every_route(served: Stack) -> None:
     before = len(served.workers[0].log)
     for path, body in (

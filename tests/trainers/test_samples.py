@@ -423,6 +423,16 @@ def test_a_reward_that_is_no_finite_number_is_none(trainer: Trainer, served: Sta
     assert [one["reward"] for one in found["samples"]] == [None]
 
 
+def test_a_rollout_that_samples_nothing_is_in_no_group(trainer: Trainer, served: Stack) -> None:
+    sample = trainer.Sample(index=0, group_index=7, prompt=QUESTION)
+    args = trainer.args(served.url, n_samples_per_prompt=1)
+    generate = trainer.module.text_rollout(environment(), groups="run 1")
+    trainer.generate(generate, args, sample, {**PARAMS, "max_new_tokens": 0})
+    assert sample.remove_sample
+    assert "nothing_sampled" in sample.metadata["reasons"]
+    assert not any(claimed(served)["waiting"].values())
+
+
 def test_a_rollout_that_rewrites_its_history_is_one_sample_of_its_group(trainer: Trainer, served: Stack) -> None:
     (worker,) = served.workers
     say(worker, "It is long. ", "1,094 km.")

@@ -364,3 +364,32 @@ def test_workers_are_registered_by_verls_names(
     say(worker, "Long.")
     (output,), _ = Verl(loops, served.url).run("TextAgentLoop", act=act(), ray_workers=True)
     assert output.extra_fields["exact"]
+
+
+def test_addresses_of_servers_may_be_ipv6_and_are_asked_for_once_in_a_while(
+    loops: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = ["fd00::1", "10.0.0.1"]
+
+    def get_actor(name: str) -> Any:
+        number = int(name.split("_")[2])
+        if number == len(hosts):
+            raise ValueError(name)
+
+        async def address() -> tuple[str, int]:
+            return hosts[number], 30000
+
+        return SimpleNamespace(get_server_address=SimpleNamespace(remote=address))
+
+    ray = sys.modules.get("ray") or ModuleType("ray")
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(ray, "get_actor", get_actor, raising=False)
+    seen: list[str] = []
+
+    async def run(operation: Any) -> None:
+        seen.append(operation.call.body["url"])
+
+    client = SimpleNamespace(run=run)
+    for _ in range(2):
+        asyncio.run(loops.add_workers(client))
+    assert seen == ["http://[fd00::1]:30000", "http://10.0.0.1:30000"]
