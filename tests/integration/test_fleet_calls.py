@@ -265,7 +265,11 @@ def test_a_connection_that_was_just_closed_is_no_dead_worker(served: Stack) -> N
 
     for answer in asyncio.run(talk()):
         assert answer.status == 200, answer.content
-    assert heard == ["/server_info", "/pause_generation", "/continue_generation"]
+    assert [path for path in heard if path != "/tokenize"] == [
+        "/server_info",
+        "/pause_generation",
+        "/continue_generation",
+    ]
 
 
 def test_a_paused_fleet_goes_on_where_it_was(served: Stack, asks: list[Asking], space: str) -> None:

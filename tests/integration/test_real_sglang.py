@@ -309,6 +309,20 @@ def test_what_would_kill_a_worker_does_not_reach_it(
     assert all(worker.alive() for worker in workers)
 
 
+def test_the_workers_say_that_they_have_the_routers_tokenizer(
+    engine: Engine, workers: list[EngineServer], router: str
+) -> None:
+    own, other = (
+        tokenizer_check(Tokenizer.load(str(path)), str(path)) for path in (engine.kit.model, shipped_tokenizer())
+    )
+    for worker in workers:
+        answer = call(worker.url + own.call.target, json.loads(own.call.body or b""))
+        assert answer.status == 200, answer.content
+        assert own.judge(answer.content) is None
+        assert other.judge(answer.content) is not None
+    assert [one["warning"] for one in call(f"{router}/workers").json()["workers"]] == [None, None]
+
+
 CASES: list[Json] = [
     {"max_new_tokens": 60},
     {"max_new_tokens": 60, "skip_special_tokens": False},
@@ -325,20 +339,6 @@ CASES: list[Json] = [
 @pytest.mark.parametrize("number", [0, 1], ids=["cumulative", "incremental"])
 @pytest.mark.parametrize("streaming", [False, True], ids=["reply", "stream"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_workers_say_that_they_have_the_routers_tokenizer(
-    engine: Engine, workers: list[EngineServer], router: str
-) -> None:
-    own, other = (
-        tokenizer_check(Tokenizer.load(str(path)), str(path)) for path in (engine.kit.model, shipped_tokenizer())
-    )
-    for worker in workers:
-        answer = call(worker.url + own.call.target, json.loads(own.call.body or b""))
-        assert answer.status == 200, answer.content
-        assert own.judge(answer.content) is None
-        assert other.judge(answer.content) is not None
-    assert [one["warning"] for one in call(f"{router}/workers").json()["workers"]] == [None, None]
-
-
 def test_the_embedded_engine_says_the_same_about_the_same_ids(
     workers: list[EngineServer], vocabulary: EngineVocabulary, case: Json, streaming: bool, number: int
 ) -> None:
