@@ -23,7 +23,7 @@ PATIENCE = 0.2  # seconds that an answer gets to begin, to what may be only half
 SECONDS = 30.0
 
 
-@pytest.mark.parametrize("count", [COUNT] if COUNT else [160, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [COUNT] if COUNT else [80, pytest.param(500, marks=pytest.mark.slow)])
 def test_whatever_comes_over_a_socket(count: int) -> None:
     """An answer that is one, or an end; and afterwards all is as before."""
     seed = random.SystemRandom().getrandbits(40) if COUNT else 7

@@ -40,6 +40,7 @@ def router(name: str, worker: EmbeddedWorker, folder: Path, *flags: str) -> Prog
     )
 
 
+@pytest.mark.slow
 def test_a_conversation_goes_on_at_the_next_router(worker: EmbeddedWorker, tmp_path: Path) -> None:
     store = ("--store", f"sqlite:{tmp_path / 'store'}")
     with ExitStack() as entered:

@@ -17,7 +17,6 @@ from tests.middleware_hub.store_cli.running import status
 from tests.support import templates
 from tests.support.client import Answer, call
 from tests.support.programs import Program
-from tests.support.usual import usual
 from tests.support.vocabularies import vocabulary
 
 SESSIONS = ("a", "b", "c")
@@ -66,7 +65,8 @@ def last_record_of_b(path: Path) -> str:
     return f"DELETE FROM records WHERE id = x'{named.hex()}'"
 
 
-@pytest.mark.parametrize("what", usual([*DAMAGE, "a record"], "a record"))
+@pytest.mark.slow
+@pytest.mark.parametrize("what", [*DAMAGE, "a record"])
 def test_the_others_are_well(made: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
     damage(tmp_path, last_record_of_b(tmp_path) if what == "a record" else DAMAGE[what])
     store = f"sqlite:{tmp_path}/store/"

@@ -179,6 +179,7 @@ def test_the_functions_of_trls_section_fit(read: Callable[..., Reading]) -> None
     assert callable(reader.namespace["rollout_func"])
 
 
+@pytest.mark.slow
 def test_the_rollout_of_the_user_guide_is_exact(read: Callable[..., Reading]) -> None:
     reader = read("docs/user-guide.md", abort=RETURN)
     reader.forget()
@@ -190,6 +191,7 @@ def test_the_rollout_of_the_user_guide_is_exact(read: Callable[..., Reading]) ->
     check(reader, found.tokens[:cut], found.tokens[cut:], found.loss_mask[cut:], found.logprobs[cut:])
 
 
+@pytest.mark.slow
 def test_the_plain_loop_is_exact(read: Callable[..., Reading]) -> None:
     """Two groups of four, under the default abort policy, without aborts."""
     reader = read("docs/trainers.md#a-loop-of-your-own")

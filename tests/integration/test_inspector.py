@@ -159,6 +159,7 @@ def whole(look: Look, conversation: str, branch: str, size: int = 5_000) -> dict
 # -- the same numbers --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_branch_is_what_a_retrieval_answers(served: tuple[Stack, Talks]) -> None:
     made, talks = served
     look = Look(made)

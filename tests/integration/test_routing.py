@@ -26,6 +26,7 @@ from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking
 from tests.support.client import Answer, call
 from tests.support.serving import serve
+from tests.support.usual import usual
 from tests.support.vocabularies import vocabulary
 
 SYSTEM = "You are a careful assistant who answers in one word. " * 30
@@ -168,7 +169,7 @@ def test_later_turns_stay_though_history_drops_the_end_of_the_prompt(
 
 
 @ONE_OF_BOTH
-@pytest.mark.parametrize("way", ["plain", "stream", "samples"])
+@pytest.mark.parametrize("way", usual(["plain", "stream", "samples"], "samples"))
 def test_samples_of_one_prompt_are_told_apart_by_their_replies(
     start: Start, middlewares: tuple[str, ...], way: str, workers: list[EmbeddedWorker]
 ) -> None:

@@ -13,12 +13,13 @@ from middleware_hub.inspector.reports import drifts as module
 from middleware_hub.inspector.reports.drifts import Drifts
 from middleware_hub.spans.chain import TokenSpan, pack_ids
 from middleware_hub.tokenizer.tokenizer import Tokenizer
+from tests.support.usual import usual
 from tests.support.vocabularies import Name, vocabulary
 
 WORDS = (" forty", "two", " naïve", "你好", "\n", " x = 1;", "🙂", " the", "  ")
 
 
-@pytest.mark.parametrize("name", ["qwen", "tekken", "mistral-v1"])
+@pytest.mark.parametrize("name", usual(["qwen", "tekken", "mistral-v1"], "qwen"))
 def test_segments_change_nothing(name: Name, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer.load(str(vocabulary(name)))
     special = sorted(tokenizer.vocabulary.special_ids - set(tokenizer.bos))[:3]

@@ -52,6 +52,7 @@ class Losing:
                     await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "rooms"), usual([("emptied", 1), ("emptied", 2), ("set back", 1), ("set back", 2)], ("set back", 2))
 )

@@ -142,6 +142,7 @@ def test_slots_that_move_are_followed(learn_every: float, monkeypatch: pytest.Mo
     with_store(empty_cluster(), work)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_away_is_said(tmp_path: Path) -> None:
     world = World()
 

@@ -178,6 +178,7 @@ def heard_by(store: Store) -> tuple[int, int]:
     return max(recovery._progress._furthest.values(), default=(-1, 0))
 
 
+@pytest.mark.slow
 def test_nobody_answers_before_a_slow_router_has_written_what_it_knows(clock: Clock) -> None:
     """However long it takes: it says that it gets on."""
     world = World()

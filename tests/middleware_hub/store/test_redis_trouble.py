@@ -263,6 +263,7 @@ def test_a_missing_library_says_what_to_install() -> None:
 # In the middle ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
     """A request waits for the time of one answer, those behind it do not; and when it answers again, all is well."""
     world = World()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from middleware_hub.tokenizer.tokenizer import Tokenizer
 from middleware_hub.tokenizer.worker_check import TEXT, tokenizer_check
 from router.embedded.models.vocabulary import load_vocabulary
 from router.embedded.options import Interface
 from router.embedded.worker import EmbeddedWorker
 from router.workers.worker_check import WorkerCheck
+from tests.middleware_hub.real import tokenizer
 from tests.support.fleet import until
 from tests.support.stack import stack
 from tests.support.vocabularies import NAMES, vocabulary
@@ -18,7 +18,7 @@ from tests.support.vocabularies import NAMES, vocabulary
 
 @pytest.fixture(scope="module", params=NAMES)
 def checked(request: pytest.FixtureRequest) -> tuple[str, WorkerCheck]:
-    return request.param, tokenizer_check(Tokenizer.load(str(vocabulary(request.param))), "the/path")
+    return request.param, tokenizer_check(tokenizer(request.param), "the/path")
 
 
 @pytest.mark.parametrize("theirs", NAMES)

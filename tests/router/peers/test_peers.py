@@ -400,6 +400,7 @@ def test_the_call_of_a_router_that_died_is_over(monkeypatch: pytest.MonkeyPatch)
 # -- the log ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_log_stays_short_and_keeps_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_log, "SNAPSHOT_EVERY", 20)
     monkeypatch.setattr("router.peers.peers.RENEW_SECONDS", 0.02)
@@ -467,6 +468,7 @@ def test_a_snapshot_has_all_that_was_said_and_some_of_it_stays(monkeypatch: pyte
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_router_that_was_away_for_too_long_takes_the_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was asked for meanwhile is not known, so it is assumed: nothing in flight is sent again."""
     monkeypatch.setattr(control_log, "SNAPSHOT_EVERY", 10)

@@ -12,6 +12,7 @@ import pytest
 
 from middleware_hub.templates.turn_forms import options_key
 from tests.middleware_hub.sessions.in_process import Room
+from tests.support.usual import usual
 
 LONG = 300_000
 TURNS = 8
@@ -25,7 +26,7 @@ OPTIONS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("kind", usual(OPTIONS, "variable"))
 def test_long_options_are_not_kept(kind: str) -> None:
     async def scenario() -> int:
         room = Room()
