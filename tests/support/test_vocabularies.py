@@ -112,7 +112,6 @@ def test_tekken_encodes_like_mistral_common() -> None:
         assert tokenizer.token_to_id(token) == reference.get_special_token(token)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("cut", "whole"), [("qwen", "qwen-whole"), ("tekken", "tekken-whole")])
 def test_a_cut_vocabulary_has_the_first_entries_and_all_added_tokens(cut: Name, whole: Name) -> None:
     """It encodes in its own way, loses no text, and knows the same special tokens."""
