@@ -61,7 +61,7 @@ def test_the_templates_of_many_models_copy() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if not name.endswith("_training.jinja")])
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(25, share=5))
 @given(st.lists(st.tuples(st.sampled_from(TURNS), MESSAGES), min_size=1, max_size=4))
 def test_tails_are_what_the_template_renders(name: str, asked: list[tuple[Message, list[Message]]]) -> None:
     """Over templates of models: the same tail, or the same refusal, whatever was rendered before."""
