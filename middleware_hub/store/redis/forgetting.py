@@ -20,13 +20,16 @@ from middleware_hub.store.redis.reading import Conversation, Reading
 from middleware_hub.store.redis.scripts import FORGET, LEAVE
 from middleware_hub.store.redis.wire.connection import Command
 from middleware_hub.store.redis.wire.servers import Servers
-from middleware_hub.store.redis.writing.preparing import Entered, entries
+from middleware_hub.store.redis.writing.preparing import Entered, entries, pack_mark
+from middleware_hub.store.redis.writing.scattering import score
 from middleware_hub.store.retracing import Retracer
 
 _PLANNED: Final = 64
 """Conversations from which the next to be forgotten are chosen."""
 _AT_ONCE: Final = 8
 """Conversations that are read at once."""
+FORGETTING: Final = "-inf"
+"""The place of a conversation of a cluster in the order of forgetting while it is removed."""
 _PLACES: Final = 200
 """Places that one command removes: Redis does nothing else meanwhile."""
 
@@ -113,8 +116,13 @@ class Forgetting:
         names = [keys.root(one.root), keys.blobs(one.root)]
         if self._servers.together:
             names += (keys.order(one.root), keys.counters)
+        else:  # if this process ends before the last write, `verify` must not take the conversation for a lost one
+            await self._rank(one.root, FORGETTING)
         (size,) = await self._servers.write([FORGET.of(names, [one.size, one.generation, one.root])])
         if size < 0:
+            if not self._servers.together:
+                for mark in (await self._reading.marks([one.root])).values():
+                    await self._rank(one.root, score(pack_mark(mark)))
             return Forgotten(), 0
         if not self._servers.together:
             await self._servers.write(
@@ -127,6 +135,10 @@ class Forgetting:
         await self._leave(one.generation, entered(one.records()))
         kept = int(one.mark.retrieved)
         return Forgotten(kept, 1 - kept, one.size, 0, (one.mark.stamp,)), size
+
+    async def _rank(self, root: bytes, place: int | str) -> None:
+        """Change the place of a conversation in the order of forgetting, if it is there."""
+        await self._servers.write([("ZADD", self._keys.order(root), "XX", place, root)])
 
     async def _leave(self, generation: bytes, places: Sequence[Entered]) -> None:
         commands: list[Command] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -52,9 +53,9 @@ class Verifier:
         async for found in self._reading.own(b"l:*", others):
             for key in found:
                 yield await self._log(key)
-        if self._servers.together:  # in a cluster a list and what it names are written one after the other
-            async for found in self._reading.roots():
-                yield await self._missing(found, self._lost_roots)
+        async for found in self._reading.roots():
+            yield await self._missing(found, self._lost_roots)
+        if self._servers.together:  # in a cluster a log is listed before it has events, which may never come
             async for found in self._reading.logs():
                 yield await self._missing(found, self._lost_logs)
 
@@ -218,10 +219,10 @@ def _left(names: Sequence[_Name], replies: Sequence[Any]) -> list[_Name]:
     """Return the names that their list has, of which nothing else is there.
 
     Args:
-        replies: two for each name: what is there, and its place in the list.
+        replies: two for each name: what is there, and its place in the list, which is `FORGETTING` while it is removed.
     """
     there = zip(names, replies[::2], replies[1::2], strict=True)
-    return [name for name, held, place in there if held is None and place is not None]
+    return [name for name, held, place in there if held is None and place is not None and float(place) > -math.inf]
 
 
 def _root(key: bytes) -> bytes | None:

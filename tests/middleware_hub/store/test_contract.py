@@ -538,6 +538,20 @@ def test_one_refused_batch_takes_no_other_with_it(run: Run) -> None:
     run(work)
 
 
+def test_of_batches_that_begin_one_log_at_once_the_refused_leave_nothing_in_other_logs(run: Run) -> None:
+    """As when two groups get a session of one name."""
+
+    async def work(store: Store) -> None:
+        made = [Batch(events=[Event("one", "made", expected=0), Event(f"group {n}", "joined")]) for n in range(9)]
+        done = await asyncio.gather(*(store.append(batch) for batch in made), return_exceptions=True)
+        assert [type(answer) for answer in done].count(LogMovedError) == len(made) - 1
+        won = next(at for at, answer in enumerate(done) if isinstance(answer, list))
+        assert done[won] == [1, 1]
+        assert [info.log for info in await store.logs("")] == [f"group {won}", "one"]
+
+    run(work)
+
+
 def test_an_append_is_read_at_once(run: Run) -> None:
     world = World()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import hiredis
 import pytest
@@ -14,9 +15,13 @@ import pytest
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Blob, Event
+from middleware_hub.store.redis.reading import Conversation, Reading
+from middleware_hub.store.redis.wire.cluster import Cluster
+from middleware_hub.store.redis.wire.connection import Command
+from middleware_hub.store.redis.writing.scattering import Pair, Scatterer
 from tests.middleware_hub.store.world import Turn, World, append_all, findings, ids, query, with_store
 from tests.support.engine_server import free_port
-from tests.support.redis_server import RedisServer, empty_redis, redis_server, shared
+from tests.support.redis_server import RedisServer, empty_cluster, empty_redis, redis_server, shared, shared_cluster
 
 Change = Callable[[Turn, Turn], tuple[bytes | str, ...]]
 
@@ -101,6 +106,87 @@ def test_a_whole_conversation_or_log_that_is_gone_is_found(event: bool) -> None:
         assert await findings(store) == ["event" if event else "record"]
 
     with_store(empty_redis(), work)
+
+
+def test_a_cluster_tells_a_lost_conversation_from_one_that_is_half_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that forgets a conversation may be killed before any of its writes."""
+    world = World()
+    turns = [world.turn(None, f"user {number}", "reply") for number in range(3)]
+    write = Cluster.write
+
+    async def killed(self: Cluster, commands: Sequence[Command], *more: Any) -> list[Any]:
+        if commands[0][0] == "ZREM":
+            raise StoreUnreachableError("killed")
+        return await write(self, commands, *more)
+
+    async def work(store: Store) -> None:
+        await append_all(store, turns)
+        with monkeypatch.context() as patched:
+            patched.setattr(Cluster, "write", killed)
+            with pytest.raises(StoreUnreachableError):
+                await store.forget_roots([turns[0].reply.root])
+        assert await findings(store) == []
+        for node in shared_cluster():
+            node.say(f"DEL {key('r', turns[1])}")
+        assert await findings(store) == ["record"]
+        await store.forget(0)
+        assert await findings(store) == []
+
+    with_store(empty_cluster(), work)
+
+
+def test_a_conversation_of_a_cluster_that_grows_while_it_is_forgotten_keeps_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    first = world.turn(None, "user", "reply")
+    root = first.reply.root
+    second = world.turn(first, "more", "answer")
+    whole = Reading.whole
+
+    async def work(store: Store) -> None:
+        await store.append(first.batch)
+
+        async def late(self: Reading, roots: Sequence[bytes]) -> list[Conversation]:
+            found = await whole(self, roots)
+            await store.append(second.batch)
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Reading, "whole", late)
+            assert not (await store.forget_roots([root])).records
+        assert ids(await store.find(query(second.text))) >= {second.reply.id}
+        places = [node.say(f"ZRANGE tito:o:{root[-1] % 16} 0 -1 WITHSCORES") for node in shared_cluster()]
+        assert any(place.startswith("*2") for place in places)
+        assert not any("-inf" in place for place in places)
+
+    with_store(empty_cluster(), work)
+
+
+def test_an_append_of_a_cluster_that_was_cut_off_between_its_events_is_completed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turn = World().turn(None, "user", "reply")
+    batch = Batch(
+        turn.records, {turn.reply.id: turn.path}, events=[Event("one", "turn", expected=0), Event("two", "news")]
+    )
+    write = Scatterer._write
+
+    async def cut_off(self: Scatterer, pairs: Sequence[Pair]) -> list[Any]:
+        if any(b"tito:l:two" in first for first, _ in pairs):
+            raise StoreUnreachableError("killed")
+        return await write(self, pairs)
+
+    async def work(store: Store) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(Scatterer, "_write", cut_off)
+            with pytest.raises(StoreUnreachableError):
+                await store.append(batch)
+        assert [info.last for info in await store.logs()] == [1]
+        assert await store.append(batch) == [1, 1]
+        assert [info.last for info in await store.logs()] == [1, 1]
+
+    with_store(empty_cluster(), work)
 
 
 # Encrypted -------------------------------------------------------------------------------------------------------------

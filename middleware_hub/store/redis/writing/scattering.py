@@ -59,14 +59,15 @@ class Scatterer:
             # A batch that was appended before may find its own events.
             if refused is not None and not (batch.parts and await self._there(batch)):
                 state.refused[at] = refused
-        news: list[Command] = [("ZADD", self._keys.index(log), 0, encoded(log)) for log in logs if not ends[log][0]]
-        await self._servers.write(news)
+        taken = (batch for batch, refused in zip(batches, state.refused, strict=True) if refused is None)
+        new = {event.log for batch in taken for event, _ in batch.events if not ends[event.log][0]}
+        await self._servers.write([("ZADD", self._keys.index(log), 0, encoded(log)) for log in new])
 
     async def _there(self, batch: Prepared) -> bool:
-        """Return whether the events of a batch are among the last ones of their logs."""
+        """Return whether any event of a batch is among the last ones of its log: then the batch was begun before."""
         commands: list[Command] = [("LRANGE", self._keys.log(event.log), -1_000, -1) for event, _ in batch.events]
         replies = await self._servers.read(commands)
-        return all(body in last for (_, body), last in zip(batch.events, replies, strict=True))
+        return any(body in last for (_, body), last in zip(batch.events, replies, strict=True))
 
     async def _bodies(self, batches: Sequence[Prepared], state: _State) -> dict[tuple[int, bytes], bytes]:
         """Write records, blobs and marks of roots; return the generation of each root."""
@@ -110,24 +111,30 @@ class Scatterer:
                 state.order[mark.root] = reply[1][0]
 
     async def _events(self, batches: Sequence[Prepared], state: _State) -> list[list[int]]:
-        pairs, owners = list[Pair](), []
-        for at, batch in enumerate(batches):
-            for number, (event, body) in enumerate(batch.events if state.refused[at] is None else ()):
-                expected = -1 if event.expected is None else event.expected
-                arguments: Arguments = [1, 0, 0, 1, encoded(event.log), event.closes, expected, body, 0]
-                pairs.append(_pair([self._keys.log(event.log)], arguments, doubt=bool(batch.parts)))
-                owners.append((at, number))
-        numbers: list[list[int]] = [[] for _ in batches]
-        for (at, number), reply in zip(owners, await self._write(pairs), strict=True):
-            answer = reply[0][0]
-            state.bytes += reply[2]
-            if answer[0] == b"ok":
-                numbers[at] += answer[1]
-                event = batches[at].events[number][0]
-                if event.closes >= _DELETED:
-                    state.dead[event.log] = None
-            else:
-                state.refused[at] = state.refused[at] or refusal(batches[at], [answer[0], number + 1, *answer[2:]])
+        """Append the events; return their numbers.
+
+        Those that a log may refuse come first: if it does, the other events of their batch are not written.
+        """
+        numbers = [[0] * len(batch.events) for batch in batches]
+        for refusable in (True, False):
+            pairs, owners = list[Pair](), []
+            for at, batch in enumerate(batches):
+                for number, (event, body) in enumerate(batch.events if state.refused[at] is None else ()):
+                    if (event.expected is not None) is refusable:
+                        expected = -1 if event.expected is None else event.expected
+                        arguments: Arguments = [1, 0, 0, 1, encoded(event.log), event.closes, expected, body, 0]
+                        pairs.append(_pair([self._keys.log(event.log)], arguments, doubt=bool(batch.parts)))
+                        owners.append((at, number))
+            for (at, number), reply in zip(owners, await self._write(pairs), strict=True):
+                answer = reply[0][0]
+                state.bytes += reply[2]
+                if answer[0] == b"ok":
+                    (numbers[at][number],) = answer[1]
+                    event = batches[at].events[number][0]
+                    if event.closes >= _DELETED:
+                        state.dead[event.log] = None
+                else:
+                    state.refused[at] = state.refused[at] or refusal(batches[at], [answer[0], number + 1, *answer[2:]])
         return numbers
 
     async def _count(self, state: _State) -> None:
