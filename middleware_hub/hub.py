@@ -96,6 +96,7 @@ class Hub:
             context.worker_checks.append(tokenizer_check(found.tokenizer, str(context.config.radix.tokenizer_path)))
         if context.peers is not None and found.channel is not None:
             context.peers.join(found.channel)
+            context.peers.presence.settings["--add-special-tokens"] = str(found.tokenizer.bos)
         return found
 
     async def live(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

@@ -27,6 +27,7 @@ from collections.abc import Awaitable, Mapping
 from functools import partial
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from xxhash import xxh3_64_hexdigest
 
 from middleware_hub import affinity, parsers
 from middleware_hub.chat import keys
@@ -125,6 +126,14 @@ class SessionsMiddleware:
         )
         replies = ReplyParsers(hub.tokenizer.vocabulary, call_parser=calls, reasoning_parser=reasoning)
         logger.info("sessions: tool calls are read as %s, reasoning as %s", calls, reasoning)
+        if context.peers is not None:
+            context.peers.presence.settings |= {
+                "--chat-template": xxh3_64_hexdigest(source.encode("utf-8", "surrogatepass")),
+                "--tool-call-parser": calls,
+                "--reasoning-parser": reasoning,
+                "--history": sessions.history,
+                "--session-match": sessions.match,
+            }
         backend = Backend(
             self.app, hub.judge, context.tracer, config.radix.force_logprobs, lambda: template.wants_short_ids
         )

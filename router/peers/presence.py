@@ -7,6 +7,7 @@ that appends one from then on waits for this router.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import secrets
@@ -20,6 +21,8 @@ import msgspec
 
 from router.peers.channel import Channel
 
+logger = logging.getLogger(__name__)
+
 LEASE_SECONDS: Final = 5.0
 """How long an announcement holds."""
 RENEW_SECONDS: Final = 1.5
@@ -32,6 +35,7 @@ class Announced(msgspec.Struct, frozen=True, omit_defaults=True):
         read: the number of the last entry of the log that it has read and applied.
         busy: the entries among them to which its own answer is still to come.
         said: the time of the announcement, in seconds since the epoch by the router's own clock.
+        settings: what has to be the same at all routers, by flag: a value, or the hash of a long one.
     """
 
     id: str
@@ -44,6 +48,7 @@ class Announced(msgspec.Struct, frozen=True, omit_defaults=True):
     started: float = 0.0
     version: str | None = None
     load: dict[str, int] = {}
+    settings: dict[str, str] = {}
 
 
 class Presence:
@@ -53,6 +58,7 @@ class Presence:
         token: of this process; two processes with the same `id` are two routers.
         load: returns counts, for people.
         version: returns the fleet's weight version as this router knows it.
+        settings: as in `Announced`; what has any adds it before the router is announced.
         until: the moment (`time.monotonic`) to which the announcement surely holds.
         others: as they were when they were last asked for, by token.
     """
@@ -64,6 +70,7 @@ class Presence:
         self.url = url
         self.load: Callable[[], dict[str, int]] = dict
         self.version: Callable[[], str | None] = lambda: None
+        self.settings: dict[str, str] = {}
         self.until = -math.inf
         self.others: dict[str, Announced] = {}
         self.busy: set[int] = set()
@@ -84,6 +91,7 @@ class Presence:
             self._started,
             self.version(),
             self.load(),
+            self.settings,
         )
 
     async def announce(self, channel: Channel, read: int) -> bool:
@@ -118,16 +126,27 @@ class Presence:
                 continue
             if one.token != self.token:
                 found[one.token] = one
+        for token in found.keys() - self.others.keys():
+            if names := self.differing(found[token]):
+                logger.warning(
+                    "router %s on this store has another %s: a conversation that both serve is not one sequence, so start all"
+                    " routers with the same",
+                    *(found[token].id, ", ".join(names)),
+                )
         self.others = found
         return found
+
+    def differing(self, other: Announced) -> list[str]:
+        """Return the flags of which another router has another value; one that it does not announce is not compared."""
+        return sorted(name for name, value in other.settings.items() if self.settings.get(name, value) != value)
 
     @property
     def _name(self) -> str:
         return f"{self.id}/{self.token}"
 
-    @staticmethod
-    def shown(one: Announced, *, store: str | None, this: bool) -> dict[str, Any]:
+    def shown(self, one: Announced, *, store: str | None, this: bool) -> dict[str, Any]:
         """Return a router as GET /routers shows it."""
+        differing = self.differing(one)
         return {
             "id": one.id,
             "this": this,
@@ -141,4 +160,5 @@ class Presence:
             "store": store,
             "read": one.read,
             "seen_seconds_ago": round(max(0.0, time.time() - one.said), 3),
+            **({"differs": differing} if differing else {}),
         }

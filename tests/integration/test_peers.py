@@ -579,3 +579,18 @@ def test_a_tenant_ends_only_its_own_at_other_routers(tmp_path: Path) -> None:
         ok(call(f"{one.url}/abort_request", {"rid": "same"}, headers=key("boss")))
         assert finish(blue.answer().json()) == "abort"
         assert b'"authorization"' not in json.dumps(store_bytes(tmp_path).decode("latin-1")).encode()
+
+
+@pytest.mark.slow
+def test_routers_that_make_other_prompts_of_one_conversation_say_so(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}\n{% endfor %}")
+    with Routers(tmp_path) as routers:
+        worker = routers.worker()
+        (one,) = routers.start(1, "--worker-urls", worker.url)
+        (two,) = routers.start(1, "--chat-template", str(template), "--add-special-tokens", "never")
+        until(lambda: "has another --chat-template" in one.log)
+        assert "router router-0 on this store has another" in two.log
+        (other,) = (router for router in ok(call(f"{one.url}/routers"))["routers"] if not router["this"])
+        assert "--chat-template" in other["differs"]
+        assert "--history" not in other["differs"]

@@ -61,6 +61,29 @@ def test_without_a_store_nothing_is_told() -> None:
     asyncio.run(main())
 
 
+def test_routers_with_other_settings_are_told_and_shown(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        store = DictionaryStore()
+        one, two, old = (FakeRouter(store, name) for name in ("one", "two", "old"))
+        one.peers.presence.settings |= {"--history": "keep", "--session-match": "strict", "--own": "x"}
+        two.peers.presence.settings |= {"--history": "template", "--session-match": "strict", "--chat-template": "1f"}
+        for router in (one, two, old):
+            await router.start()
+        await one.peers.presence.look(StoreChannel(store, "test"))
+        await one.peers.presence.look(StoreChannel(store, "test"))
+        shown = {router["id"]: router.get("differs") for router in await one.peers.list()}
+        assert shown == {"one": None, "two": ["--history"], "old": None}  # one of a former version announces none
+        for router in (one, two, old):
+            await router.peers.close()
+
+    asyncio.run(main())
+    warnings = [record.getMessage() for record in caplog.records if "has another" in record.getMessage()]
+    assert [message.partition(":")[0] for message in sorted(warnings)] == [
+        "router one on this store has another --history",
+        "router two on this store has another --history",
+    ]
+
+
 def test_all_have_read_it_when_the_call_is_answered() -> None:
     async def main() -> None:
         async with routers(3, urls=[A]) as (one, two, three):
