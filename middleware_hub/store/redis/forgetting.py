@@ -20,8 +20,7 @@ from middleware_hub.store.redis.reading import Conversation, Reading
 from middleware_hub.store.redis.scripts import FORGET, LEAVE
 from middleware_hub.store.redis.wire.connection import Command
 from middleware_hub.store.redis.wire.servers import Servers
-from middleware_hub.store.redis.writing.preparing import Entered, entries, pack_mark
-from middleware_hub.store.redis.writing.scattering import score
+from middleware_hub.store.redis.writing.preparing import Entered, entries, pack_mark, score
 from middleware_hub.store.retracing import Retracer
 
 _PLANNED: Final = 64

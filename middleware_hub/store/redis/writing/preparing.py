@@ -24,6 +24,7 @@ from middleware_hub.store.records import (
 )
 
 GENERATION_SIZE: Final = 4
+_RETRIEVED: Final = 1 << 52
 TRY_SIZE: Final = 8
 """Bytes in front of an event: its append, and its number in that. So an append that is tried again is not doubled."""
 _ATTEMPT: Final = TRY_SIZE - 2
@@ -156,6 +157,12 @@ def pack_mark(mark: Mark | None) -> bytes:
     return (
         mark.tick.to_bytes(8, "big") + (b"1" if mark.retrieved else b"0") + mark.stamp.encode("utf-8", "surrogatepass")
     )
+
+
+def score(mark: bytes) -> int:
+    """Return the place of a mark in the order of forgetting, as `append.lua` does."""
+    tick = int.from_bytes(mark[:8], "big") // 1_000
+    return tick - _RETRIEVED if mark[8:9] == b"1" else tick
 
 
 def unpack_mark(root: bytes, data: bytes) -> Mark:

@@ -18,9 +18,8 @@ from middleware_hub.store.redis.scripts import APPEND, LOG_END
 from middleware_hub.store.redis.wire.connection import Command
 from middleware_hub.store.redis.wire.servers import Servers
 from middleware_hub.store.redis.writing.appending import Arguments, pack_part, refusal
-from middleware_hub.store.redis.writing.preparing import MOST, Answers, Prepared, pack_mark
+from middleware_hub.store.redis.writing.preparing import MOST, Answers, Prepared, pack_mark, score
 
-_RETRIEVED: Final = 1 << 52
 _DELETED: Final = 2
 Pair = tuple[Command, Command]
 """A command, and the command to send in its place if it may have been executed already."""
@@ -177,9 +176,3 @@ def _pair(keys: list[bytes], arguments: Arguments, *, doubt: bool = False) -> Pa
     """Return the command that appends the keys of one slot. `doubt`: they may have been appended before."""
     first = APPEND.of(keys, ["0", "1" if doubt else "0", CROWD, *arguments])
     return first, APPEND.of(keys, ["0", "1", CROWD, *arguments])
-
-
-def score(mark: bytes) -> int:
-    """Return the place of a mark in the order of forgetting, as `append.lua` does."""
-    tick = int.from_bytes(mark[:8], "big") // 1_000
-    return tick - _RETRIEVED if mark[8:9] == b"1" else tick
