@@ -40,6 +40,8 @@ def open_store(address: str, *, durability: Durability = "process", prefix: str 
     scheme, _, rest = address.partition(":")
     if scheme not in _STORES or (scheme != "memory" and not rest.removeprefix("//")):
         raise BadRequestError(f"--store {shown(address)}: write one of sqlite:PATH, {', '.join(FORMS)}")
+    if rest == ":memory:":
+        raise BadRequestError(f"--store {address}: it would end with this process; for that, leave --store out")
     if durability not in get_args(Durability):
         raise BadRequestError(f"--durability {durability}: one of {', '.join(get_args(Durability))}")
     module, _, name = _STORES[scheme].partition(":")

@@ -43,10 +43,9 @@ _NOT_TO_CLIENT = _HOP_BY_HOP | {
     b"x-router-worker",
     b"x-router-reason",
 }
-_OURS = (b"x-radix-", b"x-group-", b"x-rollout-")
-_RADIX = b"x-radix-"
-_ASKED = ("namespace", "parent")
-"""The `x-radix-` headers of a request."""
+_ASKED = {"x-radix-": ("namespace", "parent"), "x-group-": ("id", "size"), "x-rollout-": ("id", "end")}
+"""Our own headers of a request, by their beginning."""
+_OURS = tuple(map(str.encode, _ASKED))
 _NOT_TO_WORKER_BUT_TO_US = _NOT_TO_WORKER | {b"authorization", b"x-api-key"}
 
 
@@ -58,9 +57,11 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-def _check(given: str) -> None:
-    if given not in _ASKED and (meant := get_close_matches(given, _ASKED, 1)):
-        raise BadRequestError(f"there is no request header x-radix-{given}: did you mean x-radix-{meant[0]}?")
+def _check(name: str) -> None:
+    for start, ends in _ASKED.items():
+        end = name.removeprefix(start)
+        if end not in (name, *ends) and (meant := get_close_matches(end, ends, 1)):
+            raise BadRequestError(f"there is no request header {name}: did you mean {start}{meant[0]}?")
 
 
 def text_of(value: bytes) -> str:
@@ -74,12 +75,12 @@ def text_of(value: bytes) -> str:
 def first_values(scope: Scope) -> dict[bytes, bytes]:
     """Return the request headers by name, each with its first value.
 
-    Raises BadRequestError for a misspelt `x-radix-` header: an evaluation whose namespace has no effect would continue the
+    Raises BadRequestError for a misspelt header of ours: an evaluation whose namespace has no effect would continue the
     replies of the training, for example. Other names pass, such as those of replies, which a client may send back.
     """
     for name, _ in scope["headers"]:
-        if name.startswith(_RADIX):
-            _check(name.removeprefix(_RADIX).decode("latin-1"))
+        if name.startswith(_OURS):
+            _check(name.decode("latin-1"))
     return dict(reversed(scope["headers"]))
 
 

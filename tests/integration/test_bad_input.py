@@ -277,6 +277,14 @@ def test_a_misspelt_header_of_the_memory_is_named(served: Stack, path: str) -> N
     assert "x-radix-" not in answer.content.decode(), "a client may send the headers of a reply back"
 
 
+@pytest.mark.parametrize(("given", "meant"), [("x-group-ids", "x-group-id"), ("x-rollout-ends", "x-rollout-end")])
+def test_a_misspelt_header_of_a_group_is_named(served: Stack, given: str, meant: str) -> None:
+    """Without effect, it would leave the sample out of its group, or the rollout without an end."""
+    answer = served.post("/generate", {"text": "Hi"}, headers={given: "true", "x-group-id": "g"})
+    assert answer.status == 400, answer.content
+    assert f"{given}: did you mean {meant}?" in problem(answer)
+
+
 def test_a_chunked_body_over_the_limit_is_refused(served: Stack) -> None:
     """It has no content-length to go by."""
     parts = urlsplit(served.url)

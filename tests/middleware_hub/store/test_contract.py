@@ -791,6 +791,11 @@ def test_an_unknown_address_says_what_to_write(address: str) -> None:
         open_store(address)
 
 
+def test_sqlites_own_name_for_a_store_in_memory_makes_no_folder() -> None:
+    with pytest.raises(BadRequestError, match="leave --store out"):
+        open_store("sqlite::memory:")
+
+
 def test_an_unknown_durability_says_what_there_is() -> None:
     with pytest.raises(BadRequestError, match="process, disk, off"):
         open_store("sqlite:x", durability="none")  # type: ignore[arg-type]
