@@ -176,10 +176,11 @@ class RadixTreeMiddleware:
                 sending = send if self.memory is None else responder.acknowledged(send)
                 await self.app(inner, Replay(out, receive), EditedReply(responder, sending).send)
             finally:
-                # However it ended: what was streamed to a client is remembered.
+                # However it ended: what was streamed to a client is saved before it sees the end, and goes on elsewhere.
                 responder.close()
                 if state.recorded is not None:
                     state.recorded.extend(responder.verdicts)
+                await responder.saved()
         finally:
             for prompt in prompts:
                 self.tree.unpin(prompt.match)

@@ -281,7 +281,7 @@ class Responder:
                 generation.verdict = Verdict("no", WORKER_ERROR, f"status {start['status']}")
         verdicts = self.close()
         head = self._with_headers(start, verdicts[0].header if len(verdicts) == 1 else summary(verdicts))
-        if self._memory is not None and not await self._saved():
+        if self._memory is not None and not await self.saved():
             head["headers"].append(NOT_SAVED)
         return head, body
 
@@ -301,14 +301,14 @@ class Responder:
 
         async def sending(message: Message) -> None:
             nonlocal told
-            if self._streaming and not await self._saved() and not told:  # `whole` waits by itself
+            if self._streaming and not await self.saved() and not told:  # `whole` waits by itself
                 told = True
                 message = {**message, "body": NOT_SAVED_COMMENT + message.get("body", b"")}
             await send(message)
 
         return sending
 
-    async def _saved(self) -> bool:
+    async def saved(self) -> bool:
         """Wait until it is known whether the records are saved; return whether all of them are."""
         saved = True
         for generation in self._generations:
