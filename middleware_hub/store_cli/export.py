@@ -39,14 +39,16 @@ async def export(store: Store, args: argparse.Namespace) -> int:
                 ends.add(record, record in selection)
                 advance(1)
         roots = ends.roots
-        rows = 0
+        rows, marks = 0, dict[bytes, Mark]()
         written = _trees(store, roots, sink, args) if kind == TREE else _tables(store, roots, sink, kind)
         with bar("writing", len(roots)) as advance:
             async for some in written:
                 rows += len(some)
                 advance(len(some))
-                if not args.keep_marks:
-                    store.note(_exported(some))
+                marks |= _exported(some)
+    # Only now is the file complete. The store forgets first what was exported, so an export that failed must not count.
+    if not args.keep_marks:
+        store.note(list(marks.values()))
     left_out = len(roots) - rows
     what = "branches" if kind == TREE else "rows"
     sys.stderr.write(f"{rows} {what}{f', {left_out} could not be read or were forgotten' if left_out else ''}\n")
@@ -84,6 +86,7 @@ async def deleted_sessions(store: Store) -> frozenset[str]:
     return frozenset(found)
 
 
-def _exported(rows: list[Row]) -> list[Mark]:
-    """Return the marks that note the retrieval. The time and version of the last hits stay unchanged."""
-    return [Mark(row.mark.root, row.mark.tick, row.mark.stamp, retrieved=True) for row in rows if row.mark is not None]
+def _exported(rows: list[Row]) -> dict[bytes, Mark]:
+    """Return the marks that note the retrieval, by root. The time and version of the last hits stay unchanged."""
+    marks = [row.mark for row in rows if row.mark is not None]
+    return {mark.root: Mark(mark.root, mark.tick, mark.stamp, retrieved=True) for mark in marks}

@@ -260,6 +260,16 @@ def test_what_was_exported_counts_as_retrieved_and_stays_as_old_as_it_was(tmp_pa
     assert marks_of(tmp_path, world) == [before[0], (True, *before[1][1:])]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "tree"])
+def test_an_export_that_failed_does_not_count_as_one(tmp_path: Path, kind: str) -> None:
+    world = World()
+    world.turn(None, "a", "one", stamp="1")
+    store = stored(tmp_path, world)
+    before = marks_of(tmp_path, world)
+    assert status("export", "--store", store, "--out", "/dev/full", "--format", kind) == 1
+    assert marks_of(tmp_path, world) == before
+
+
 def test_damage_costs_its_own_rows_and_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     world = World()
     first = world.turn(None, "user", "reply")
