@@ -22,6 +22,11 @@ FALL_AFTER = 3
 """After this many replies in a row below the current version, their version becomes the current one."""
 
 
+def is_number(version: str) -> bool:
+    """Return whether a version is compared as an integer, and not as a name."""
+    return version.isascii() and version.isdigit() and len(version) <= MOST_DIGITS
+
+
 class Stamp(NamedTuple):
     """A version on the clock at the time of a hit."""
 
@@ -141,8 +146,7 @@ class VersionClock:
         known = self._orders.get(version)
         if known is not None:
             return known
-        number = version.isascii() and version.isdigit() and len(version) <= MOST_DIGITS
-        return int(version) if number else self._newest + 1
+        return int(version) if is_number(version) else self._newest + 1
 
     def observe(self, version: str, *, late: bool = False) -> None:
         """Note that a reply came with this version.

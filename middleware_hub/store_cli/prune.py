@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from middleware_hub.persistence.weight_versions import VersionLog
-from middleware_hub.spans.versions import DEFAULT, VersionClock, WorkerVersions
+from middleware_hub.spans.versions import DEFAULT, VersionClock, WorkerVersions, is_number
 from middleware_hub.store.protocol import Forgotten, Store
 from middleware_hub.store.records import Mark, SpanRecord
 from middleware_hub.store_cli.progress import bar
@@ -68,7 +68,7 @@ async def _clock(store: Store, version: str | None) -> VersionClock:
     """
     clock = VersionClock()
     await VersionLog(store, clock, WorkerVersions()).read()
-    if version is not None and version not in clock.known and not version.isdigit():
+    if version is not None and version not in clock.known and not is_number(version):
         raise BadRequestError(
             f"--before-version {version}: no router that used this store has seen it; known are "
             f"{', '.join(clock.known[-10:]) or 'none'}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from middleware_hub.spans.versions import is_number
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.redis.wire.address import shown
 from middleware_hub.store_cli.progress import bar
@@ -69,7 +70,7 @@ async def _read_all(store: Store, records: int) -> dict[str, Any]:
 
 def _in_order(version: str) -> tuple[bool, int, str]:
     """Return the place of a weight version: numbers by their value, then names."""
-    return (False, int(version), "") if version.isdecimal() else (True, 0, version)
+    return (False, int(version), "") if is_number(version) else (True, 0, version)
 
 
 def size(count: int) -> str:
