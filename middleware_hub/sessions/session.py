@@ -303,9 +303,11 @@ class Session:
         self.require(Act.EXPORT)
         first = self.phase is not SessionPhase.FINALIZED and not self._finalizing
         self._finalizing = True
-        await self.happen(events.Finalized(time=time.time()))
-        if first:
-            await self.end_exchanges()
+        try:
+            await self.happen(events.Finalized(time=time.time()))
+        finally:
+            self._finalizing = False  # if the store has refused the end, the next call is the first
+        await self.end_exchanges()
         return first
 
     async def abort(self) -> None:

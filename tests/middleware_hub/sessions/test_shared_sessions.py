@@ -16,6 +16,7 @@ from middleware_hub.sessions.log import archive
 from middleware_hub.spans.chain import SpanFlag
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.guarded import GuardedStore
+from middleware_hub.store.protocol import Batch
 from router.config import StoreConfig
 from tests.middleware_hub.sessions.in_process import PATH, Client, Room, until
 from tests.support.redis_server import empty_redis
@@ -326,6 +327,39 @@ def test_an_end_that_could_not_be_written_comes_behind_the_turns_of_others(tmp_p
                 assert (await room.ask(BODY).answer())[0] == 409
             # What the first one knows of the order is the log's.
             assert await exported(one) == await exported(third)
+
+    asyncio.run(work())
+
+
+def test_a_finalize_after_one_that_failed_ends_the_generations_in_flight(tmp_path: Path) -> None:
+    """The first one finds that another router has gone on, and then the store does not answer."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, two = await both.another(), await both.another()
+            await one.open()
+            one.engine.says("one two three", hold=1)
+            client = one.ask({**BODY, "stream": True})
+            await one.engine.arrived()
+            store, broken = one.hub.store, list[Broken]()
+            assert store is not None
+            append = store.append
+
+            async def behind_another(batch: Batch) -> list[int]:
+                store.append = append  # type: ignore[method-assign]
+                status, _ = await two.call("POST", "/sessions/s/reward_info", {"reward_info": {"r": 1}})
+                assert status == 200
+                broken.append(Broken(one, "read"))
+                return await append(batch)
+
+            store.append = behind_another  # type: ignore[method-assign]
+            assert (await one.call("POST", "/sessions/s/finalize"))[0] == 503
+            broken[0].mend()
+            assert (await one.call("POST", "/sessions/s/finalize"))[0] == 200
+            assert one.session.trie.in_flight == 0
+            _, events = await client.answer()
+            assert "the session ended" in events[-1]["error"]["message"]
+            assert one.metric("tito_sessions_total", event="finalized") == 1
 
     asyncio.run(work())
 
