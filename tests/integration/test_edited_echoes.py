@@ -264,6 +264,26 @@ def test_another_call_is_never_taken_for_the_sampled_one(opens: Opens) -> None:
     assert '"here"' not in model.spell(second.sent)
 
 
+@pytest.mark.parametrize(
+    ("content", "where", "edited"),
+    [("Paris?", "Paris?", "Paris!"), ("here ", "there ", "here"), ("look", "x", "look at it"), ("a", "b", "c")],
+)
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])
+def test_words_that_were_changed_are_never_changed_in_a_call(
+    opens: Opens, name: str, content: str, where: str, edited: str
+) -> None:
+    """The call may have the same words in its arguments, or in the name of its tool."""
+    agent = opens(name, tools=TOOLS)
+    thought = "<think>\nAgain.\n</think>\n\n" if name == "qwen3" else ""
+    first = agent.must(user("a"), says=f"{thought}{content}\n{call_text(where)}")
+    (call,) = first.message["tool_calls"]
+    second = agent.must(user("a"), {**first.message, "content": edited}, tool(call, "found"), says="two")
+    sent = ChatModel(name).spell(second.sent)
+    assert "edited_turn" in reasons(second)
+    assert sent.count(call_text(where)) == sent.count('{"name": "look", "arg') == 1
+    assert f"{edited}\n{call_text(where)}" in sent
+
+
 def test_words_that_were_added_go_on_where_the_model_had_stopped(opens: Opens) -> None:
     """Its end of turn is not written between them."""
     agent = opens("qwen2_5")

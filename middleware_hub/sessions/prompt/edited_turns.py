@@ -76,6 +76,10 @@ def echoes(checkpoint: Checkpoint, echo: Message, vocabulary: Vocabulary) -> lis
         alike = own.strip() == content.strip() or common_length(own.strip(), content.strip(), 0)
         if not alike and not content.strip():  # the client stopped a stream after its reasoning
             alike = (echo.get("reasoning_content") or "").strip() == checkpoint.reasoning.strip() != ""
+        if said.get("tool_calls"):
+            if content == own or not (content.strip() or own):
+                return [Echo(sampled)]
+            at = _before_calls(sampled, checkpoint.reasoning.strip(), own, calls_of(said))
         return [Echo(sampled[:at] + content + sampled[at + len(own) :])] if alike and at >= 0 else []
     if _TAG.sub("", content.replace(checkpoint.reasoning.strip(), "", 1)).strip() == own.strip():
         return [Echo(sampled)]  # the reasoning has moved, and nothing else has changed
@@ -85,6 +89,14 @@ def echoes(checkpoint: Checkpoint, echo: Message, vocabulary: Vocabulary) -> lis
     opened = vocabulary.lossy(unpack_ids(chain_ids(span.parent, span.take)[-_SCAFFOLD * ID_BYTES :]))
     known = next((n for n in range(min(len(opened), len(content)), 0, -1) if opened.endswith(content[:n])), 0)
     return [Echo(content[known:])]
+
+
+def _before_calls(sampled: str, reasoning: str, content: str, calls: Sequence[Any]) -> int:
+    """Return where the content of a turn with calls is; -1 if that is uncertain: a call may have the same words."""
+    thought = sampled.find(reasoning)
+    at = sampled.find(content, thought + len(reasoning) if thought >= 0 else 0)
+    rest = sampled[at + len(content) :]
+    return at if content not in rest and all(str(name) in rest for name, _ in calls) else -1
 
 
 def keep(checkpoint: Checkpoint, echo: Echo, vocabulary: Vocabulary) -> KeptEcho:
