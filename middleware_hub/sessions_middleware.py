@@ -119,7 +119,13 @@ class SessionsMiddleware:
             logger.info("the tokenizer has no chat template: sessions answer no turns without --chat-template FILE")
             return None
         template = ChatTemplate(source, hub.tokenizer.special_tokens_map)
-        composer = Composer(hub.tokenizer, template, history=sessions.history, verify_rate=sessions.verify_rate)
+        composer = Composer(
+            hub.tokenizer,
+            template,
+            history=sessions.history,
+            verify_rate=sessions.verify_rate,
+            shares=sessions.match in keys.NAMED,
+        )
         calls = parsers.detect_calls(source) if sessions.tool_call_parser == "auto" else sessions.tool_call_parser
         reasoning = (
             parsers.detect_reasoning(source) if sessions.reasoning_parser == "auto" else sessions.reasoning_parser

@@ -92,8 +92,8 @@ def load(name: str) -> KeyFunction:
 
     If the user's function fails, or returns what cannot be hashed, the returned function raises MessageKeyError.
     """
-    if name in _NAMED:
-        return _NAMED[name]
+    if name in NAMED:
+        return NAMED[name]
     module, _, attribute = name.partition(":")
     if not module or not attribute or module.startswith("."):
         raise BadRequestError(f"--session-match must be canonical, strict or pkg.mod:function, not {name!r}")
@@ -121,7 +121,7 @@ def load(name: str) -> KeyFunction:
     return checked
 
 
-_NAMED: dict[str, KeyFunction] = {"canonical": canonical, "strict": strict}
+NAMED: dict[str, KeyFunction] = {"canonical": canonical, "strict": strict}
 
 
 def _content(content: Any) -> Any:

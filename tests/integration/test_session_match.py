@@ -24,6 +24,10 @@ def picky(message: dict[str, Any]) -> Hashable:
     return message["role"], message["content"]
 
 
+def shouting(message: dict[str, Any]) -> Hashable:
+    return message["role"], message["content"].lower()
+
+
 def router(folder: Path) -> AbstractContextManager[Stack]:
     store = StoreConfig(url=f"sqlite:{folder / 'store.sqlite3'}")
     return stack("qwen", styles=("incremental",), sessions={"match": PLACE}, store=store)
@@ -86,3 +90,15 @@ def test_an_open_chat_goes_on_after_a_reply_for_which_it_failed(whole: Stack) ->
     assert whole.post("/v1/chat/completions", body).json()["error"]["type"] == "session_match_failed"
     worker.script(text="one")
     assert whole.post("/v1/chat/completions", body).status == 200
+
+
+def test_a_prompt_has_the_words_of_its_own_request_whatever_counts_as_the_same() -> None:
+    """What is new in a request is encoded from that request. An earlier one with the same keys may have had other words."""
+    with stack("qwen", styles=("incremental",), sessions={"match": f"{__name__}:shouting"}) as made:
+        agent = AgentSession.make(made)
+        said: list[dict[str, Any]] = []
+        for words in ("hello", "why"):
+            for asked in (words, words.upper()):
+                turn = agent.must(*said, user(asked), says="one")
+                assert made.spelling.spell(turn.sent, skip_special=False).text.count(asked) == 1
+            said += [user(words.upper()), turn.message]

@@ -50,16 +50,24 @@ class Composer:
     Args:
         history: with `keep` the chain is what the model saw; with `template`, what the template makes of it.
         verify_rate: the share of continued prompts that is compared with a rendering of the whole, 0 to 1.
+        shares: whether a prompt may be that of an equal request. A user's own keys may be equal for different messages.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate, *, history: History = "keep", verify_rate: float = 0.0
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        history: History = "keep",
+        verify_rate: float = 0.0,
+        shares: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._tails = Tails(template)
         self._history = history
         self._verify_rate = verify_rate
+        self._shares = shares
         self._ids = PromptIdsCache()
         self._dice = random.Random(0)
 
@@ -119,7 +127,8 @@ class Composer:
         ):
             why = "rewritten"
         else:
-            span = shared_contexts.find(turn, request, checkpoint.span) if turn.node.contexts else None
+            found = turn.node.contexts if self._shares else None
+            span = shared_contexts.find(turn, request, checkpoint.span) if found else None
             if span is not None:
                 return self._composed(checkpoint, span, span.count, await self._scaffold_at(span, request))
             try:
@@ -238,7 +247,7 @@ class Composer:
     async def _started(
         self, turn: PreparedTurn, request: ChatRequest, reasons: tuple[str, ...], start: EncodeStart | None
     ) -> ComposedPrompt:
-        span = shared_contexts.find(turn, request, None) if start is None else None
+        span = shared_contexts.find(turn, request, None) if start is None and self._shares else None
         if span is not None:
             return self._composed(None, span, span.count, await self._scaffold_at(span, request), reasons)
         try:
