@@ -60,11 +60,12 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
 def choose(node: MessageNode, echo: Message) -> tuple[Checkpoint, bool]:
     """Return the sample of a node to continue, and whether the request may mean another.
 
-    The sample is the newest, or the newest with the reasoning of the echo.
+    The sample is the newest, or the newest with the reasoning of the echo. Clients may have stripped that.
     """
     equal = samples = node.samples or []
     if len(samples) > 1 and (reasoning := echo.get("reasoning_content")):
-        equal = [sample for sample in samples if sample.reasoning == reasoning] or samples
+        alike = [sample for sample in samples if sample.reasoning.strip() == reasoning.strip()]
+        equal = [sample for sample in alike if sample.reasoning == reasoning] or alike or samples
     return equal[-1], len(equal) > 1
 
 

@@ -171,6 +171,16 @@ class TestWhichSample:
         turn, _ = talk.open(user("a"), assistant("b", reasoning_content="hm"), user("c"))
         assert (turn.checkpoint, turn.ambiguous) == (thought, False)
 
+    def test_reasoning_that_the_client_has_stripped_picks_too(self) -> None:
+        talk = Talk()
+        thought = talk.say(user("a"), reply="b", reasoning=" hm\n")
+        talk.say(user("a"), reply="b", reasoning="well")
+        turn, _ = talk.open(user("a"), assistant("b", reasoning_content="hm"), user("c"))
+        assert (turn.checkpoint, turn.ambiguous) == (thought, False)
+        talk.say(user("a"), reply="b", reasoning="hm ")
+        turn, _ = talk.open(user("a"), assistant("b", reasoning_content=" hm\n"), user("c"))
+        assert (turn.checkpoint, turn.ambiguous) == (thought, False)
+
     def test_a_named_parent_picks(self) -> None:
         talk = Talk()
         first = talk.say(user("a"), reply="b")
