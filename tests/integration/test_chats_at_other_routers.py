@@ -203,17 +203,18 @@ def router(worker: EmbeddedWorker, tmp_path: Path) -> Iterator[Router]:
     running.stop()
 
 
+@pytest.mark.parametrize("thought", [" 0 ", "0"], ids=["as it was", "stripped"])
 def test_of_many_equal_replies_the_client_means_the_one_with_its_thought(
-    worker: EmbeddedWorker, router: Router
+    worker: EmbeddedWorker, router: Router, thought: str
 ) -> None:
     opening = [user("Hello")]
     chains = []
     for number in range(MOST_NAMED + 2):
-        worker.script(spelled(worker, f"<think>\n{number}\n</think>\n\nHi."))
+        worker.script(spelled(worker, f"<think>\n {number} \n</think>\n\nHi."))
         turn(router, opening)
         chains.append([*worker.log[-1].input_ids, *worker.log[-1].output_ids])
     router.restart()
-    turn(router, [*opening, {**said("Hi."), "reasoning_content": "0"}, user("And?")])
+    turn(router, [*opening, {**said("Hi."), "reasoning_content": thought}, user("And?")])
     assert list(worker.log[-1].input_ids)[: len(chains[0])] == chains[0]
 
 

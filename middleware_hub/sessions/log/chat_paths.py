@@ -69,10 +69,9 @@ def longer(path: bytes, key: MessageKey) -> bytes:
 
 
 def names_on(path: bytes, reasoning: str) -> tuple[str, ...]:
-    """Return the names of turns whose messages have this path, and whose reply this reasoning."""
-    if not reasoning:
-        return (path.hex(),)
-    return path.hex(), longer(path, reasoning.encode("utf-8", "surrogatepass")).hex()
+    """Return the names of turns whose messages have this path, and whose reply this reasoning, or this one stripped."""
+    texts = [text.encode("utf-8", "surrogatepass") for text in dict.fromkeys((reasoning, reasoning.strip())) if text]
+    return path.hex(), *(longer(path, text).hex() for text in texts)
 
 
 def name_before(path: bytes) -> str:
