@@ -256,3 +256,27 @@ class TestTexts:
         served.generate({"text": text, "sampling_params": {"max_new_tokens": 3}})
         turn = ask(served, *opening, says="x", headers={"x-radix-namespace": "other"})
         assert turn.answer.headers["x-radix-reused-tokens"] == "0"
+
+    @pytest.mark.parametrize("key", ["text", "input_ids"])
+    def test_a_turn_that_was_sampled_for_a_text_in_between_keeps_its_ids(self, served: Stack, key: str) -> None:
+        """No chat knows that reply, but the text tree does: the longest recorded text is continued, not the last chat."""
+        model, (worker,) = ChatModel("qwen3"), served.workers
+        opening = [system(f"s9{key}"), user("Hello")]
+        first = ask(served, *opening, says="<think>\n\n</think>\n\nOne.")
+        messages = [*opening, first.message, user("b")]
+        behind = "\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
+        prompt = [*first.chain, *model.encode(behind)]
+        worker.script(ids=[one for letter in "Two." for one in model.encode(letter)])
+        said = served.generate({key: model.spell(prompt) if key == "text" else prompt})
+        assert list(said.record.input_ids) == prompt
+        chain = [*prompt, *said.record.output_ids]
+        reply = {"role": "assistant", "content": "Two."}
+        third = ask(served, *messages, reply, user("c"), says="Three.")
+        assert list(third.record.input_ids)[: len(chain)] == chain
+        assert third.answer.headers["x-radix-reused-tokens"] == str(len(chain))
+        fourth = ask(served, *messages, reply, user("c"), third.message, user("d"), says="Four.")
+        assert list(fourth.record.input_ids)[: len(third.chain)] == third.chain
+        found = served.post("/retrieve_from_text", {"text": model.spell(fourth.chain)}).json()
+        assert found["exact"], found
+        records = [first.record, said.record, third.record, fourth.record]
+        assert sum(found["loss_mask"]) == sum(len(one.output_ids) for one in records)

@@ -28,6 +28,20 @@ FALLBACKS = frozenset({"divergence", "sentinel_collision", "scaffold", "unfaithf
 """Why earlier turns did not keep their ids, or not all of them."""
 
 
+class KnownText(msgspec.Struct, frozen=True, gc=False):
+    """A text whose ids are remembered, although its last turn is none of this session.
+
+    Attributes:
+        ids: of the whole text, packed.
+        reply: the name of the last reply that it contains.
+        reused: how many of the ids were remembered.
+    """
+
+    ids: bytes
+    reply: str
+    reused: int
+
+
 class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     """The prompt that a worker is sent for a turn.
 
@@ -43,6 +57,7 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
         scaffold: the generation prompt at its end; empty if unknown.
         fallbacks: why earlier turns did not keep their ids, or not all of them: one of `FALLBACKS` for each attempt.
         edited: how the client edited the checkpoint's message (see `edited_turns`); empty if it did not.
+        reply: the reply that it continues, if that was sampled for a text after the checkpoint (see `KnownText`).
     """
 
     checkpoint: Checkpoint | None
@@ -58,11 +73,14 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     scaffold: str = ""
     fallbacks: tuple[str, ...] = ()
     edited: str = ""
+    reply: str = ""
 
     @property
     def parent(self) -> str | None:
         """The last generation whose tokens are all in the prompt, up to where its client saw them."""
         checkpoint = self.checkpoint
+        if self.reply:
+            return self.reply
         if checkpoint is not None and self.edited and self.apart:
             checkpoint = checkpoint.parent
         return None if checkpoint is None else checkpoint.id

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt import shared_contexts
-from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, LEFT_OUT, ComposedPrompt
+from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, LEFT_OUT, ComposedPrompt, KnownText
 from middleware_hub.sessions.prompt.edited_turns import Echo, KeptEcho, echoes, keep, manner, prompt_of, usable
 from middleware_hub.sessions.prompt.join import OPENING, Codec, Join, join, join_in_place
 from middleware_hub.sessions.prompt.prompt_ids import PromptIdsCache
@@ -25,7 +25,7 @@ from middleware_hub.sessions.prompt.tails import Tails
 from middleware_hub.sessions.prompt.whole_rendering import Resident, WholeRendering, codec_of
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.prepared_turn import EditedMessage, PreparedTurn
-from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, pack_ids, unpack_ids
+from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, chain_ids, pack_ids, unpack_ids
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -34,8 +34,16 @@ from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
 
-EncodeStart = Callable[[str], Awaitable[tuple[Sequence[int], int]]]
-"""Encodes a whole prompt; returns its ids and how many of them were remembered."""
+
+class EncodeStart(Protocol):
+    """Encodes whole prompts as they are remembered."""
+
+    async def __call__(self, text: str) -> tuple[Sequence[int], int]:
+        """Return the ids of a prompt and how many of them were remembered."""
+
+    async def behind(self, generation_id: str, text: str) -> KnownText | None:
+        """Return the ids of a generation's text and `text` after it, if that has a later reply that is remembered."""
+
 
 T = TypeVar("T")
 _SCAFFOLD_TOKENS = 64
@@ -158,8 +166,31 @@ class Composer:
         joined = join(checkpoint, tail.text, self._codec)
         if joined.take == 0 and checkpoint.span.parent is None:
             return await self._started(turn, request, ("template_error",), start)
-        prompt = await self._behind(checkpoint, joined, turn, request, verify=None if new is None else True)
+        known = None if start is None else await self._known(checkpoint, joined, tail.text, turn, request, start)
+        verify = None if new is None else True
+        prompt = await self._behind(checkpoint, joined, turn, request, verify=verify, known=known)
         return _with_reason(prompt, "rendered_whole") if tail.healed else prompt
+
+    async def _known(
+        self,
+        checkpoint: Checkpoint,
+        joined: Join,
+        tail: str,
+        turn: PreparedTurn,
+        request: ChatRequest,
+        start: EncodeStart,
+    ) -> KnownText | None:
+        """Return what is remembered of the text after a checkpoint, if a later turn was sampled for that text."""
+        if all(message["role"] != "assistant" for message in request.messages[turn.covered :]):
+            return None
+        known, chain = await start.behind(checkpoint.id, tail), chain_ids(checkpoint.span, joined.take)
+        if known is None or not known.ids.startswith(chain):
+            return None
+        spell = self._tokenizer.vocabulary.spell
+        spelled = spell(unpack_ids(known.ids[len(chain) :]))
+        if spelled != joined.text and spelled != spell(await self._tokenizer.encode(joined.text, start=False)):
+            return None  # it has an end of turn that the template does not write
+        return known
 
     async def _behind(
         self,
@@ -169,20 +200,23 @@ class Composer:
         request: ChatRequest,
         *,
         verify: bool | None = None,
+        known: KnownText | None = None,
     ) -> ComposedPrompt:
-        """Return a checkpoint's chain with a text after it.
+        """Return a checkpoint's chain with a text after it, whose ids may be `known`.
 
         `verify` says whether to compare it with a rendering of the whole; None stands for the given rate.
         """
         span, take = checkpoint.span, joined.take
         if joined.text:
-            ids = await self._tokenizer.encode_packed(joined.text, start=False)
+            before = ID_BYTES * (span.offset + take)
+            ids = known.ids[before:] if known else await self._tokenizer.encode_packed(joined.text, start=False)
             flags = SpanFlag.WHOLE | (SpanFlag.RECUT if joined.recut else SpanFlag.NONE)
             span = shared_contexts.share(turn, request, TokenSpan(span, take, 0, ids, 0, flags=flags))
             take = span.count
             if self._verify_rate and self._dice.random() < self._verify_rate if verify is None else verify:
                 await _offload(request, partial(self._whole.verify, span, take, request, checkpoint, joined))
-        return self._composed(checkpoint, span, take, await self._scaffold(joined.text, request))
+        prompt = self._composed(checkpoint, span, take, await self._scaffold(joined.text, request))
+        return msgspec.structs.replace(prompt, reused=known.reused, reply=known.reply) if known else prompt
 
     def _edited(
         self, turn: PreparedTurn, edited: EditedMessage, request: ChatRequest

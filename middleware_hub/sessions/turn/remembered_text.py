@@ -11,8 +11,11 @@ from starlette.types import Scope
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix import prompting
+from middleware_hub.radix.node import Generation
+from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.tree import RadixTree
-from middleware_hub.spans.chain import unpack_ids
+from middleware_hub.sessions.prompt.composed_prompt import KnownText
+from middleware_hub.spans.chain import TokenSpan, links, unpack_ids
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.http.headers import header
 from router.observability.tracing import Tracer
@@ -55,10 +58,7 @@ class RememberedText:
 
     async def __call__(self, text: str) -> tuple[Sequence[int], int]:
         """Return the ids of a prompt and how many of them were remembered."""
-        prompt = await prompting.from_text(
-            self._tree, self._tokenizer, self._namespace, text, self._parent, self._tracer, self._memory
-        )
-        self._tree.unpin(prompt.match)
+        prompt = await self._prompt(text)
         known = unpack_ids(prompt.packed)
         if self._tokenizer.spell_prompt(known) != text:
             # A hidden end of turn stays in a text that continues after it; a template that writes none there means none.
@@ -67,3 +67,27 @@ class RememberedText:
                 return ids, 0
         self.knew_parent = self._parent is not None and not prompt.match.unknown_parent
         return known, prompt.reused
+
+    async def behind(self, generation_id: str, text: str) -> KnownText | None:
+        """Return the ids of a generation's text and `text` after it, if that has a later reply that is remembered."""
+        reply = self._tree.reply(self._namespace, generation_id)
+        if reply is None:
+            return None
+        prompt = await self._prompt(self._tree.text_of(reply) + text)
+        line = prompt.match.continues
+        if line is None or not line.request_ids or all(part is not reply.span for part, _ in links(*_before(line))):
+            return None
+        self.knew_parent = self._parent is not None and not prompt.match.unknown_parent
+        return KnownText(prompt.packed, line.request_ids[0], prompt.reused)
+
+    async def _prompt(self, text: str) -> Prompt:
+        prompt = await prompting.from_text(
+            self._tree, self._tokenizer, self._namespace, text, self._parent, self._tracer, self._memory
+        )
+        self._tree.unpin(prompt.match)
+        return prompt
+
+
+def _before(reply: Generation) -> tuple[TokenSpan | None, int]:
+    """Return the chain that is the prompt of a reply."""
+    return reply.span.parent, reply.span.take

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.log.events import Touched
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, FALLBACKS, LEFT_OUT, ComposedPrompt
-from middleware_hub.sessions.prompt.composer import Composer
+from middleware_hub.sessions.prompt.composer import Composer, EncodeStart
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import setting_in
@@ -31,17 +31,14 @@ from router.config.sessions import SessionsConfig
 from router.engines.sglang.worker_request import new_rid
 
 
-class RememberedStart(Protocol):
-    """Encodes the whole prompt of a chat without a session; remembered text keeps its ids.
+class RememberedStart(EncodeStart, Protocol):
+    """Encodes the prompts of a chat without a session; remembered text keeps its ids.
 
     Attributes:
         knew_parent: whether the tokens of the reply that the request names are in the prompt.
     """
 
     knew_parent: bool
-
-    async def __call__(self, text: str) -> tuple[Sequence[int], int]:
-        """Return the ids of a prompt and how many of them were remembered."""
 
 
 RememberedStarts = Callable[[str, ChatRequest, Scope, str | None], RememberedStart | None]
