@@ -32,12 +32,11 @@ _AT_ONCE: Final = 32
 def whole_chain(
     keep: Callable[[TokenSpan, bytes], None],
     generation: Generation,
-    batch: Batch,
     extras: Callable[[TokenSpan], Mapping[str, Extra]],
     apart: Callable[[TokenSpan, TextPath, TokenSpan | None], tuple[bool, TextEnd | None]],
     only: Collection[bytes] | None = None,
 ) -> Batch:
-    """Return a batch with the records of a reply's whole chain; `batch` was meant to append the end of that chain.
+    """Return a batch with the records of a reply's whole chain.
 
     Args:
         keep: called with each span and the id of its record.
@@ -48,7 +47,7 @@ def whole_chain(
     records: list[SpanRecord] = []
     paths: dict[bytes, TextPath] = {}
     namespace = generation.namespace
-    blobs = {(blob.record, blob.name): blob for blob in batch.blobs}
+    blobs: list[Blob] = []
     chain: list[tuple[TokenSpan, TokenSpan | None]] = []
     line: TokenSpan | None = None
     # From the end up, because a context is on the line of the reply after it.
@@ -66,8 +65,7 @@ def whole_chain(
         path, plain, spelled = TextPath(namespace, text), True, None
         if span.sampled:
             plain, spelled = apart(span, path, continued)
-        for name, extra in extras(span).items():
-            blobs[old.id, name] = Blob(old.id, name, "int32", *extra)
+        blobs += [Blob(old.id, name, "int32", *extra) for name, extra in extras(span).items()]
         record = record_of(
             span,
             namespace,
@@ -93,7 +91,7 @@ def whole_chain(
         )
         keep(span, record.id)
         records.append(record)
-    return Batch(records, paths, [*blobs.values()], batch.events)
+    return Batch(records, paths, blobs)
 
 
 class Refilling:

@@ -265,12 +265,12 @@ class Saving:
 
     async def _appended(self, one: Append) -> None:
         batch = one.batch
-        for _ in range(_MENDS):
+        for more in reversed(range(_MENDS)):
             try:
                 await self.store.append(batch)
                 return
             except MissingRecordError as error:
-                mended = None if one.mend is None else one.mend(batch, error)
+                mended = one.mend(batch, error) if one.mend is not None and more else None
                 if mended is None:
                     raise
                 batch = mended

@@ -181,9 +181,9 @@ class Turns:
         """Return what has to be appended for a recorded reply whose conversation the store has forgotten."""
         return self._chain(generation, None)
 
-    def _chain(self, generation: Generation, only: Collection[bytes] | None, own: Batch | None = None) -> Batch:
+    def _chain(self, generation: Generation, only: Collection[bytes] | None) -> Batch:
         tree = self._tree
-        return whole_chain(tree.keep, generation, own or Batch(), tree.extras.of, self._spelling.apart, only)
+        return whole_chain(tree.keep, generation, tree.extras.of, self._spelling.apart, only)
 
     def _context(self, match: PrefixMatch, span: TokenSpan, stamp: str, serial: int) -> SpanRecord:
         """Return the record of a context. Its id covers all of its content, so it is made before a match adds to the span."""
@@ -271,28 +271,20 @@ class Turns:
         )
         saving.add_done_callback(lambda done: self._answer(group, saved=not done.cancelled() and done.result()))
 
-    def _mended(self, turns: Sequence[_Turn], batch: Batch, error: MissingRecordError, *, first: bool) -> Batch | None:
-        """Return a batch with the whole chains of the turns that lack something, because the store has forgotten it.
+    def _mended(self, turns: Sequence[_Turn], batch: Batch, error: MissingRecordError, *, first: bool) -> Batch:
+        """Return a batch with the whole chains of its turns, because the store has forgotten something of them.
 
         The `first` time the batch gets only the missing records, which may be enough: a context that several samples share is
-        appended with one of them, which may come later than the others.
+        appended with one of them, which may come later than the others. The batch may be one of several that waited: what the
+        other `turns` recorded is not in it, and the store may refuse that.
         """
-        missing = set(error.missing)
-        needy = {record.id for record in batch.records if missing.intersection((*record.links, record.root))}
+        here = {record.id for record in batch.records}
         chains = [
-            self._chain(
-                turn.generation,
-                missing if first else None,
-                Batch(blobs=[blob for blob in batch.blobs if blob.record == turn.generation.span.stored.id]),
-            )
+            self._chain(turn.generation, error.missing if first else None)
             for turn in turns
-            if not first or not needy.isdisjoint(_names(turn))
+            if turn.generation.span.stored.id in here
         ]
-        if not chains:
-            return None
         again = {record.id for chain in chains for record in chain.records}
-        if first and not again:
-            return self._mended(turns, batch, error, first=False)
         return Batch(
             [
                 *(record for chain in chains for record in chain.records),
@@ -313,12 +305,6 @@ class Turns:
         for turn in group.turns:
             if not turn.saved.done():
                 turn.saved.set_result(saved)
-
-
-def _names(turn: _Turn) -> list[bytes]:
-    """Return the ids of what is recorded of a turn."""
-    span = turn.generation.span
-    return [span.stored.id] if turn.context is None else [turn.context.id, span.stored.id]
 
 
 def _with(one: Batch, news: Sequence[Event]) -> Batch:

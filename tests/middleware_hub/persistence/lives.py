@@ -7,8 +7,10 @@ import itertools
 import random
 import tempfile
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Raw
 
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.mending import whole_chain
@@ -24,7 +26,7 @@ from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.paths import TextEnd, TextPath
-from middleware_hub.store.protocol import Batch, Store
+from middleware_hub.store.protocol import Store
 from middleware_hub.store.records import Serials
 from middleware_hub.tokenizer.alignment import align_context, align_reply
 from tests.middleware_hub.radix.recount import recount
@@ -48,6 +50,7 @@ class Ask:
     name: str
     version: str
     skips: bool = True
+    told: dict[str, Raw] = field(default_factory=dict)
 
 
 class Line:
@@ -181,6 +184,7 @@ class Life:
             over.ends,
             over.tail,
             tuple(ask.name.split()),
+            told=ask.told,
         )
         if self.memory is None:
             self.tree.record(match, context, reply)
@@ -327,9 +331,7 @@ class Lives:
         assert life.memory is not None
         there = {record.id: record async for record in store.scan()}
         for span in [span for span in life.tree.stored.values() if span.sampled]:
-            again = whole_chain(
-                lambda span, record: None, span.owner, Batch(), life.tree.extras.of, CheckedSpelling().apart
-            )
+            again = whole_chain(lambda span, record: None, span.owner, life.tree.extras.of, CheckedSpelling().apart)
             for record in again.records:  # the id of a context is its content
                 assert record.id in there
                 assert not record.sampled or record == there[record.id]

@@ -77,6 +77,19 @@ def test_who_appended_what_is_given_up_hears_of_it() -> None:
     asyncio.run(main())
 
 
+def test_a_batch_that_is_mended_in_vain_is_not_taken_for_saved() -> None:
+    async def main() -> None:
+        saver = Saving(DictionaryStore())
+        world = World()
+        assert not await saver.append(
+            world.turn(world.turn(None, "a", "b"), "c", "d").batch, mend=lambda batch, error: batch
+        )
+        assert (saver.saved, saver.lost) == (0, 1)
+        await saver.close()
+
+    asyncio.run(main())
+
+
 def test_one_of_several_replies_for_which_there_is_no_room_is_given_up() -> None:
     async def main() -> None:
         troubled = TroubledStore(DictionaryStore())

@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
+from msgspec import Raw
 
 from middleware_hub.persistence import saving
+from middleware_hub.persistence.weight_versions import LOG
 from middleware_hub.store.protocol import Batch
 from tests.middleware_hub.persistence.lives import VOCABULARY, Ask, Life, Lives
 from tests.middleware_hub.toy import E_HEAD, E_TAIL, EOS, A, B
 
 NS = ("", "", "")
+TOLD = {"output_token_sampling_mask": Raw(b"[[1,2],[3],[4]]")}
+"""What a worker tells of three tokens."""
 
 
 def ask(text: str, name: str, ids: list[int] | None = None, sampled: Sequence[int] = (A, B, EOS)) -> Ask:
@@ -126,6 +130,76 @@ def test_several_forgotten_conversations_go_on_at_once(scheme: str) -> None:
             await lives.retrieve(0, NS, text + " bab")
 
     played(work, scheme)
+
+
+@pytest.mark.parametrize("turns", [2, 120])
+def test_a_forgotten_conversation_of_any_length_is_written_again_at_once(turns: int) -> None:
+    """What it lacks is found out in two steps, not reply by reply: there is an end to how often a batch is mended."""
+
+    async def work(lives: Lives) -> None:
+        text = "a b"
+        for number in range(turns):
+            text = await lives.ask(0, ask(text + "b", f"r{number}"))
+        assert (await lives.stores[0].forget(0)).records
+        batches: list[Batch] = []
+        watched(lives, batches)
+        text = await lives.ask(0, ask(text + "b", "then"))
+        assert [len(batch.records) for batch in batches] == [2, 3, 2 * turns + 2]
+        await lives.restart(0)
+        await lives.retrieve(0, NS, text)
+
+    played(work, "memory")
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+def test_a_forgotten_conversation_is_written_again_with_all_that_came_with_it(scheme: str) -> None:
+    """What the worker told of each token of an earlier reply, and the news that go with the batch."""
+
+    async def work(lives: Lives) -> None:
+        store, memory = lives.stores[0], lives.lives[0].memory
+        assert memory is not None
+        text = await lives.ask(0, Ask(NS, "a b", None, None, [A, B, EOS], "r0", "1", told=TOLD))
+        first = lives.lives[0].tree.reply(NS, "r0")
+        assert first is not None
+        name = first.span.stored.id
+        before = await store.blobs(name)
+        assert before
+        assert (await store.forget(0)).records
+        text = await lives.ask(0, Ask(NS, text + "b", None, None, [A, B, EOS], "r1", "2", told=TOLD))
+        assert await store.blobs(name) == before
+        news = b"".join([event.data for event in await store.read(LOG)])
+        assert b"1" in news
+        assert b"2" in news
+        second = lives.lives[0].tree.reply(NS, "r1")
+        assert second is not None
+        assert len(await store.blobs(second.span.stored.id)) == len(before)
+        await lives.restart(0)
+        await lives.retrieve(0, NS, text)
+
+    played(work, scheme)
+
+
+def test_of_replies_that_wait_together_none_is_lost_because_of_another() -> None:
+    """Also if the store has forgotten the conversation of one of them meanwhile."""
+
+    async def work(lives: Lives) -> None:
+        life, line, memory = lives.lives[0], lives.lines[0], lives.lives[0].memory
+        assert memory is not None
+        text = await lives.ask(0, ask("a b", "r0"))
+        line.refuses = True
+        one = ask(text + "b", "r1")
+        await lives.one.ask(one)
+        await asyncio.gather(life.ask(one, refused=True), life.ask(ask("b b", "bad"), refused=True))
+        assert (await lives.stores[0].forget(0)).records
+        watched(lives, [], lambda batch: "bad" in replies(batch))
+        await lives.back(0)
+        assert memory.saving.lost == 1
+        await lives.restart(0)
+        await lives.retrieve(0, NS, text + "bab")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saving, "RETRY_SECONDS", 0.0)
+        played(work)
 
 
 @pytest.mark.parametrize("scheme", ["memory", "sqlite"])
