@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,9 @@ def test_what_a_dead_router_left_and_the_store_does_not_take_may_belong_to_any_t
             await routers.begin()
         memory = routers.many.memory
         assert memory is not None
+        match = await routers.many.match(replace(ask, text=text + "b"))
+        assert match.unasked
+        assert (match.continues is not None) == bool(saved), "what the store has is used all the same"
         for _ in range(2):
             assert not await memory.cover(ask.namespace, text)
             assert (await routers.many.match(ask)).unasked
