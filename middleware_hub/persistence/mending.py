@@ -122,8 +122,8 @@ class Refilling:
         for at in range(0, len(lost), _AT_ONCE):
             batches = []
             for generation in lost[at : at + _AT_ONCE]:
-                if generation.span.stored.id not in lacking or generation.span.stored.id not in self._stored:
-                    continue  # another reply builds on it, or it was collected meanwhile
+                if generation.span.stored.id not in self._stored:
+                    continue  # it was collected meanwhile
                 batches.append(self._chain(generation, lacking))
                 lacking.difference_update(record.id for record in batches[-1].records)
             # They are appended in the order in which they are asked for: one may build on another.
