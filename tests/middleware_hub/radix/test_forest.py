@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.radix.match import PrefixMatch
-from middleware_hub.radix.node import Generation
+from middleware_hub.radix.node import Generation, StoredSpan
 from middleware_hub.spans.chain import links
 from middleware_hub.spans.trajectory import flatten
 from tests.conftest import examples
@@ -395,3 +395,46 @@ def test_what_was_collected_is_encoded_again() -> None:
     found = talk.tree.recall(NS, turn.text)
     assert found is not None
     assert not found.exact
+
+
+# What a store has --------------------------------------------------------------------------------------------------------
+
+
+def restored(*turns: Turn, retrieved: bool = False) -> Talk:
+    """Return another talk that has these turns from a store. Their spans belong to it from now on."""
+    other = Talk()
+    for number, turn in enumerate(turns):
+        one = turn.generation
+        line = None if one.continues is None else one.continues.span
+        prompt = one.span.parent
+        if prompt is not None and not prompt.sampled:
+            other.tree.restore(
+                StoredSpan(prompt, b"p%d" % number, NS, turn.prompt, None, line, (), one.serial, "1", False)
+            )
+        other.tree.restore(
+            StoredSpan(one.span, b"r%d" % number, NS, turn.text, None, line, one.tail, one.serial, "1", retrieved)
+        )
+    return other
+
+
+def test_what_comes_from_a_store_goes_on_as_if_it_had_been_recorded_here() -> None:
+    talk = Talk()
+    first = talk.say("a", [B, EOS], "r1")
+    second = talk.say(first.text + " ", [B, A, EOS], "r2")
+    later = [second.text + more for more in ("b", "<e>b", "<e>")] + [first.text + "<e>a", second.text[:-1] + "b"]
+    expected = [talk.sent(text) for text in later]
+    other = restored(first, second)
+    recount(other.tree)
+    found = [other.tree.reply(NS, name) for name in ("r1", "r2")]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[1].continues is found[0]
+    assert [other.sent(text) for text in later] == expected
+
+
+@pytest.mark.parametrize("retrieved", [False, True])
+def test_what_comes_from_a_store_counts_as_retrieved_if_it_was(retrieved: bool) -> None:
+    talk = Talk()
+    other = restored(talk.say("a", [B, EOS], "r1"), retrieved=retrieved)
+    other.collect(0)
+    assert other.tree.stats.evicted["never_retrieved"] == (not retrieved)

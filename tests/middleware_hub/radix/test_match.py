@@ -5,21 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from middleware_hub.radix import cut as tree_cut
 from middleware_hub.radix import match as tree_match
 from middleware_hub.radix.cut import Cut
 from middleware_hub.radix.match import PrefixMatch, walk_down
-from middleware_hub.radix.node import Generation
+from middleware_hub.radix.node import Generation, common_length
 from middleware_hub.radix.records import NO_PARENT, Context, SampledReply
 from middleware_hub.spans.chain import pack_ids
 from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.alignment import align_reply
+from middleware_hub.tokenizer.vocabulary import Vocabulary
 from tests.middleware_hub.radix.recount import recount
 from tests.middleware_hub.radix.talk import NS, Talk, kept, recalled
-from tests.middleware_hub.toy import AB, BA, EOS, EOT, LT, SPACE, A, B, T, encode, toy_vocabulary
+from tests.middleware_hub.toy import AB, BA, EOS, EOT, LT, SPACE, A, B, T, encode
 
 # What is continued -------------------------------------------------------------------------------------------------------
 
@@ -216,12 +217,35 @@ def test_a_reply_that_ends_inside_an_added_token_is_not_taken_for_the_shorter_on
     assert talk.sent("ba<t") == [B, A, LT, T]
 
 
-@given(st.text("ab <e>t", max_size=12), st.integers(0, 12))
+@pytest.mark.parametrize(
+    ("edge", "text", "pos", "common"),
+    [
+        ("abc", "abc", 0, 3),
+        ("ab", "abab", 0, 2),
+        ("ab", "xabx", 1, 2),
+        ("abab", "ab", 0, 2),
+        ("abc", "abd", 0, 2),
+        ("", "a", 0, 0),
+    ],
+)
+def test_what_two_texts_have_in_common_ends_with_the_shorter_one(edge: str, text: str, pos: int, common: int) -> None:
+    assert common_length(edge, text, pos) == common
+
+
+@given(st.lists(st.sampled_from(["<e>", "<ttt>", *"a<et>"]), max_size=5).map("".join), st.integers(0, 12))
+@example("<ttt><e>", 5)
+@example("<ttt>", 4)
 def test_an_added_token_around_a_place_is_found(text: str, position: int) -> None:
+    """Not one that ends or begins there, however long others are."""
+    added = {0: b"<e>", 1: b"<ttt>"}
     starts = [
-        at for at in range(position) for literal in ("<e>", "<t>") if text.startswith(literal, at) and at + 3 > position
+        at
+        for at in range(position)
+        for literal in ("<e>", "<ttt>")
+        if text.startswith(literal, at) and at + len(literal) > position
     ]
-    assert toy_vocabulary().straddled(text, position) == (starts[0] if starts else None)
+    vocabulary = Vocabulary(added, special=added, added=added)
+    assert vocabulary.straddled(text, position) == (starts[0] if starts else None)
 
 
 def test_ids_that_spell_the_parent_in_another_way_lack_it() -> None:

@@ -215,3 +215,20 @@ def test_nothing_is_rendered_for_texts_whose_surroundings_are_known() -> None:
     assert len(seen) == 2, "once for the slot, and once for the empty text, which a template may leave out"
     slots.rendered("other", [{"role": "tool", "content": "a"}], render)
     assert len(seen) == 3
+
+
+def test_no_more_renderings_are_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients choose how many there are."""
+    monkeypatch.setattr("middleware_hub.templates.slots.REMEMBERED", 2)
+    slots = Slots("{% for message in messages %}{{ message.content }}{% endfor %}", "slotabc")
+    seen: list[str] = []
+
+    def rendered(key: str) -> str:
+        def render(messages: list[Message]) -> str:
+            seen.append(key)
+            return str(messages[0]["content"])
+
+        return slots.rendered(key, [{"role": "user", "content": "a"}], render)
+
+    assert [rendered(key) for key in "aabbabcbc"] == ["a"] * 9
+    assert "".join(seen) == "abcb"

@@ -251,6 +251,17 @@ def test_where_special_tokens_are_not_skipped_they_are_text(
 
 
 @pytest.mark.parametrize(
+    ("text", "stop", "tail"),
+    [
+        pytest.param("a", "<e>", special("<e>"), id="all of it"),
+        pytest.param("a<", "e>", HiddenToken(1, "e>", False, 1), id="the end of it"),
+    ],
+)
+def test_a_special_token_is_trimmed_by_a_stop_string_that_spells_it(text: str, stop: str, tail: HiddenToken) -> None:
+    assert reply([A, EOS], text, matched=stop, skips=False).tail == (tail,)
+
+
+@pytest.mark.parametrize(
     ("ids", "text", "matched", "skips"),
     [
         pytest.param([A, B], "ba", None, True, id="another text"),

@@ -35,6 +35,11 @@ def test_another_tokenizer_is_told(checked: tuple[str, WorkerCheck], theirs: str
         assert "--tokenizer-path the/path" in warning
 
 
+def test_the_text_is_asked_for_without_what_a_tokenizer_adds(checked: tuple[str, WorkerCheck]) -> None:
+    """At its end, too: only a BOS is known to be added."""
+    assert msgspec.json.decode(checked[1].call.body or b"") == {"prompt": TEXT, "add_special_tokens": False}
+
+
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"tokens":null}', b'{"tokens":[["a"]]}', b"<html>"])
 def test_an_answer_that_has_no_ids_says_nothing(checked: tuple[str, WorkerCheck], answer: bytes) -> None:
     assert checked[1].judge(answer) is None
