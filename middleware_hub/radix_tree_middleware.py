@@ -180,7 +180,8 @@ class RadixTreeMiddleware:
                 responder.close()
                 if state.recorded is not None:
                     state.recorded.extend(responder.verdicts)
-                await responder.saved()
+                if self.memory is not None:
+                    await responder.saved()
         finally:
             for prompt in prompts:
                 self.tree.unpin(prompt.match)
