@@ -172,15 +172,14 @@ class RadixTreeMiddleware:
             word = affinity.of_text(headers, prompts[0].match)
             responder = Responder(self.recorder, self, request, prompts, hint, word, force_logprobs=self.force_logprobs)
             inner = with_body(scope, out, json=True, request=sent, hint=hint)
+            sending = send if self.memory is None else responder.acknowledged(send)
             try:
-                sending = send if self.memory is None else responder.acknowledged(send)
                 await self.app(inner, Replay(out, receive), EditedReply(responder, sending).send)
             finally:
-                # However it ended: what was streamed to a client is saved before it sees the end, and goes on elsewhere.
-                responder.close()
+                responder.close()  # however it ended: a client keeps what it was streamed
                 if state.recorded is not None:
                     state.recorded.extend(responder.verdicts)
-                if self.memory is not None:
+                if self.memory is not None:  # before a client sees the end, and goes on at another router
                     await responder.saved()
         finally:
             for prompt in prompts:
