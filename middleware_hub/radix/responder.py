@@ -192,7 +192,7 @@ class _ExpectedReply:
         add = None
         if self._trajectory and verdict is not None and verdict.generation is not None:
             text = self._prompt.match.text + verdict.text
-            found = retrieval.trajectory(self._recorder.tree, verdict.generation, text)
+            found = retrieval.trajectory(self._recorder.tree, verdict.generation, text, self._recorder.memory)
             add = {"trajectory": msgspec.json.encode(found)}
         if not self._drop and add is None:
             return raw

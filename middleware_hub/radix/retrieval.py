@@ -146,6 +146,8 @@ async def _cover(
                     unasked = [] if all(answered) else [STORE_UNREACHABLE]
             await asyncio.sleep(0)
             whole, other = texts[number % _AT_ONCE], tree.recall_generation(one)
+            if memory is not None:
+                memory.retrieved(other)
             heavy = other.cut.tokens > MANY_TOKENS
             flat = (await offload(heavy, flatten, other.cut.span, other.cut.take)).because(*unasked)
             masks.apply(number + 1, flat)
@@ -201,9 +203,11 @@ def _not_among(expected: Iterable[str], spans: Iterable[TokenSpan]) -> list[str]
     return [name for name in expected if there.isdisjoint(names_of(name))]
 
 
-def trajectory(tree: RadixTree, generation: Generation, text: str) -> dict[str, Any]:
+def trajectory(tree: RadixTree, generation: Generation, text: str, memory: Backing | None = None) -> dict[str, Any]:
     """Return the answer for the text of a reply that was just recorded, for `return_trajectory`."""
     recall = tree.recall_generation(generation)
+    if memory is not None:
+        memory.retrieved(recall)
     return answer_of(tree, text, recall, flatten(*recall.cut[:2]), RetrievalRequest(text), [])
 
 
