@@ -90,3 +90,6 @@ class Backing(Protocol):
 
     def retrieved(self, recall: Recall | None) -> None:
         """Note that a conversation was retrieved."""
+
+    def taken(self, root: bytes) -> None:
+        """Note the same of the conversation with this root, which need not be in memory."""

@@ -274,8 +274,11 @@ class Memory:
         """Note that a conversation was retrieved: it may be forgotten before others."""
         span = None if recall is None else recall.cut.span
         if span is not None and span.stored is not None:
-            # The store ignores marks of what it does not have yet.
-            self._turns.when_there(span.stored.root, self._retrieved)
+            self.taken(span.stored.root)
+
+    def taken(self, root: bytes) -> None:
+        # The store ignores marks of what it does not have yet.
+        self._turns.when_there(root, self._retrieved)
 
     def _retrieved(self, root: bytes) -> None:
         self.store.note([Mark(root, 0, retrieved=True)])

@@ -104,11 +104,13 @@ class Sequences:
         for number, member in enumerate(members, 1):
             if number % STEP == 0:
                 await asyncio.sleep(0)
+            if member.session is not None:
+                continue
             span = self._tree.stored.get(member.key)
             if span is not None and isinstance(span.owner, Generation):
-                recall = self._tree.recall_generation(span.owner)
-                if self._memory is not None:
-                    self._memory.retrieved(recall)
+                self._tree.recall_generation(span.owner)
+            if self._memory is not None:  # if another router handed it out, it may not be in this tree
+                self._memory.taken(member.root)
 
 
 def _names(generation: Generation) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.client import Client
 from middleware_hub.store.protocol import Forgotten, Store
 from router.config import StoreConfig
 from router.embedded.worker import EmbeddedWorker
@@ -65,6 +66,20 @@ def streamed(url: str) -> None:
     assert "trajectory" in last["meta_info"]
 
 
+def forgotten(address: str) -> tuple[int, int]:
+    """Forget everything; return how many conversations were retrieved, and how many were not."""
+
+    async def all_of_it(store: Store) -> Forgotten:
+        return await store.forget(0)
+
+    gone = with_store(address, all_of_it, None)
+    return gone.retrieved, gone.unretrieved
+
+
+def address_of(kind: str, folder: Path) -> str:
+    return f"sqlite:{folder}" if kind == "sqlite" else empty_redis()
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 @pytest.mark.parametrize(
     ("ask", "retrieved", "unretrieved"),
@@ -73,15 +88,28 @@ def streamed(url: str) -> None:
 def test_conversations_whose_tokens_a_client_got_go_first(
     worker: EmbeddedWorker, tmp_path: Path, kind: str, ask: Callable[[str], None], retrieved: int, unretrieved: int
 ) -> None:
-    address = f"sqlite:{tmp_path}" if kind == "sqlite" else empty_redis()
+    address = address_of(kind, tmp_path)
     router = Router(worker, StoreConfig(url=address))
     try:
         ask(router.stack.url)
     finally:
         router.stop()
+    assert forgotten(address) == (retrieved, unretrieved)
 
-    async def all_gone(store: Store) -> Forgotten:
-        return await store.forget(0)
 
-    gone = with_store(address, all_gone, None)
-    assert (gone.retrieved, gone.unretrieved) == (retrieved, unretrieved)
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_samples_that_are_acknowledged_at_another_router_go_first(
+    worker: EmbeddedWorker, tmp_path: Path, kind: str
+) -> None:
+    """The router that is told has never had their replies in memory."""
+    address = address_of(kind, tmp_path)
+    one, two = (Router(worker, StoreConfig(url=address)) for _ in range(2))
+    try:
+        with Client(one.stack.url) as workflow, Client(two.stack.url) as other:
+            for group in ("kept", "left"):
+                workflow.generate(f"Of {group}: ", SHORT, group_id=group, group_size=1, rollout_end=True)
+            assert other.acknowledge(workflow.claim(groups=1)) == 1
+    finally:
+        one.stop()
+        two.stop()
+    assert forgotten(address) == (1, 1)
