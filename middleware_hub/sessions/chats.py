@@ -99,6 +99,10 @@ class Chats:
                 reply = _ChatReply(dialect, session, request, exchange, client, send, headers, int(time.time()))
                 await (reply.stream() if request.stream else reply.whole())
                 delivered = True
+        except asyncio.CancelledError:
+            if request.stream:  # The router stops. The client goes on elsewhere, as soon as it sees that its stream broke off.
+                await exchange.abort()
+            raise
         finally:
             exchange.detach(delivered=delivered)
             if not delivered:
