@@ -37,7 +37,9 @@ class RepeatedPrompt:
         self._vocabulary = vocabulary
         self._skips_special = skips_special
         ids = memoryview(packed).cast("i")
-        last = vocabulary.spell(ids[-_LOOKED_AT:], skip_special=skips_special)
+        self._last = ids[-_LOOKED_AT:].tolist()
+        last = vocabulary.spell(self._last, skip_special=skips_special)
+        self._whole = len(last.rstrip(REPLACEMENT))
         self._spelled = vocabulary.spell(ids, skip_special=skips_special) if last.endswith(REPLACEMENT) else ""
 
     def taken_out(self, body: bytes | Raw, before: Sequence[int] = ()) -> bytes | Raw:
@@ -61,15 +63,17 @@ class RepeatedPrompt:
 
     def _behind(self, text: str, ids: Sequence[int]) -> str | None:
         """Return what stands behind the prompt in a text; None if the sampled ids explain all of it."""
-        sampled = self._vocabulary.spell(ids, skip_special=self._skips_special).lstrip(REPLACEMENT)
-        if sampled.startswith(text.strip(REPLACEMENT)):
+        vocabulary, skips = self._vocabulary, self._skips_special
+        if vocabulary.spell(ids, skip_special=skips).lstrip(REPLACEMENT).startswith(text.strip(REPLACEMENT)):
             return None
-        for spelled in (self._spelled, self._spelled.removeprefix(" ")):  # some decoders remove the first space
-            whole = spelled.rstrip(REPLACEMENT)
-            if not whole or not text.startswith(whole):
-                continue
-            # A character that begins in the prompt stands there once, for one U+FFFD or more.
-            for begin in range(len(spelled), len(whole) - 1, -1):
-                if len(text) >= begin and sampled.startswith(text[begin:].strip(REPLACEMENT)):
-                    return text[begin:]
+        # Bytes of several characters may be one broken run, so only prompt and reply together say where the prompt ends.
+        both = [*self._last, *ids]
+        spelled = vocabulary.spell(both, skip_special=skips)
+        end = int(vocabulary.counted(both, skip_special=skips)[len(self._last) - 1])
+        for prompt in (self._spelled, self._spelled.removeprefix(" ")):  # some decoders remove the first space
+            whole = prompt.rstrip(REPLACEMENT)
+            if whole and text.startswith(whole):
+                rest = text[len(whole) + end - self._whole :]
+                if spelled[end:].startswith(rest.rstrip(REPLACEMENT)):
+                    return rest
         return None

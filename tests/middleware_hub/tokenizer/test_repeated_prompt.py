@@ -17,8 +17,8 @@ from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from middleware_hub.tokenizer.vocabulary import REPLACEMENT
 from tests.conftest import examples
 from tests.middleware_hub.real import sampled_ids, texts, tokenizer
-from tests.middleware_hub.toy import E_HEAD, E_TAIL, EOS, NOTHING, A, B, toy_vocabulary
-from tests.support.vocabularies import Name, load
+from tests.middleware_hub.toy import E_HEAD, E_TAIL, EOS, NOTHING, SPACE_A, A, B, toy_vocabulary
+from tests.support.vocabularies import NAMES, Name, load
 
 TOY = toy_vocabulary()
 slow = settings(
@@ -45,16 +45,21 @@ def taken_out(prompt: Sequence[int], text: str, ids: Sequence[int], **more: Any)
         ([A, E_HEAD], "a�b", [B], "b"),
         ([A, E_HEAD, EOS], "aéb", [E_TAIL, B, EOS], "b"),
         ([A, E_HEAD], "a�b", [B, A, B], "b"),  # a stop string cut it
+        ([A, E_HEAD], "a", [E_TAIL, B], ""),  # the engine waits for the rest of a character
+        ([SPACE_A, E_HEAD], "aéb", [E_TAIL, B], "b"),  # some decoders remove the first space
         # SGLang's, which are explained by what was sampled.
         ([A, E_HEAD], "b", [E_TAIL, B], "b"),
         ([A, E_HEAD], "", [E_TAIL], ""),
         ([A, E_HEAD], "aab", [A, A, B], "aab"),
         ([A, E_HEAD], "�ab", [E_TAIL, A, B], "�ab"),
+        ([E_TAIL, A, E_HEAD], "�ab", [E_TAIL, A, B], "�ab"),
+        ([A, E_HEAD], "ab�", [A, B, E_HEAD, E_TAIL], "ab�"),
         # Not of this prompt, or of one that is left out by the engine itself.
         ([A, E_HEAD], "bbb", [A], "bbb"),
         ([A, E_HEAD], "a�x", [A], "a�x"),
         ([A, B], "abb", [B], "abb"),
         ([E_HEAD], "�b", [B], "�b"),
+        ([E_HEAD], "ab", [B], "ab"),
         ([NOTHING], "a", [A], "a"),
     ],
 )
@@ -75,6 +80,8 @@ def test_an_event_of_a_stream_may_hold_only_what_is_new() -> None:
     repeated = RepeatedPrompt(TOY, pack_ids([A, E_HEAD]), skips_special=True)
     event = repeated.taken_out(body("aéab", [B], completed=3), [E_TAIL, A])
     assert json.loads(event)["text"] == "ab"
+    for whole in body("aéab", [E_TAIL, A, B]), body("aéab", [E_TAIL, A, B]).replace(b"completion_tokens", b"other"):
+        assert json.loads(repeated.taken_out(whole, [E_TAIL, A]))["text"] == "ab", "of all ids"
     later = body("a", [A], completed=4)
     assert repeated.taken_out(later, [E_TAIL, A, B]) is later
 
@@ -95,6 +102,25 @@ def test_what_is_no_reply_stays_as_it_is(data: bytes) -> None:
 def test_all_other_fields_stay_byte_for_byte() -> None:
     found = RepeatedPrompt(TOY, pack_ids([A, E_HEAD]), skips_special=True).taken_out(body("aéb", [E_TAIL, B]))
     assert b'"meta_info":{"completion_tokens": 2, "kept": 1.5}' in bytes(found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_ends_at_every_byte_of_a_character(name: Name) -> None:
+    """Where tokens are bytes, those of several characters are one broken run, which no half of it spells."""
+    made, real = tokenizer(name), load(name)
+    for text in ("So: x🧿", "So: xẛ", "So: xé🧿"):
+        whole = made.encode_tail(text)
+        for cut in range(1, len(whole)):
+            prompt = whole[:cut]
+            if not made.vocabulary.spell(prompt).endswith(REPLACEMENT):
+                continue
+            repeated = RepeatedPrompt(made.vocabulary, pack_ids(prompt), skips_special=True)
+            for more in ("", "b", "bb", "🧿", "!"):
+                ids = whole[cut:] + made.encode_tail(more)
+                decoder = DecodeStream(ids=prompt, skip_special_tokens=True)
+                found = "".join(decoder.step(real, one) or "" for one in ids)
+                own = json.loads(repeated.taken_out(body(found, ids)))["text"]
+                assert own == more
 
 
 @pytest.mark.parametrize("name", ["qwen", "tekken"])
