@@ -207,11 +207,13 @@ async def _run_agent(job: Job, agent: Agent, session: AsyncSession) -> tuple[dic
         while not task.done():
             await asyncio.wait([task], timeout=POLL)
             if job.stopped() and not task.done():
-                task.cancel()
                 return {}, True
         try:
             return dict(task.result() or {}), False
-        except Exception as error:
+        except (
+            Exception,
+            asyncio.CancelledError,
+        ) as error:  # the agent's own: the task is done, and nobody waits for it
             logger.warning("the agent of sample %s failed", job.sample.index, exc_info=True)
             return {"agent_error": repr(error)}, False
     finally:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -501,6 +503,56 @@ def test_an_agent_that_fails_loses_no_tokens(trainer: Trainer, sessions: Stack) 
     assert "no such tool" in one.metadata["agent_error"]
     check(sessions.workers[0], one)
     sessions.workers[0].forget_scripts()
+
+
+def test_an_agent_that_was_cancelled_by_others_cancels_no_trainer(trainer: Trainer, sessions: Stack) -> None:
+    """As when a tool server's library gives up a task for which the agent waits."""
+
+    async def broken(base_url: str, prompt: Any, **_more: Any) -> None:
+        await ask(base_url, [{"role": "user", "content": str(prompt)}])
+        given_up = asyncio.ensure_future(asyncio.sleep(60))
+        given_up.cancel()
+        await given_up
+
+    args = trainer.args(sessions.url)
+    made = trainer.generate(
+        trainer.module.agent_rollout(broken), args, trainer.Sample(index=4, prompt="Plan it."), PARAMS
+    )
+    (one,) = made
+    assert "CancelledError" in one.metadata["agent_error"]
+    check(sessions.workers[0], one)
+    sessions.workers[0].forget_scripts()
+
+
+def test_an_agent_ends_with_its_rollout(trainer: Trainer, sessions: Stack) -> None:
+    """A trainer cancels what it does not want any more. An agent that went on would use its tools, and the workers."""
+    ended: list[str] = []
+
+    async def waiting(**_more: Any) -> None:
+        whole.cancel()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append("agent")
+            raise
+
+    rollout = trainer.module.agent_rollout(waiting)
+
+    async def cancelled(*given: Any, **more: Any) -> Any:
+        nonlocal whole
+        whole = asyncio.ensure_future(rollout(*given, **more))
+        with suppress(asyncio.CancelledError):
+            await whole
+        await asyncio.sleep(0)
+        assert whole.cancelled()
+        ended.append("rollout")
+        raise RuntimeError("it was cancelled")
+
+    whole: asyncio.Future[Any]
+    with pytest.raises(RuntimeError, match="it was cancelled"):
+        trainer.generate(cancelled, trainer.args(sessions.url), trainer.Sample(index=4, prompt="Plan it."), PARAMS)
+    assert ended == ["agent", "rollout"]
+    assert sessions.get("/sessions").json()["sessions"] == []
 
 
 def test_an_agent_that_asks_nothing_is_one_sample_that_nothing_is_trained_on(trainer: Trainer, sessions: Stack) -> None:
