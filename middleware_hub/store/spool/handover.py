@@ -61,6 +61,7 @@ class _Tail:
     last: int
     seen: set[tuple[str, bytes]] = field(default_factory=set)
     over: bool = False
+    closed: int = 0
 
 
 class HandOver:
@@ -161,8 +162,8 @@ class HandOver:
         added: dict[str, int] = {}
         for event in events:
             tail = await self._read_on(event)
-            if (event.kind, event.data) in tail.seen:
-                continue
+            if (event.kind, event.data) in tail.seen or 0 < event.closes <= tail.closed:
+                continue  # it is there, or what it says has happened elsewhere
             if event.kind == TURN and (tail.over or event.log in self._broken):
                 refused = EndedElsewhereError(f"the log {event.log!r} takes no more turns: its session ended elsewhere")
                 continue
@@ -178,6 +179,7 @@ class HandOver:
             tail.last = page[-1].number
             tail.seen.update((one.kind, one.data) for one in page)
             tail.over = tail.over or any(one.kind in OVER for one in page)
+            tail.closed = max(tail.closed, *(one.closes for one in page))
         return tail
 
 

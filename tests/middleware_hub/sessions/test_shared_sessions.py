@@ -178,6 +178,31 @@ def test_a_session_that_is_deleted_while_the_store_takes_nothing(tmp_path: Path)
     asyncio.run(work())
 
 
+def test_an_end_that_waits_for_the_store_has_come_from_another_router(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is lost, so nothing is reported as lost."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, two = await both.another(), await both.another()
+            await one.open()
+            assert (await one.ask(BODY).answer())[0] == 200
+            broken = Broken(one, "append")
+            assert (await one.call("DELETE", "/sessions/s"))[0] == 200
+            assert (await two.call("DELETE", "/sessions/s"))[0] == 200
+            broken.mend()
+            assert one.app.registry.archive is not None
+            await one.app.registry.sweep_store(one.app.registry.archive)
+            assert one.hub.saving is not None
+            assert (one.hub.saving.waiting_bytes, one.hub.saving.lost) == (0, 0)
+            assert (await one.call("POST", "/sessions", {"session_id": "s"}))[0] == 201
+
+    asyncio.run(work())
+    told = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert [message for message in told if "until the store takes writes" not in message] == []
+
+
 def test_the_sweeper_hands_over_what_was_not_saved(tmp_path: Path) -> None:
     async def work() -> None:
         async with routers(tmp_path) as both:
