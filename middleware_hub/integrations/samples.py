@@ -210,10 +210,7 @@ async def _run_agent(job: Job, agent: Agent, session: AsyncSession) -> tuple[dic
                 return {}, True
         try:
             return dict(task.result() or {}), False
-        except (
-            Exception,
-            asyncio.CancelledError,
-        ) as error:  # the agent's own: the task is done, and nobody waits for it
+        except (Exception, asyncio.CancelledError) as error:  # the agent's own, because its task is done
             logger.warning("the agent of sample %s failed", job.sample.index, exc_info=True)
             return {"agent_error": repr(error)}, False
     finally:
