@@ -100,7 +100,8 @@ class Chats:
                 await (reply.stream() if request.stream else reply.whole())
                 delivered = True
         except asyncio.CancelledError:
-            if request.stream:  # The router stops. The client goes on elsewhere, as soon as it sees that its stream broke off.
+            # The router stops. The client of a stream goes on elsewhere, as soon as it sees that the stream broke off.
+            if request.stream:
                 await exchange.abort()
             raise
         finally:
