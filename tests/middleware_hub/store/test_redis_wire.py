@@ -22,6 +22,7 @@ from middleware_hub.store.redis.wire.dialing import dial
 
 SHORT: Command = ("HGETALL", b"p:\0\r\n")
 MANY: Command = ("EVALSHA", "0" * 40, 3, *(b"%d" % at for at in range(30)), -1, "ä", b"")
+LARGE = b"x" * (24 << 20)
 LONG: Command = (*MANY, b"x" * 5_000, 7, b"y" * 6_000, b"z" * 7_000, "end")
 
 
@@ -97,6 +98,62 @@ def test_a_server_that_hangs_is_found_out(server: tuple[Queue[bytes], int]) -> N
 
     with pytest.raises(HungError, match="no answer within"):
         uvloop.run(work())
+
+
+@pytest.fixture
+def slow_line() -> Iterator[tuple[threading.Event, int]]:
+    """A server that takes its time to read a request, and answers at its end; from when it is `stuck`, it reads nothing."""
+    stuck, over = threading.Event(), threading.Event()
+
+    def serve() -> None:
+        with suppress(OSError), listener.accept()[0] as connection:
+            taken = 0
+            while taken < len(LARGE) and not stuck.is_set() and (data := connection.recv(1 << 18)):
+                taken += len(data)
+                over.wait(0.01)
+            if taken >= len(LARGE):
+                connection.sendall(b"+OK\r\n")
+            over.wait()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield stuck, listener.getsockname()[1]
+        over.set()
+        thread.join()
+
+
+def set_large(port: int, stuck: threading.Event | None = None) -> list[Any]:
+    """Send a large value over a connection whose time limit is shorter than that takes."""
+
+    async def work() -> list[Any]:
+        connection = await connected(port, 0.5)
+        asked = connection.call([("SET", "key", LARGE)])
+        try:
+            if stuck is not None:
+                await asyncio.sleep(0)
+                stuck.set()
+            others = [connection.call([("PING",)]) for _ in range(3)]
+            while stuck is not None and not asked.done():  # later commands are no sign of life
+                others.append(connection.call([("PING",)]))
+                await asyncio.sleep(0.005)
+            return await asked
+        finally:
+            connection.close()
+
+    return uvloop.run(work())
+
+
+def test_a_server_that_still_reads_does_not_hang(slow_line: tuple[threading.Event, int]) -> None:
+    """Each attempt at a large record would be cut off at the same place, and all that waits behind it would wait for ever."""
+    _, port = slow_line
+    assert set_large(port) == [b"OK"]
+
+
+def test_a_server_that_stops_reading_hangs(slow_line: tuple[threading.Event, int]) -> None:
+    stuck, port = slow_line
+    with pytest.raises(HungError, match="no answer within"):
+        set_large(port, stuck)
 
 
 def test_a_loop_that_is_late_can_connect(server: tuple[Queue[bytes], int]) -> None:

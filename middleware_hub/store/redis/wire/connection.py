@@ -56,7 +56,8 @@ class Connection(asyncio.Protocol):
     """Sends all commands of one turn of the event loop in one write. Answers come in the order of the commands.
 
     Args:
-        timeout: seconds that an answer may take before the connection counts as broken.
+        timeout: seconds in which nothing is sent or received, while an answer is due, before the connection counts as broken.
+            A large record takes longer than that on a slow line, and would never arrive if each attempt were cut off.
         pushed: called with what a server sends without being asked: the key and the message.
 
     Attributes:
@@ -77,6 +78,9 @@ class Connection(asyncio.Protocol):
         self._calls: deque[_Call] = deque()
         self._out: list[bytes] = []
         self._watch: asyncio.TimerHandle | None = None
+        self._given = 0  # bytes that the transport got from here
+        self._sent = 0  # how many of them it had sent at the last look
+        self._moved = 0.0  # when bytes were last seen to move
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is no subclass of it
@@ -111,10 +115,22 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         out, self._out = self._out, []
-        if self._transport is not None and self.broken is None:
-            self._transport.writelines(out)
+        if self._transport is None or self.broken is not None:
+            return
+        goes_on = self._transport.get_write_buffer_size() > 0
+        self._given += sum(map(len, out))
+        self._transport.writelines(out)
+        if unsent := self._transport.get_write_buffer_size():
+            if not goes_on:
+                self._sent = self._given - unsent
+            self._look_soon(self._loop.time())
+
+    def resume_writing(self) -> None:
+        """Note that the last of a large write is on its way."""
+        self._moved = self._loop.time()
 
     def data_received(self, data: bytes) -> None:
+        self._moved = self._loop.time()
         reader, calls = self._reader, self._calls
         try:
             reader.feed(data)
@@ -138,13 +154,26 @@ class Connection(asyncio.Protocol):
         if not self._calls or self.broken is not None or watch is None:
             return
         now = self._loop.time()
-        end = self._calls[0].sent + self._timeout
-        if end > now:
+        unsent = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        if unsent and self._given - unsent > self._sent:
+            self._sent, self._moved = self._given - unsent, now
+        end = max(self._calls[0].sent, self._moved) + self._timeout
+        if end > now and unsent:
+            self._look_soon(now)
+        elif end > now:
             self._watch = self._loop.call_at(end, self._look)
         elif now - watch.when() > LATE:
             self._watch = self._loop.call_at(now + self._timeout / TICKS, self._look)
         else:
             self._break(f"no answer within {self._timeout:g} seconds", HungError)
+
+    def _look_soon(self, now: float) -> None:
+        """Look several times within the time limit whether a large write goes on."""
+        soon = now + self._timeout / TICKS
+        if self._watch is None or self._watch.when() > soon:
+            if self._watch is not None:
+                self._watch.cancel()
+            self._watch = self._loop.call_at(soon, self._look)
 
     def _break(self, why: str, kind: type[BrokenError] = BrokenError) -> None:
         if self.broken is not None:
