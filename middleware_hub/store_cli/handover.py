@@ -19,7 +19,7 @@ from router.errors import BadRequestError
 
 
 async def handover(args: argparse.Namespace) -> int:
-    """Hand over what waits in files; return 1 if anything is left.
+    """Hand over what waits in files; return 1 if anything is left or damaged.
 
     Raises BadRequestError for a file that is in use, or belongs to another store, and StoreError.
     """
@@ -31,7 +31,8 @@ async def handover(args: argparse.Namespace) -> int:
                 raise BadRequestError(f"{where} waits for {spool.head.store}: name that, or give --any-store")
             sys.stdout.write(f"{where}: {_described(spool)}\n")
             if not args.dry_run:
-                left += not await _hand_over(spool, open_store(args.store, prefix=args.store_prefix))
+                done = await _hand_over(spool, open_store(args.store, prefix=args.store_prefix))
+                left += not done or spool.damaged > 0
         finally:
             if not args.dry_run:
                 spool.close()
@@ -70,7 +71,7 @@ def _files(args: argparse.Namespace) -> Iterable[SpoolFile]:
         paths = SpoolFolder(args.spool, identity(args.store, args.store_prefix), None, 0).paths()
     for path in paths:
         try:
-            found = SpoolFile.adopt(path, None)
+            found = SpoolFile.adopt(path, None, look=args.dry_run)
         except OSError as error:
             raise BadRequestError(f"{path}: {error}") from error
         if found is None and args.paths:

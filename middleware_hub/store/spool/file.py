@@ -108,13 +108,13 @@ class SpoolFile:
         return made
 
     @classmethod
-    def adopt(cls, path: Path, head: SpoolHead | None) -> SpoolFile | None:
+    def adopt(cls, path: Path, head: SpoolHead | None, *, look: bool = False) -> SpoolFile | None:
         """Return a file that was left behind, locked; None if it is in use, gone, or belongs to another store or tokenizer.
 
-        Without a `head`, return it whatever its owner.
+        Without a `head`, return it whatever its owner, or None if it is no spool file. With `look` it is not changed.
         """
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            descriptor = os.open(path, (os.O_RDONLY if look else os.O_RDWR) | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
@@ -123,10 +123,12 @@ class SpoolFile:
             os.close(descriptor)
             return None
         found = cls(descriptor, path, head or SpoolHead("", None), 0)
-        if not _is_at(descriptor, path) or not found._scan(head):
+        ours = _is_at(descriptor, path) and found._scan(head)
+        if not ours or (head is None and not (found._begin or found.waiting)):
             os.close(descriptor)
             return None
-        os.ftruncate(descriptor, found._end)
+        if not look:
+            os.ftruncate(descriptor, found._end)
         return found
 
     @classmethod

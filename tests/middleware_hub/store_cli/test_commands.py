@@ -17,6 +17,7 @@ from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event, Mark
+from middleware_hub.store.spool.file import SpoolFile, SpoolHead
 from middleware_hub.store.spool.folder import SpoolFolder, identity
 from middleware_hub.store.spool.packing import pack
 from middleware_hub.store_cli.progress import bar
@@ -221,6 +222,51 @@ def test_a_wrong_flag_says_what_to_write(
 def test_where_nothing_waits_it_is_said(tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert status("handover", "--store", sqlite(tmp_path), "--spool", str(tmp_path / "spool")) == 0
     assert f"below {tmp_path / 'spool'} no router has left a file" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"], ["--any-store"], ["--any-store", "--dry-run"]], ids=" ".join)
+@pytest.mark.parametrize("content", [b"", b"my notes\n" * 500], ids=["empty", "notes"])
+def test_a_file_that_is_no_spool_file_is_not_touched(
+    tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str], content: bytes, flags: list[str]
+) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(content)
+    assert status("handover", "--store", sqlite(tmp_path), *flags, str(other)) == 2
+    assert "is no spool file" in capsys.readouterr().err
+    assert other.read_bytes() == content
+
+
+def left_behind(path: Path, store: str) -> bytes:
+    """Make the file of a router that was killed while it wrote; return its bytes."""
+    turn = World().turn(None, "waiting", "its reply")
+    spool = SpoolFile.make(path, SpoolHead(identity(store, "tito:"), "toy"), 1 << 20)
+    spool.put(pack(turn.batch))
+    end = spool._end
+    os.close(spool._descriptor)
+    whole = path.read_bytes()[:end] + b"torn"
+    path.write_bytes(whole)
+    return whole
+
+
+def test_a_dry_run_of_a_handover_changes_no_file(
+    tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = left_behind(tmp_path / "a.spool", sqlite(tmp_path))
+    assert status("handover", "--store", sqlite(tmp_path), "--dry-run", str(tmp_path / "a.spool")) == 0
+    assert "1 replies" in capsys.readouterr().out
+    assert (tmp_path / "a.spool").read_bytes() == before
+    assert texts(tmp_path) == ALL
+
+
+def test_a_handover_of_a_damaged_file_is_no_success(tmp_path: Path, world: World) -> None:
+    store, path = sqlite(tmp_path), tmp_path / "a.spool"
+    whole = bytearray(left_behind(path, store))
+    whole[20] ^= 1  # in its head, which says whose it is
+    path.write_bytes(whole)
+    assert status("handover", "--store", store, "--any-store", str(path)) == 1
+    assert texts(tmp_path) == {*ALL, "its reply"}
+    assert not path.exists()
+    assert path.with_suffix(".damaged").exists()
 
 
 def test_a_command_is_named_or_listed(capsys: pytest.CaptureFixture[str]) -> None:
