@@ -115,8 +115,8 @@ class Worker:
     def probed(self, complaint: str | None, config: Thresholds, *, absent: bool = False) -> bool:
         """Note the result of a probe, with a `complaint` if it was bad. Return whether the state changed.
 
-        `absent` says that there was no connection. A worker that comes back from that is another process, so its circuit
-        breaker is reset.
+        `absent` says that there was no connection. A worker that comes back from that is another process, and one that has
+        just come up had none before, so its circuit breaker is reset.
         """
         before, self.complaint = self.state, complaint
         self._absent = absent
@@ -126,7 +126,7 @@ class Worker:
             needed = config.success_threshold if self.state is WorkerState.QUARANTINED else 1
             if WorkerState.HEALTHY in TRANSITIONS[self.state] and self._good >= needed:
                 self.move_to(WorkerState.HEALTHY)
-                if self._gone and before is WorkerState.QUARANTINED:
+                if self._gone and before is not WorkerState.SUSPECT:
                     self.breaker.forget()
                 self._gone = False
         else:

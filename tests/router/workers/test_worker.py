@@ -145,6 +145,15 @@ def test_a_breaker_is_reset_for_a_new_process_and_not_after_a_hang(absent: bool)
     assert worker.routable == absent
 
 
+def test_requests_that_came_before_a_worker_was_there_keep_no_breaker_open() -> None:
+    worker = Worker("http://a:1", Breaker(BreakerConfig(failure_threshold=1)))
+    worker.probed("connection refused", HealthConfig(), absent=True)
+    worker.breaker.failed()
+    assert worker.breaker.state is BreakerState.OPEN
+    worker.probed(None, HealthConfig())
+    assert worker.routable
+
+
 def test_a_worker_that_has_come_back_may_hang_later() -> None:
     """Its first absence resets its breaker once."""
     worker = Worker("http://a:1", Breaker(BreakerConfig(failure_threshold=1)))
