@@ -124,15 +124,40 @@ def test_more_than_one_router_needs_a_store() -> None:
         rendered({"tokenizerPath": "/m", "store": {"url": "sqlite:/x"}})
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"apiKeys": {"client": ["KEY1"]}},
+        {"replicaCount": 3},
+        {"store": {"spool": {"sise": "1Gi"}}},
+        {"image": {"tag": 20261128}},
+        {"extraArgs": ["--radix-max-tokens", 200_000_000]},
+    ],
+    ids=["misspelt keys", "another chart's name", "misspelt size", "tag that is a number", "flag with a number"],
+)
+def test_values_that_would_be_ignored_or_written_otherwise_are_refused(wrong: dict[str, Any]) -> None:
+    """Helm leaves out names that it does not know, and writes large numbers as 2.0261128e+07."""
+    from helm_python import HelmError
+
+    with pytest.raises(HelmError, match="specifications of the schema"):
+        rendered({**LEAST, **wrong})
+
+
 def test_prometheus_has_a_key_where_the_routers_have_some() -> None:
     from helm_python import HelmError
 
     watched = {**LEAST, "serviceMonitor": {"enabled": True}}
     (one,) = (one for (kind, _), one in rendered(watched).items() if kind == "ServiceMonitor")
     assert "authorization" not in one["spec"]["endpoints"][0]
-    with pytest.raises(HelmError, match=r"keys\.metrics"):
-        rendered({**watched, "keys": {"client": ["math:KEY1"]}})
-    for keys in ({"client": ["math:KEY1"], "metrics": "KEY1"}, {"existingSecret": "mine"}):
+    for metrics in ({}, {"metrics": "KEY2"}, {"metrics": "math:KEY1"}):  # Prometheus would get 401
+        with pytest.raises(HelmError, match=r"keys\.metrics"):
+            rendered({**watched, "keys": {"client": ["math:KEY1", "code:KEY3"], **metrics}})
+    for keys in (
+        {"client": ["math:KEY1"], "metrics": "KEY1"},
+        {"client": ["KEY1"], "metrics": "KEY1"},
+        {"client": ["math:KEY1"], "admin": ["KEY2"], "metrics": "KEY2"},
+        {"existingSecret": "mine"},
+    ):
         (one,) = (one for (kind, _), one in rendered({**watched, "keys": keys}).items() if kind == "ServiceMonitor")
         assert one["spec"]["endpoints"][0]["authorization"]["credentials"]["key"] == "metrics"
 
