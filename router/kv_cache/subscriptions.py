@@ -17,6 +17,7 @@ import asyncio
 import contextvars
 import logging
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 import zmq
@@ -87,9 +88,10 @@ class KvSubscriptions:
             task.add_done_callback(self._ending.discard)
         self._index.forget(url)
 
-    def following(self, url: str) -> bool:
-        """Return whether a worker is followed, connected or not."""
-        return url in self._sources
+    @property
+    def urls(self) -> Set[str]:
+        """Return the workers that are followed, connected or not."""
+        return self._sources.keys()
 
     async def close(self) -> None:
         """Stop following all workers, and wait until the sockets are closed."""

@@ -37,7 +37,6 @@ class KvWatch:
         self._prober = prober
         self._index = index
         self._asked: set[str] = set()
-        self._followed: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self.subscriptions: KvSubscriptions | None = None if index is None else KvSubscriptions(index)
 
@@ -64,9 +63,8 @@ class KvWatch:
         """Ask workers that are new, or were away and may have restarted; stop following workers that left the pool."""
         workers = {worker.url: worker for worker in self._pool.list()}
         well = {url for url, worker in workers.items() if worker.state in ROUTABLE}
-        for url in self._followed - workers.keys():
+        for url in subscriptions.urls - workers.keys():
             subscriptions.stop(url)
-            self._followed.discard(url)
         new = well - self._asked
         self._asked = well
         await asyncio.gather(*(self._ask(subscriptions, workers[url]) for url in new))
@@ -81,8 +79,6 @@ class KvWatch:
         if source is None:
             logger.info("worker %s does not publish KV events (--kv-events-config)", worker.url)
             subscriptions.stop(worker.url)
-            self._followed.discard(worker.url)
         else:
             logger.info("worker %s publishes KV events at %s", worker.url, source.endpoint(0))
             subscriptions.start(worker.url, source)
-            self._followed.add(worker.url)

@@ -45,14 +45,24 @@ CLEARED = {"type": "AllBlocksCleared"}
 class Publisher:
     """A worker's two sockets, with a clock of its own, so that no two batches have the same time."""
 
-    def __init__(self, port: int = 0, replay_port: int | None = 0, *, topic: str = "", now: float = 1_000.0) -> None:
+    def __init__(
+        self,
+        port: int = 0,
+        replay_port: int | None = 0,
+        *,
+        topic: str = "",
+        now: float = 1_000.0,
+        host: str = "127.0.0.1",
+    ) -> None:
+        self.host = host
         self._context = zmq.asyncio.Context()
         self.topic = topic.encode()
         self.now = now
         # An XPUB is a PUB that reports its subscribers.
         self._pub = self._context.socket(zmq.XPUB)
         try:
-            self._pub.bind(f"tcp://127.0.0.1:{port or '*'}")
+            self._pub.ipv6 = "[" in host
+            self._pub.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError:
             self._context.destroy(linger=0)
             raise
@@ -61,7 +71,8 @@ class Publisher:
         self._router: zmq.asyncio.Socket | None = None
         if replay_port is not None:
             self._router = self._context.socket(zmq.ROUTER)
-            self._router.bind(f"tcp://127.0.0.1:{replay_port or '*'}")
+            self._router.ipv6 = "[" in host
+            self._router.bind(f"tcp://{host}:{replay_port or '*'}")
             self.replay_port = _port(self._router)
         self.buffer: list[tuple[int, bytes]] = []
         self.numbers = 0
@@ -74,7 +85,7 @@ class Publisher:
         self._task = asyncio.create_task(self._serve())
 
     def source(self, **more: Any) -> KvSource:
-        return KvSource("127.0.0.1", self.port, replay_port=self.replay_port, **more)
+        return KvSource(self.host, self.port, replay_port=self.replay_port, **more)
 
     async def subscribed(self, topic: bytes = b"") -> None:
         assert await self._pub.recv() == b"\x01" + topic
@@ -509,9 +520,9 @@ def test_a_stopped_worker_is_forgotten_at_once() -> None:
             await worker.subscribed()
             await worker.publish(stored(10, 1, 2))
             await router.batches(1)
-            assert router.subscriptions.following(URL)
+            assert URL in router.subscriptions.urls
             router.subscriptions.stop(URL)
-            assert not router.subscriptions.following(URL)
+            assert not router.subscriptions.urls
             assert router.overlap(1, 2) == 0
             await worker.publish(stored(20, 5, 6))
             await router.settled()
@@ -553,6 +564,40 @@ def test_a_worker_may_start_after_its_subscription() -> None:
                 assert router.overlap(1, 2) == 1
 
     run(scenario)
+
+
+def test_a_worker_may_have_an_ipv6_address() -> None:
+    async def scenario() -> None:
+        async with publishing(host="[::1]") as worker, following((URL, worker.source())) as router:
+            await worker.publish(stored(10, 1, 2), sent=False)
+            await router.batches(1)
+            assert router.overlap(1, 2) == 1, "replayed"
+            await worker.publish(stored(20, 5, 6))
+            await router.batches(2)
+            assert router.overlap(5, 6) == 1
+
+    run(scenario)
+
+
+def test_a_subscription_that_fails_is_told_and_its_cache_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
+    """As when something else publishes at the port: the numbers of its batches are too large to ask for."""
+
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            await worker.publish(stored(10, 1, 2))
+            await router.batches(1)
+            assert router.index.tracked(URL)
+            for number in (b"\xfe" * 9, b"\xff" * 9):
+                await worker._pub.send_multipart([b"", number, dict(worker.buffer)[0]])
+            await router.until(lambda: router.subscriptions.counts["failed"])
+            assert not router.index.tracked(URL)
+            assert router.overlap(1, 2) == 0
+
+    run(scenario)
+    assert [one.message for one in caplog.records if one.levelname == "ERROR"] == [
+        f"the KV events of {URL} are no longer followed"
+    ]
 
 
 def test_many_workers_fit() -> None:

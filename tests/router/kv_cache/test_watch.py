@@ -15,7 +15,10 @@ import zmq.asyncio
 from router.app import create_app
 from router.config import CacheAwareConfig, RouterConfig, WorkersConfig
 from router.kv_cache.index import KvIndex
+from router.kv_cache.subscriptions import KvSubscriptions
+from router.kv_cache.watch import KvWatch
 from router.policies.cache_aware import CacheAware
+from router.workers.worker import Worker, WorkerState
 from tests.router.conftest import json_app
 from tests.support.serving import serving
 
@@ -81,6 +84,85 @@ def test_publishing_workers_are_followed_and_removed_workers_forgotten(monkeypat
                     assert index.overlaps(ids) == {}
                     async with asyncio.timeout(20):
                         assert await socket.recv() == b"\x00"
+
+    asyncio.run(main())
+
+
+class Fleet:
+    """Workers, as the pool lists them and as a prober describes them."""
+
+    def __init__(self, *urls: str) -> None:
+        self.workers = {url: Worker(url) for url in urls}
+        self.told = dict.fromkeys(urls, b'{"kv_events":{"publisher":"zmq","endpoint_port_base":1,"dp_size":1}}')
+        self.asked: list[str] = []
+        self.meanwhile: Callable[[Worker], None] = lambda worker: None
+        for worker in self.workers.values():
+            worker.state = WorkerState.HEALTHY
+
+    def list(self) -> list[Worker]:
+        return [*self.workers.values()]
+
+    async def description(self, url: str, paths: Any) -> bytes:
+        self.asked.append(url)
+        self.meanwhile(self.workers[url])
+        return self.told[url]
+
+
+@contextlib.asynccontextmanager
+async def looking(fleet: Fleet) -> AsyncIterator[tuple[Callable[[], Any], KvSubscriptions]]:
+    watch = KvWatch(fleet, fleet, KvIndex())  # type: ignore[arg-type]
+    assert watch.subscriptions is not None
+    try:
+        yield lambda: watch.look(watch.subscriptions), watch.subscriptions  # type: ignore[arg-type]
+    finally:
+        await watch.subscriptions.close()
+
+
+def test_a_worker_is_asked_again_only_after_it_was_away() -> None:
+    """It may publish no more, or elsewhere."""
+
+    async def main() -> None:
+        fleet = Fleet("http://127.0.0.1:1", "http://127.0.0.1:2")
+        one, other = fleet.workers
+        async with looking(fleet) as (look, subscriptions):
+            await look()
+            await look()
+            assert sorted(fleet.asked) == [one, other]
+            assert subscriptions.urls == {one, other}
+            fleet.workers[one].state = WorkerState.QUARANTINED
+            fleet.told[one] = b"{}"
+            await look()
+            assert one in subscriptions.urls, "it may be back in a moment"
+            fleet.workers[one].state = WorkerState.HEALTHY
+            await look()
+            assert fleet.asked[2:] == [one]
+            assert subscriptions.urls == {other}
+            del fleet.workers[other]
+            await look()
+            assert not subscriptions.urls
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_goes_away_while_it_is_asked_is_asked_again() -> None:
+    """What it said may be from before its restart, even if it is back at the next look."""
+
+    async def main() -> None:
+        fleet = Fleet("http://127.0.0.1:1")
+        (url,) = fleet.workers
+
+        def gone(worker: Worker) -> None:
+            worker.state = WorkerState.QUARANTINED
+
+        async with looking(fleet) as (look, subscriptions):
+            fleet.meanwhile = gone
+            await look()
+            assert not subscriptions.urls
+            fleet.meanwhile = lambda worker: None
+            fleet.workers[url].state = WorkerState.HEALTHY
+            await look()
+            assert fleet.asked == [url, url]
+            assert url in subscriptions.urls
 
     asyncio.run(main())
 
