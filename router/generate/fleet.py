@@ -155,9 +155,9 @@ class Fleet:
         async with self._updating if call.updates else contextlib.nullcontext():
             if aborts or call.updates or known.pauses:
                 begun = CallBegan(secrets.token_hex(8), path, aborts=aborts, updates=call.updates)
-                heard = await self.peers.take_turn(begun)
                 over = CallOver(begun.call)
                 try:
+                    heard = await self.peers.take_turn(begun)
                     answers = await self._send_to_all(call, begun)
                     if version is not None:
                         over = await self._updated(begun, version, answers, announced=known.names_version)

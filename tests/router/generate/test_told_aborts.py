@@ -17,7 +17,7 @@ from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
 from router.observability.metrics import RouterMetrics
-from router.peers.events import Abort, CallBegan
+from router.peers.events import Abort, CallBegan, FleetState
 from router.peers.peers import Peers
 from router.policies.least_inflight import LeastInflight
 from router.workers.pool import WorkerPool
@@ -115,3 +115,39 @@ def test_whoever_cannot_ask_does_not_send_again() -> None:
     assert reply_to(ONE, ended_all, away=True, alone=False) == 1
     assert reply_to(ONE, nothing, away=True, alone=False) == 1
     assert reply_to(ONE, nothing, away=True, alone=True) == 3
+
+
+def test_a_call_that_is_cancelled_while_others_are_told_is_over_for_them() -> None:
+    """As at the end of a shutdown: otherwise they would wait for it, and end what begins, as long as this router is there."""
+
+    class Stopping(Breakable):
+        """Cancels the call that is the first to append."""
+
+        async def append(self, kind: str, data: bytes, expected: int | None = None) -> int | None:
+            number = await super().append(kind, data, expected)
+            if number == 1:
+                call.cancel()
+                await asyncio.sleep(0)
+            return number
+
+    async def send(_: Message) -> None:
+        raise AssertionError
+
+    async def main() -> FleetState:
+        nonlocal call
+        store = DictionaryStore()
+        ours, other = Peers(), Peers()
+        ours.join(Stopping(store))
+        other.join(Breakable(store))
+        sender: Any = CallSender(None, None, seconds=1.0)  # type: ignore[arg-type]
+        fleet = Fleet(WorkerPool(LeastInflight()), sender, max_body_bytes=1000, forward_authorization=False, peers=ours)
+        path = "/update_weight_version"
+        scope = {"method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": []}
+        call = asyncio.create_task(fleet.everywhere(scope, send, b'{"new_version": "2"}', aborts=True))
+        await asyncio.wait([call])
+        assert call.cancelled()
+        await other.catch_up()
+        return other.log.state
+
+    call: asyncio.Task[None]
+    assert asyncio.run(main()).calls == {}
