@@ -280,3 +280,31 @@ class TestTexts:
         assert found["exact"], found
         records = [first.record, said.record, third.record, fourth.record]
         assert sum(found["loss_mask"]) == sum(len(one.output_ids) for one in records)
+
+    @pytest.mark.parametrize("turns", [0, 1])
+    def test_a_reply_to_a_text_is_no_edited_echo_of_a_reply_to_a_chat(self, served: Stack, turns: int) -> None:
+        """Of two samples, one was asked for by a chat and one by a text. The client goes on with the second one."""
+        model, (worker,) = ChatModel("qwen3"), served.workers
+        messages = [system(f"s10{turns}"), user("Hello")]
+        before: list[int] = []
+        for _ in range(turns):
+            first = ask(served, *messages, says="<think>\n\n</think>\n\nOne.")
+            messages += [first.message, user("b")]
+            before = [*first.chain, *model.encode("\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n")]
+        other = ask(served, *messages, says="One two three.")
+        prompt = list(other.record.input_ids)
+        assert before in ([], prompt)
+        worker.script(ids=[one for letter in "One two four." for one in model.encode(letter)])
+        said = served.generate({"text": model.spell(prompt)})
+        chain = [*prompt, *said.record.output_ids]
+        assert list(said.record.input_ids) == prompt
+        reply = {"role": "assistant", "content": "One two four."}
+        third = ask(served, *messages, reply, user("c"), says="x")
+        assert list(third.record.input_ids)[: len(chain)] == chain
+        assert "x-radix-reasons" not in third.answer.headers
+        found = served.post("/retrieve_from_text", {"text": model.spell(third.chain)}).json()
+        assert (found["exact"], found["tokens"]) == (True, third.chain)
+        assert [turn["end"] - turn["start"] for turn in found["turns"]][-2:] == [
+            len(said.record.output_ids),
+            len(third.record.output_ids),
+        ]

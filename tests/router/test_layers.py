@@ -62,6 +62,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.log.*",
         "middleware_hub.sessions.lost_turns",
         "middleware_hub.sessions.prompt.composer",
+        "middleware_hub.sessions.prompt.known_text",
         "middleware_hub.sessions.prompt.whole_rendering",
         "middleware_hub.sessions.registry",
         "middleware_hub.sessions.session",

@@ -28,20 +28,6 @@ FALLBACKS = frozenset({"divergence", "sentinel_collision", "scaffold", "unfaithf
 """Why earlier turns did not keep their ids, or not all of them."""
 
 
-class KnownText(msgspec.Struct, frozen=True, gc=False):
-    """A text whose ids are remembered, although its last turn is none of this session.
-
-    Attributes:
-        ids: of the whole text, packed.
-        reply: the name of the last reply that it contains.
-        reused: how many of the ids were remembered.
-    """
-
-    ids: bytes
-    reply: str
-    reused: int
-
-
 class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     """The prompt that a worker is sent for a turn.
 

@@ -9,23 +9,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt import shared_contexts
-from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, LEFT_OUT, ComposedPrompt, KnownText
+from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, LEFT_OUT, ComposedPrompt
 from middleware_hub.sessions.prompt.edited_turns import Echo, KeptEcho, echoes, keep, manner, prompt_of, usable
 from middleware_hub.sessions.prompt.join import OPENING, Codec, Join, join, join_in_place
+from middleware_hub.sessions.prompt.known_text import EncodeStart, KnownText, known_behind
 from middleware_hub.sessions.prompt.prompt_ids import PromptIdsCache
 from middleware_hub.sessions.prompt.tails import Tails
 from middleware_hub.sessions.prompt.whole_rendering import Resident, WholeRendering, codec_of
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.prepared_turn import EditedMessage, PreparedTurn
-from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, chain_ids, pack_ids, unpack_ids
+from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, pack_ids, unpack_ids
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -33,17 +34,6 @@ from router.config.sessions import History
 from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
-
-
-class EncodeStart(Protocol):
-    """Encodes whole prompts as they are remembered."""
-
-    async def __call__(self, text: str) -> tuple[Sequence[int], int]:
-        """Return the ids of a prompt and how many of them were remembered."""
-
-    async def behind(self, generation_id: str, text: str) -> KnownText | None:
-        """Return the ids of a generation's text and `text` after it, if that has a later reply that is remembered."""
-
 
 T = TypeVar("T")
 _SCAFFOLD_TOKENS = 64
@@ -101,6 +91,9 @@ class Composer:
         """
         found = None if turn.elsewhere is None else await self._residents(turn.elsewhere, request)
         reach = 0 if found is None or found.last is None else found.last.node.depth
+        own = None
+        if turn.edited and found is None and start is not None:
+            own = await self._own(turn, request, start)  # what looks like an edited echo may be a reply to a text
         for echo in turn.edited:
             if echo.at <= reach:
                 break  # other options write a whole turn there, not only its beginning
@@ -109,11 +102,14 @@ class Composer:
                 edited, joined, all_kept = kept
                 at = msgspec.structs.replace(turn, checkpoint=edited, covered=echo.at)
                 prompt = await self._behind(edited, joined, at, request, verify=None if all_kept else False)
+                knows_more = start is not None and start.replied > prompt.reused
+                if own is not None and start is not None and knows_more and (own.reply or own.checkpoint is None):
+                    return msgspec.structs.replace(own, reply=start.reply)
                 how = manner(edited, request.messages[echo.at - 1])
                 reasons = (EDITED_TURN, *prompt.reasons)
                 return msgspec.structs.replace(prompt, reasons=reasons, apart=prompt.apart or not all_kept, edited=how)
         if found is None:
-            return await self._own(turn, request, start)
+            return own or await self._own(turn, request, start)
         if turn.checkpoint is None or reach > turn.covered or (found.last is not None and turn.names(found.last)):
             return await self._spliced(found, turn, request, "setting", start)
         return _without(await self._own(turn, request, start), "setting", found.reason)
@@ -166,31 +162,12 @@ class Composer:
         joined = join(checkpoint, tail.text, self._codec)
         if joined.take == 0 and checkpoint.span.parent is None:
             return await self._started(turn, request, ("template_error",), start)
-        known = None if start is None else await self._known(checkpoint, joined, tail.text, turn, request, start)
+        known = None
+        if start is not None:
+            known = await known_behind(checkpoint, joined, tail.text, turn, request, start, self._tokenizer)
         verify = None if new is None else True
         prompt = await self._behind(checkpoint, joined, turn, request, verify=verify, known=known)
         return _with_reason(prompt, "rendered_whole") if tail.healed else prompt
-
-    async def _known(
-        self,
-        checkpoint: Checkpoint,
-        joined: Join,
-        tail: str,
-        turn: PreparedTurn,
-        request: ChatRequest,
-        start: EncodeStart,
-    ) -> KnownText | None:
-        """Return what is remembered of the text after a checkpoint, if a later turn was sampled for that text."""
-        if all(message["role"] != "assistant" for message in request.messages[turn.covered :]):
-            return None
-        known, chain = await start.behind(checkpoint.id, tail), chain_ids(checkpoint.span, joined.take)
-        if known is None or not known.ids.startswith(chain):
-            return None
-        spell = self._tokenizer.vocabulary.spell
-        spelled = spell(unpack_ids(known.ids[len(chain) :]))
-        if spelled != joined.text and spelled != spell(await self._tokenizer.encode(joined.text, start=False)):
-            return None  # it has an end of turn that the template does not write
-        return known
 
     async def _behind(
         self,

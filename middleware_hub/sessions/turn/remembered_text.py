@@ -14,7 +14,7 @@ from middleware_hub.radix import prompting
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.tree import RadixTree
-from middleware_hub.sessions.prompt.composed_prompt import KnownText
+from middleware_hub.sessions.prompt.known_text import KnownText
 from middleware_hub.spans.chain import TokenSpan, links, unpack_ids
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.http.headers import header
@@ -35,6 +35,7 @@ class RememberedText:
 
     Attributes:
         knew_parent: whether the tokens of the parent, the reply that the request names, are in the prompt.
+        reply, replied: see `EncodeStart`.
     """
 
     _tree: RadixTree
@@ -44,6 +45,8 @@ class RememberedText:
     _tracer: Tracer
     _memory: Backing | None = None
     knew_parent: bool = False
+    reply: str = ""
+    replied: int = 0
 
     @classmethod
     def of(
@@ -64,6 +67,7 @@ class RememberedText:
             # A hidden end of turn stays in a text that continues after it; a template that writes none there means none.
             ids = await self._tokenizer.encode(text, start=True)
             if self._tokenizer.spell_prompt(ids) != self._tokenizer.spell_prompt(known):
+                self.reply, self.replied = "", 0
                 return ids, 0
         self.knew_parent = self._parent is not None and not prompt.match.unknown_parent
         return known, prompt.reused
@@ -75,16 +79,21 @@ class RememberedText:
             return None
         prompt = await self._prompt(self._tree.text_of(reply) + text)
         line = prompt.match.continues
-        if line is None or not line.request_ids or all(part is not reply.span for part, _ in links(*_before(line))):
+        if line is None or not self.reply or all(part is not reply.span for part, _ in links(*_before(line))):
+            self.reply, self.replied = "", 0
             return None
         self.knew_parent = self._parent is not None and not prompt.match.unknown_parent
-        return KnownText(prompt.packed, line.request_ids[0], prompt.reused)
+        return KnownText(prompt.packed, self.reply, prompt.reused)
 
     async def _prompt(self, text: str) -> Prompt:
         prompt = await prompting.from_text(
             self._tree, self._tokenizer, self._namespace, text, self._parent, self._tracer, self._memory
         )
         self._tree.unpin(prompt.match)
+        self.reply, self.replied = "", 0
+        line = prompt.match.continues
+        if line is not None and line.request_ids:
+            self.reply, self.replied = line.request_ids[0], line.span.offset + line.span.visible
         return prompt
 
 

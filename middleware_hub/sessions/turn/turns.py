@@ -15,7 +15,8 @@ from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.log.events import Touched
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, FALLBACKS, LEFT_OUT, ComposedPrompt
-from middleware_hub.sessions.prompt.composer import Composer, EncodeStart
+from middleware_hub.sessions.prompt.composer import Composer
+from middleware_hub.sessions.prompt.known_text import EncodeStart
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import setting_in
@@ -150,7 +151,7 @@ class Turns:
             # Its messages are not on the path, but its tokens are in the prompt: by a splice, an edited turn, or a text.
             turn = msgspec.structs.replace(turn, unknown_parent=False, ambiguous=False)
         sampled = 0 if prompt.checkpoint is None else prompt.checkpoint.node.depth
-        if turn.edited and turn.edited[0].at > sampled and not prompt.edited:
+        if turn.edited and turn.edited[0].at > sampled and not (prompt.edited or prompt.reply):
             prompt = msgspec.structs.replace(prompt, reasons=(EDITED_TURN, *prompt.reasons))
         shape = (session.id, session.trie, scope, request, turn, prompt, session.lasting, unread)
         plan = TurnPlan(*shape, log=session.log, notes=session.notes)
