@@ -228,3 +228,17 @@ def test_what_a_dead_router_had_goes_to_the_other(name: str, tmp_path: Path) -> 
             dead = one
         with balanced(name, tmp_path, [dead, two]) as front:
             assert [front.who(x_router_affinity=word) for _ in range(20)] == ['"two"'] * 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BALANCERS)
+def test_no_request_fails_because_a_router_has_stopped(name: str, tmp_path: Path) -> None:
+    """Its port closes a moment before the health check notices."""
+    with contextlib.ExitStack() as first, serve(_router("two")) as two:  # type: ignore[arg-type]
+        one = first.enter_context(serve(_router("one")))  # type: ignore[arg-type]
+        with balanced(name, tmp_path, [one, two]) as front:
+            words = [word for word in map(str, range(60)) if front.who(x_router_affinity=word) == '"one"']
+            assert words
+            first.close()
+            assert {front.who(x_router_affinity=word) for word in words} == {'"two"'}
+            assert {front.who() for _ in words} == {'"two"'}
