@@ -324,7 +324,8 @@ class Peers:
 
     def _failed(self, error: Exception, since: float | None = None) -> None:
         if not self.away:
-            logger.error("the other routers cannot be reached, this one goes on alone: %s", error)
+            why = str(error) or "the store has not answered in time"  # a TimeoutError has no words
+            logger.error("the other routers cannot be reached, this one goes on alone: %s", why)
             self._away_since = since or time.monotonic()
 
     # For people --------------------------------------------------------------------------------------------------------

@@ -82,3 +82,18 @@ def test_what_failed_because_the_process_was_stopped_is_tried_again() -> None:
         assert one.until > time.monotonic() + LEASE_SECONDS / 2
 
     asyncio.run(main())
+
+
+def test_the_log_says_why_a_router_goes_on_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where nothing was said, because the store hangs."""
+
+    async def main() -> None:
+        channel = Troubled()
+        channel.hangs = True
+        await overdue(channel).look_again()
+
+    run_by_a_clock(monkeypatch, main())
+    (said,) = (message for message in caplog.messages if "goes on alone" in message)
+    assert said.endswith("the store has not answered in time")
