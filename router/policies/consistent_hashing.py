@@ -38,8 +38,9 @@ class ConsistentHashing:
         if workers is not self._offered or not isinstance(workers, tuple):
             self._place(workers)
         if query.target_worker is not None:
+            target = query.target_worker.rstrip("/")  # as the URLs of workers, which may be added with a slash
             for worker in workers:
-                if query.target_worker in (worker.url, worker.id):
+                if target in (worker.url, worker.id):
                     return Decision(worker, "target")
         if query.routing_key is None:
             return Decision(self._least.select(workers, query), "no_key")

@@ -75,7 +75,7 @@ def test_a_departed_worker_only_gives_up_its_own_keys(forgotten: bool) -> None:
 def test_the_client_names_a_worker_by_url_or_id() -> None:
     workers = fleet(0, 99, 0)
     policy = ConsistentHashing()
-    for name in (workers[1].url, workers[1].id):
+    for name in (workers[1].url, f"{workers[1].url}/", workers[1].id):
         assert policy.select(workers, RouteQuery(routing_key="k", target_worker=name)) == (workers[1], "target")
 
 
