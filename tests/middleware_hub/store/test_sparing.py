@@ -301,6 +301,45 @@ def test_what_was_written_last_without_news_is_found(tmp_path: Path) -> None:
     with_two(tmp_path, work)
 
 
+def test_what_was_known_of_texts_holds_no_more_once_others_wrote_without_news(tmp_path: Path) -> None:
+    world = World()
+    first, begun = world.turn(None, "user", "reply"), world.turn(None, "u" * 8 * BLOCK, "reply", names=("n",))
+
+    async def work(mine: Store, other: Store) -> None:
+        await other.append(first.batch)
+        without_news(tmp_path)
+        asked = [query(begun.text, parents=parents, complete=True) for parents in ((), ("n",))]
+        for one in asked:
+            assert mine.spared(one) is None
+            assert not (await mine.find(one)).records
+            assert mine.spared(one) is not None
+        await other.append(begun.batch)
+        without_news(tmp_path)
+        assert [mine.spared(one) for one in asked] == [None, None]
+        for one in asked:
+            assert begun.reply.id in ids(await mine.find(one))
+
+    with_two(tmp_path, work)
+
+
+def test_what_cannot_be_read_is_looked_up_again_each_time(tmp_path: Path) -> None:
+    """Else the second request would know nothing of it, and nobody would be told."""
+    world = World()
+    turn = world.turn(None, "user", "reply", names=("n",))
+
+    async def work(mine: Store, other: Store) -> None:
+        await other.append(turn.batch)
+        without_news(tmp_path)
+        with closing(connect(tmp_path / "store.sqlite3")) as connection:
+            connection.execute("UPDATE records SET body = x'00' WHERE id = ?", (turn.reply.id,))
+        for text in (turn.text + "!", "u" * 8 * BLOCK):
+            asked = query(text, parents=("n",), complete=True)
+            assert (await mine.find(asked)).damaged
+            assert mine.spared(asked) is None
+
+    with_two(tmp_path, work)
+
+
 def test_a_log_to_which_another_has_appended_has_another_end(tmp_path: Path) -> None:
     async def work(mine: Store, other: Store) -> None:
         for number in range(3):
