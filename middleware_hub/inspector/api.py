@@ -32,7 +32,7 @@ from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix.retrieval import RETOKENIZED
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.sessions.session import Session
-from middleware_hub.spans.chain import INEXACT
+from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE
 from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.sglang.limits import PromptLimits
@@ -283,13 +283,12 @@ class Api:
         if tree is None:
             raise NotFoundError("this router remembers sessions only, and no texts")
         namespace = tenant, request.adapter, request.namespace
-        if memory is not None:
-            await memory.cover(namespace, request.text)
+        asked = memory is None or await memory.cover(namespace, request.text)
         recall = tree.recall(namespace, request.text, note=False)
         assert recall is not None, "no reply was named"
         cut = recall.cut
         flat = await offload(cut.tokens > HEAVY, flatten, cut.span, cut.take)
-        reasons = list(flat.reasons)
+        reasons = list(flat.reasons if asked else flat.because(STORE_UNREACHABLE).reasons)
         if cut.recut and "cut_in_token" not in reasons:
             reasons.append("cut_in_token")
         if cut.start < len(request.text):

@@ -8,7 +8,9 @@ import random
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -16,6 +18,7 @@ import pyarrow.parquet
 import pytest
 
 from middleware_hub.inspector.reports import files
+from middleware_hub.store.sqlite.file import connect
 from router.config import StoreConfig
 from tests.support import templates
 from tests.support.agents import AgentSession, system, user
@@ -403,6 +406,26 @@ def test_a_text_is_explained_as_a_retrieval_answers(served: tuple[Stack, Talks])
             assert (found["exact"], found["reasons"]) == (truth["exact"], truth["reasons"]), (rid, asked)
             assert [one["reason"] for one in found["advice"]] == found["reasons"]
             assert all(one["what"] and one["do"] for one in found["advice"])
+
+
+def test_a_text_of_which_the_store_may_know_more_is_not_explained_as_exact(tmp_path: Path) -> None:
+    """The router knows the first turn; the second one is another router's, and cannot be read."""
+    store = StoreConfig(url=f"sqlite:{tmp_path}")
+    with (
+        stack("qwen", styles=("incremental",), store=store) as made,
+        stack("qwen", styles=("incremental",), store=store) as other,
+    ):
+        body = {"text": "known", "sampling_params": {"max_new_tokens": 4}}
+        text = "known" + made.generate(body).body["text"]
+        assert made.post(f"{API}/explain", {"text": text}).json()["exact"]
+        text += " and more"
+        text += other.generate({**body, "text": text}).body["text"]
+        with closing(connect(tmp_path / "store.sqlite3")) as file:
+            file.execute("UPDATE records SET body = x'00' WHERE n > 2")
+        found, truth = made.post(f"{API}/explain", {"text": text}).json(), made.retrieve(text)
+        assert (found["exact"], found["reasons"]) == (truth["exact"], truth["reasons"])
+        assert (found["exact"], found["reasons"]) == (False, ["store_unreachable", "retokenized"])
+        assert [one["reason"] for one in found["advice"]] == found["reasons"]
 
 
 def test_the_run_report_counts_every_token_once(served: tuple[Stack, Talks]) -> None:
