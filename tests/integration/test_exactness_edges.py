@@ -105,6 +105,8 @@ class TestRetrieval:
         assert (found["exact"], found["exact_chars"]) == (False, len("A:Hel"))
         assert found["reasons"] == ["cut_in_token", "retokenized"]
         assert found["tokens"] == first.input_ids + first.output_ids[:1] + talk.ids("m!")
+        explained = talk.served.post("/inspect/api/explain", {"text": "A:Helm!", "namespace": talk.space}).json()
+        assert (explained["exact"], explained["reasons"]) == (False, found["reasons"])
 
     def test_the_visible_part_of_the_only_token_is_told_too(self, talk: Talk) -> None:
         """As a request, as the same request again, and when it is retrieved."""
