@@ -236,3 +236,39 @@ def test_an_abort_that_ends_a_wait_is_no_failure_of_a_worker() -> None:
     attempts.failed(one, "lost", "broke off")
     with pytest.raises(UpstreamError, match="broke off"):
         attempts.check(unwanted=True)
+
+
+def test_where_no_worker_is_left_the_reply_of_one_that_does_not_generate_is_the_answer() -> None:
+    """And the worker is asked again what it is."""
+    pool = make(2)
+    attempts = begin(pool)
+    one, other = pool.list()
+    attempts.failed(one, "lost", "lost")
+    attempts.engine = other.engine = "sglang"
+    assert not attempts.goes_on_without_engine(other, 404)
+    assert (one.stranger, other.stranger) == (False, True)
+
+
+@pytest.mark.parametrize(("asked", "found"), [(None, None), (None, "vllm"), ("sglang", "vllm"), ("sglang", None)])
+def test_a_worker_that_was_asked_in_the_words_of_another_engine_gives_no_reply(
+    asked: str | None, found: str | None
+) -> None:
+    pool = make(1)
+    attempts = begin(pool)
+    (worker,) = pool.list()
+    attempts.engine, worker.engine = asked, found
+    with pytest.raises(NoWorkerError, match="it was not known which engine") as raised:
+        attempts.goes_on_without_engine(worker, 404)
+    assert raised.value.headers == (("retry-after", "1"),)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_where_workers_answered_nobody_is_sent_to_look_whether_they_are_up(full: bool) -> None:
+    pool = make(1)
+    attempts = begin(pool)
+    (worker,) = pool.list()
+    if full:
+        attempts.wait_after_busy(worker, 503, None)
+    else:
+        attempts.failed(worker, "connect", "refused")
+    assert ("GET /workers" in str(attempts.exhausted())) is not full

@@ -8,6 +8,7 @@ import pytest
 
 from router.config import HealthConfig
 from router.engines.engine import Call
+from router.workers import health
 from router.workers.worker import WorkerState
 from router.workers.worker_check import WorkerCheck
 from tests.router.workers.watched import AnsweringServer, until, watching
@@ -163,3 +164,93 @@ def test_a_check_that_fails_ends_no_probes(caplog: pytest.LogCaptureFixture) -> 
 
     asyncio.run(main())
     assert "a fault of a middleware" in caplog.text
+
+
+def test_a_worker_is_checked_once_it_serves_by_every_check() -> None:
+    async def main() -> None:
+        server = AnsweringServer(ping=503, server_info=503, tokenize={})
+        async with serving(server) as url, watching() as watched:
+            for word in ("one", "", "other"):
+                watched.worker_checks.append(
+                    WorkerCheck(Call("POST", "/tokenize", b"{}"), lambda _, word=word: word or None)  # type: ignore[misc]
+                )
+            worker = await watched.admission.admit(url)
+            await until(lambda: len(watched.probes) > 2)
+            assert "/tokenize" not in server.asked
+            server.answers |= {"/ping": {}, "/server_info": {}}
+            await until(lambda: worker.warning is not None)
+            assert worker.warning == "one; other"
+
+    asyncio.run(main())
+
+
+def test_a_late_worker_that_turns_out_to_be_no_engine_is_removed() -> None:
+    """And its last probe was a bad one."""
+
+    async def main() -> None:
+        server = AnsweringServer(ping=503, server_info=503)
+        async with serving(server) as url, watching() as watched:
+            worker = await watched.admission.admit(url)
+            server.answers.clear()
+            await watched.until(worker, WorkerState.GONE)
+            assert watched.pool.list() == ()
+            assert watched.probes
+            assert not any(watched.probes)
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_is_removed_during_a_probe_stays_away() -> None:
+    async def main() -> None:
+        server = AnsweringServer(ping={}, model_info={})
+        async with serving(server) as url, watching() as watched:
+            worker = await watched.admission.admit(url)
+            server.gate.clear()
+            asked = len(server.asked)
+            await until(lambda: len(server.asked) > asked)
+            (task,) = watched.checks._tasks.values()
+            watched.pool.remove(url)
+            server.gate.set()
+            await asyncio.wait([task], timeout=30)
+            assert worker.state is WorkerState.GONE
+            assert (watched.pool.list(), watched.pool.routable) == ((), ())
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("interval", "down"), [(3600.0, 0.01), (0.01, 3600.0)])
+def test_a_worker_that_gets_no_requests_is_probed_often(
+    monkeypatch: pytest.MonkeyPatch, interval: float, down: float
+) -> None:
+    """It serves again as soon as it can; and never less often than a healthy one."""
+    monkeypatch.setattr(health, "DOWN_INTERVAL", down)
+
+    async def main() -> None:
+        server = AnsweringServer(ping=503, server_info=503)
+        async with serving(server) as url, watching(HealthConfig(interval=interval, failure_threshold=1)) as watched:
+            worker = await watched.admission.admit(url)
+            server.answers = {"/ping": {}, "/server_info": {}, "/model_info": {}}
+            await watched.until(worker, WorkerState.HEALTHY)
+            server.answers = {"/ping": 500, "/model_info": 500}
+            watched.checks.trouble(worker)
+            await watched.until(worker, WorkerState.QUARANTINED)
+            server.answers = {"/ping": {}, "/server_info": {}, "/model_info": {}}
+            await watched.until(worker, WorkerState.HEALTHY)
+
+    asyncio.run(main())
+
+
+def test_trouble_causes_one_probe() -> None:
+    async def main() -> None:
+        server = AnsweringServer(ping={}, model_info={})
+        async with serving(server) as url, watching(HealthConfig(interval=3600)) as watched:
+            worker = await watched.admission.admit(url)
+            before = len(watched.probes)
+            watched.checks.trouble(worker)
+            await until(lambda: len(watched.probes) > before)
+            asked = len(server.asked)
+            for _ in range(50):
+                await asyncio.sleep(0.001)
+            assert len(server.asked) == asked
+
+    asyncio.run(main())
