@@ -24,7 +24,7 @@ from middleware_hub.sessions.log.events import Completed, Rewarded, as_json
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import LOOK_SECONDS, Act, Session, SessionPhase
-from middleware_hub.store.errors import NOT_SAVED
+from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.members import memberships
 from middleware_hub.trajectories.settling import reward_session
@@ -190,7 +190,12 @@ class Controls:
         await _send_summary(send, session, saved)
 
     async def _rewarded(self, session: Session, info: dict[str, Any], branch: str | None) -> bool:
-        """Attach a reward; return whether it is in the store, if there is one. Raises HandedOutError."""
+        """Attach a reward; return whether it is in the store, if there is one. Raises HandedOutError, StoreUnreachableError."""
+        if branch is not None and session.unread and session.trie.checkpoint(branch) is None:
+            raise StoreUnreachableError(
+                f"it is not known whether session {session.id!r} has a branch {branch!r}: the store does not answer, or lacks "
+                "what a router left that died"
+            )
         event = Rewarded(as_json(info), branch, time=time.time())
         if session.group is None:
             return await session.happen(event)

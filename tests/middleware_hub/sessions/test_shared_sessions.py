@@ -262,6 +262,28 @@ def test_a_store_that_cannot_be_read(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+def test_a_reward_for_a_turn_that_cannot_be_read_is_not_refused_for_good(tmp_path: Path) -> None:
+    """Another router has sampled it: a 404 would say that there is no such turn."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, two = await both.another(), await both.another()
+            await one.open()
+            status, answer = await two.ask(BODY).answer()
+            assert status == 200
+            reward = {"reward_info": {"r": 1}, "branch": answer["id"].removeprefix("chatcmpl-")}
+            unknown = {**reward, "branch": "unknown"}
+            broken = Broken(one, "read")
+            for body in (reward, unknown):
+                status, found = await one.call("POST", "/sessions/s/reward_info", body)
+                assert (status, found["error"]["type"]) == (503, "store_unreachable")
+            broken.mend()
+            assert (await one.call("POST", "/sessions/s/reward_info", reward))[0] == 200
+            assert (await one.call("POST", "/sessions/s/reward_info", unknown))[0] == 404
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize(("method", "path"), [("POST", "/sessions/s/finalize"), ("DELETE", "/sessions/s")])
 def test_a_session_that_ends_elsewhere_while_it_generates(method: str, path: str, tmp_path: Path) -> None:
     async def work() -> None:
