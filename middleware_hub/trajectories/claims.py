@@ -208,12 +208,12 @@ class Claims:
                     }
                 )
                 answered += [written for _, written in made]
+            if not answered or given_back:
+                await self._give_back(journal, claim, given_back if answered else ())
         except BaseException:
             # The samples reach no trainer: other trainers need not wait for the end of the lease.
             await asyncio.shield(self._give_back(journal, claim, ()))
             raise
-        if not answered or given_back:
-            await self._give_back(journal, claim, given_back if answered else ())
         if not answered:
             return None
         return {"claim_id": claim.id, "lease_seconds": wanted.lease_seconds, "groups": groups, "samples": answered}

@@ -14,44 +14,53 @@ from msgspec import Raw
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.trajectories.claims import Claims, Wanted
-from middleware_hub.trajectories.events import AnyEvent, Claimed, Sampled
+from middleware_hub.trajectories.events import AnyEvent, Claimed, Released, Sampled
 from middleware_hub.trajectories.journal import MemoryJournal
 from middleware_hub.trajectories.samples import Built, Member, Sample
 
 
 class CutOff(MemoryJournal):
-    """Something goes wrong once, when a claim has just been appended."""
+    """Something goes wrong once, when a claim (or `at`) has just been appended."""
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, at: type[AnyEvent] = Claimed) -> None:
         super().__init__()
         self._error: BaseException | None = error
+        self._at = at
 
     async def append(self, event: AnyEvent) -> None:
         await super().append(event)
-        if isinstance(event, Claimed) and self._error is not None:
+        if isinstance(event, self._at) and self._error is not None:
             error, self._error = self._error, None
             raise error
 
 
 class Empty:
-    """Lays out samples of nothing."""
+    """Lays out samples of nothing; some are lost."""
+
+    def __init__(self, *lost: bytes) -> None:
+        self._lost = lost
 
     async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+        if sample.id in self._lost:
+            return None
         return Built([Raw(b"{}")], exact=True, versions=sample.versions)
 
     async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:
         raise AssertionError
 
 
+def sampled(key: bytes, size: int = 1) -> Sampled:
+    return Sampled(
+        key=key, root=b"", group="g", size=size, rollout=None, ended=True, parent=None, lora="", names=(key.decode(),),
+        inexact=False, versions=("1",), time=0.0,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), StoreUnreachableError("it is away")], ids=type)
 def test_a_claim_without_an_answer_holds_nothing(error: BaseException) -> None:
     """Its trainer left in that instant, or the store did: others need not wait for the end of a lease of a day."""
     journal = CutOff(error)
-    sampled = Sampled(
-        key=b"1", root=b"", group="g", size=1, rollout=None, ended=True, parent=None, lora="", names=("n",),
-        inexact=False, versions=("1",), time=0.0,
-    )  # fmt: skip
-    journal.happen(sampled)
+    journal.happen(sampled(b"1"))
     claims = Claims(Empty(), VersionClock(), Counter(), lambda: False)
 
     async def work() -> None:
@@ -60,5 +69,21 @@ def test_a_claim_without_an_answer_holds_nothing(error: BaseException) -> None:
         assert journal.ledger.groups["g"].sealed, "it is in the log"
         found = await claims.claim("", journal, Wanted())
         assert [msgspec.json.decode(one)["id"] for one in found["samples"]] == [b"1".hex()]
+
+    asyncio.run(work())
+
+
+def test_a_claim_that_is_cut_off_when_it_gives_a_sample_back_gives_all_back() -> None:
+    """One of two samples was lost, and the trainer left before it was told of the other one."""
+    journal = CutOff(asyncio.CancelledError(), Released)
+    journal.happen(sampled(b"1", 2))
+    journal.happen(sampled(b"2", 2))
+    claims = Claims(Empty(b"1"), VersionClock(), Counter(), lambda: False)
+
+    async def work() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await claims.claim("", journal, Wanted(lease_seconds=86_400, allow_partial=True))
+        found = await claims.claim("", journal, Wanted(allow_partial=True))
+        assert [msgspec.json.decode(one)["id"] for one in found["samples"]] == [b"2".hex()]
 
     asyncio.run(work())
