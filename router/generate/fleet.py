@@ -164,7 +164,7 @@ class Fleet:
                 finally:
                     # What begins after the answer has the new weights: the abort does not mean it.
                     wait = UNTIL_GONE if over.version is not None else MOMENT if aborts else 0.0
-                    last = await self.peers.tell(over, seconds=wait)
+                    last = await asyncio.shield(self.peers.tell(over, seconds=wait))
                 heard = heard if heard.error is not None else last
             else:
                 await self.peers.catch_up()

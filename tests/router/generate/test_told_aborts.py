@@ -17,7 +17,7 @@ from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
 from router.observability.metrics import RouterMetrics
-from router.peers.events import Abort, CallBegan, FleetState
+from router.peers.events import Abort, CallBegan, CallOver, FleetState, Told
 from router.peers.peers import Peers
 from router.policies.least_inflight import LeastInflight
 from router.workers.pool import WorkerPool
@@ -117,18 +117,19 @@ def test_whoever_cannot_ask_does_not_send_again() -> None:
     assert reply_to(ONE, nothing, away=True, alone=True) == 3
 
 
-def test_a_call_that_is_cancelled_while_others_are_told_is_over_for_them() -> None:
+@pytest.mark.parametrize("at", [CallBegan, CallOver])
+def test_a_call_that_is_cancelled_while_others_are_told_is_over_for_them(at: type[Told]) -> None:
     """As at the end of a shutdown: otherwise they would wait for it, and end what begins, as long as this router is there."""
 
     class Stopping(Breakable):
-        """Cancels the call that is the first to append."""
+        """Cancels the call when its beginning was appended, or when its end is about to be."""
 
         async def append(self, kind: str, data: bytes, expected: int | None = None) -> int | None:
-            number = await super().append(kind, data, expected)
-            if number == 1:
+            number = await super().append(kind, data, expected) if kind == CallBegan.KIND else None
+            if kind == at.KIND:
                 call.cancel()
                 await asyncio.sleep(0)
-            return number
+            return await super().append(kind, data, expected) if number is None else number
 
     async def send(_: Message) -> None:
         raise AssertionError
@@ -146,6 +147,7 @@ def test_a_call_that_is_cancelled_while_others_are_told_is_over_for_them() -> No
         call = asyncio.create_task(fleet.everywhere(scope, send, b'{"new_version": "2"}', aborts=True))
         await asyncio.wait([call])
         assert call.cancelled()
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}))
         await other.catch_up()
         return other.log.state
 
