@@ -82,7 +82,7 @@ class SpoolFile:
         self._descriptor = descriptor
         self._max_bytes = max_bytes
         self._begin = self._end = self._allocated = 0
-        self._moved = False
+        self._moved = self._reserves = False
 
     def __repr__(self) -> str:
         return f"<SpoolFile {self.path}: {len(self.waiting)} batches, {self.waiting_bytes} bytes>"
@@ -105,6 +105,8 @@ class SpoolFile:
             os.close(descriptor)  # another router took the file for a leftover before it was locked
         made = cls(descriptor, path, head, max_bytes)
         made._begin = made._end = made._write(_HEAD, msgspec.json.encode(head))
+        made._reserves = True
+        made._take_ahead(0)  # on a disk that is full later, what is in flight then still fits
         return made
 
     @classmethod
@@ -232,6 +234,7 @@ class SpoolFile:
             # The part that was written must not look like a beginning.
             os.ftruncate(self._descriptor, self._end)
             self._allocated = self._end
+            self.cramped = True
             raise
         return at
 
@@ -270,6 +273,8 @@ class SpoolFile:
             os.ftruncate(self._descriptor, self._begin)
             self._end = self._allocated = self._begin
         self._moved = self.cramped = False
+        if self._reserves:
+            self._take_ahead(0)
 
     # What another process wrote ----------------------------------------------------------------------------------------
 

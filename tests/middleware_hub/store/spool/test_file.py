@@ -206,6 +206,27 @@ print(count)
     assert adopted(path) == [b"x" * 100] * count
 
 
+def test_a_disk_that_fills_up_leaves_room_for_what_is_in_flight(tmp_path: Path) -> None:
+    """The file is full before anything is lost, although the disk has no byte left when the first batch comes."""
+    path = tmp_path / "a.spool"
+    script = f"""
+import resource
+from pathlib import Path
+from middleware_hub.store.spool.file import SpoolFile, SpoolHead
+path = Path({str(path)!r})
+spool = SpoolFile.make(path, SpoolHead("sqlite:/a", "toy"), 1 << 30)
+for outage in range(2):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, resource.RLIM_INFINITY))
+    while not spool.full:
+        spool.put(b"x" * 10_000)
+    assert spool.waiting
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    spool.done(len(spool.waiting))
+    assert not spool.full
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_a_kill_takes_nothing_that_was_written(tmp_path: Path) -> None:
     path = tmp_path / "a.spool"
     script = f"""
