@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import math
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from middleware_hub.client import (
     operations,
 )
 from middleware_hub.client.streams import StreamReader
+from middleware_hub.client.trajectory import Turn, joined_top_p
 from middleware_hub.client.wire import Answer, Call, may_go_again, read_replies
 from middleware_hub.integrations.groups import as_number
 from router.http.responses import send_json
@@ -385,6 +387,37 @@ def test_a_stream_without_an_event_is_no_reply() -> None:
 def test_an_answer_of_another_shape_names_the_versions(operation: operations.Operation[Any]) -> None:
     with pytest.raises(InconsistentAnswerError, match="the router's version does not fit"):
         operation.read(Answer(200, {}, b'{"trajectories": 5, "tokens": 5}'))
+
+
+def sets_of(**turns: tuple[list[int], list[int]]) -> dict[str, Any]:
+    def field(place: int) -> list[dict[str, Any]]:
+        return [
+            {"generation_id": name, "value": base64.b64encode(np.array(told[place], "<i4").tobytes()).decode()}
+            for name, told in turns.items()
+        ]
+
+    return {"ids": field(0), "offsets": field(1)}
+
+
+@pytest.mark.parametrize("kept", ["", "kept_"])
+def test_the_sets_of_a_sessions_turns_are_those_of_its_tokens(kept: str) -> None:
+    """A branch may leave out the last token of a turn, which has sets for all of its tokens."""
+    turns = [Turn("a", 2, 4, "1", "stop"), Turn("b", 5, 6, "1", "stop")]
+
+    def joined(turns: Sequence[Turn], **told: tuple[list[int], list[int]]) -> list[list[int]] | None:
+        sets = sets_of(**told)
+        fields = {f"top_p_{kept}token_{name}": sets[name] for name in ("ids", "offsets")}
+        found = joined_top_p(fields, turns, 7)
+        return None if found is None else [one.tolist() for one in found.arrays()]
+
+    a, b = ([1, 2, 3], [0, 2, 3]), ([4, 5, 6], [0, 2, 3])
+    assert joined(turns, a=a, b=b) == [[1, 2, 3, 4, 5], [0, 0, 0, 2, 3, 3, 5, 5]]
+    assert joined(turns, a=a) is None, "a turn has none"
+    assert joined([], a=a) is None
+    sets = sets_of(a=a, b=b)
+    assert joined_top_p({f"top_p_{kept}token_ids": sets["ids"]}, turns, 7) is None
+    assert joined(turns, a=([1, 2, 3], [0, 3]), b=b) is None, "of one token of two"
+    assert joined(turns, a=([1, 2, 3], [0, 2, 4]), b=b) is None, "of more ids than there are"
 
 
 def test_what_may_be_sent_again_makes_no_second_one() -> None:

@@ -29,7 +29,7 @@ def done(work: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("it waits")
 
 
-@settings(max_examples=examples(6000), deadline=None)
+@settings(max_examples=examples(2400), deadline=None)
 @given(st.lists(st.tuples(REQUEST, st.booleans()), min_size=2, max_size=8))
 def test_a_chain_is_spelled_from_the_last_place_that_is_known(steps: list[tuple[dict[str, Any], bool]]) -> None:
     """The answer is what the whole chain spells, see `CheckedSpelling`. A reply that came from a store knows less."""
