@@ -9,6 +9,7 @@ import pytest
 
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.records import NO_PARENT
+from middleware_hub.store.look_up import MOST_VARIANTS
 from tests.middleware_hub.persistence.lives import Ask, Lives
 from tests.middleware_hub.toy import EOS, A, B
 
@@ -77,5 +78,20 @@ def test_a_note_on_a_reply_that_is_collected_and_forgotten_brings_nothing_back(s
         assert not await memory.note(first, lambda: [note])
         assert not tree.stored
         assert [record async for record in lives.stores[0].scan()] == []
+
+    played(work, scheme)
+
+
+@pytest.mark.parametrize("scheme", ["memory", "sqlite"])
+def test_any_of_a_crowd_of_samples_is_retrieved_by_its_name(scheme: str) -> None:
+    """A look-up brings only the newest of them, unless one is named."""
+
+    async def work(lives: Lives) -> None:
+        for number in range(MOST_VARIANTS + 2):
+            text = await lives.ask(0, ask("a b", f"r{number}", parent=NO_PARENT))
+        await lives.restart(0)
+        found = await lives.lives[0].retrieve(NS, text, "r0")
+        assert found is not None
+        assert found == {**(await lives.one.retrieve(NS, text, "r0") or {}), "request_ids": found["request_ids"]}
 
     played(work, scheme)
