@@ -150,7 +150,7 @@ class Claims:
                 await journal.append(Claimed(claim=name, samples=tuple(samples), time=journal.now()))
                 await journal.read_on()
             except BaseException:
-                await asyncio.shield(self._end_lease(journal, name))  # the claim may be in the log, and has no trainer
+                await asyncio.shield(self._release(journal, name))  # the claim may be in the log, and has no trainer
                 raise
             claim = journal.ledger.claim(name)
             if claim is not None:
@@ -159,9 +159,14 @@ class Claims:
             return choices, claim, refused
 
     @staticmethod
-    async def _end_lease(journal: Journal, name: str) -> None:
-        with suppress(StoreError):  # then it ends by itself
-            await journal.lease(name, 0)
+    async def _release(journal: Journal, claim: str, samples: Sequence[bytes] = ()) -> None:
+        """Give samples of a claim back (none named: all), now or when the store is back."""
+        with suppress(StoreError):  # then the lease ends by itself
+            saved = await journal.keep(Released(claim=claim, samples=tuple(samples), time=journal.now()))
+            if saved and not samples:
+                await journal.lease(claim, 0)
+            if saved:
+                await journal.read_on()
 
     def _refusal(self, sample: Sample, wanted: Wanted) -> str | None:
         if wanted.exact_only and sample.inexact:
@@ -219,14 +224,8 @@ class Claims:
         return {"claim_id": claim.id, "lease_seconds": wanted.lease_seconds, "groups": groups, "samples": answered}
 
     async def _give_back(self, journal: Journal, claim: Claim, samples: Sequence[bytes]) -> None:
-        try:
-            if not samples:
-                await journal.lease(claim.id, 0)
-            self._counts["released"] += len(samples or claim.held)
-            await journal.append(Released(claim=claim.id, samples=tuple(samples), time=journal.now()))
-            await journal.read_on()
-        except StoreError:
-            pass  # the lease ends by itself
+        self._counts["released"] += len(samples or claim.held)
+        await self._release(journal, claim.id, samples)
 
     async def _built(
         self, tenant: str, journal: Journal, wanted: Wanted, sample: Sample, lost: list[dict[str, str]]

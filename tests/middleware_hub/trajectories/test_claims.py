@@ -11,12 +11,15 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from middleware_hub.persistence.saving import Saving
 from middleware_hub.spans.versions import VersionClock
+from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.trajectories.claims import Claims, Wanted
 from middleware_hub.trajectories.events import AnyEvent, Claimed, Released, Sampled
-from middleware_hub.trajectories.journal import MemoryJournal
+from middleware_hub.trajectories.journal import MemoryJournal, StoreJournal
 from middleware_hub.trajectories.samples import Built, Member, Sample
+from tests.middleware_hub.store.troubled import TroubledStore
 
 
 class CutOff(MemoryJournal):
@@ -85,5 +88,56 @@ def test_a_claim_that_is_cut_off_when_it_gives_a_sample_back_gives_all_back() ->
             await claims.claim("", journal, Wanted(lease_seconds=86_400, allow_partial=True))
         found = await claims.claim("", journal, Wanted(allow_partial=True))
         assert [msgspec.json.decode(one)["id"] for one in found["samples"]] == [b"2".hex()]
+
+    asyncio.run(work())
+
+
+class Away(StoreJournal):
+    """The store stops answering when a claim has just been appended."""
+
+    def __init__(self, store: TroubledStore, saving: Saving) -> None:
+        super().__init__(saving, "groups//")
+        self._troubled = store
+
+    async def append(self, event: AnyEvent) -> None:
+        await super().append(event)
+        if isinstance(event, Claimed):
+            self._troubled.appends = self._troubled.reads = "raises"
+
+
+class LostOnTheWay(Empty):
+    """The store stops answering when samples are laid out."""
+
+    def __init__(self, store: TroubledStore, saving: Saving) -> None:
+        super().__init__()
+        self._troubled, self._saving = store, saving
+
+    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+        self._troubled.appends = self._troubled.reads = "raises"
+        await self._saving.store.read("any")
+        raise AssertionError
+
+
+@pytest.mark.parametrize("laid_out", [False, True])
+def test_what_a_claim_holds_is_free_again_when_the_store_is_back(laid_out: bool) -> None:
+    """A store that was away for a second would keep the samples from all trainers to the end of a lease of a day."""
+
+    async def work() -> None:
+        store = TroubledStore(DictionaryStore())
+        saving = Saving(store)
+        journal = StoreJournal(saving, "groups//")
+        await journal.append(sampled(b"1"))
+        broken = LostOnTheWay(store, saving) if laid_out else Empty()
+        claims = Claims(broken, VersionClock(), Counter(), lambda: False)
+        with pytest.raises(StoreUnreachableError):
+            await claims.claim("", journal if laid_out else Away(store, saving), Wanted(lease_seconds=86_400))
+        store.mend()
+        async with asyncio.timeout(60):
+            while saving.away or not await saving.hand_over():  # noqa: ASYNC110  # it is no event
+                await asyncio.sleep(0.01)
+        found = await Claims(Empty(), VersionClock(), Counter(), lambda: False).claim("", journal, Wanted())
+        assert [msgspec.json.decode(one)["id"] for one in found["samples"]] == [b"1".hex()]
+        await saving.close()
+        await saving.store.close()
 
     asyncio.run(work())
