@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from middleware_hub.radix.node import Generation, RadixNode
-from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
+from middleware_hub.spans.chain import ID_BYTES, Measure, SpanFlag, TokenSpan, links
 from middleware_hub.spans.hidden_tail import spell_tail
 
 _UNCUT = SpanFlag.GIVEN | SpanFlag.RECUT
@@ -176,19 +176,42 @@ def _cut_inside(span: TokenSpan, take: int, limit: int, measure: Measure, bounda
 
 
 def whole_literals(
-    text: str, generation: Generation, limit: int, line: Generation | None, measure: Measure, *, boundaries: bool
+    text: str,
+    generation: Generation,
+    limit: int,
+    line: Generation | None,
+    measure: Measure,
+    *,
+    boundaries: bool,
+    ids: bytes = b"",
 ) -> Cut | None:
-    """Cut by `resolve_partial`, but never inside an added token that the text spells.
+    """Cut by `resolve_partial`, but never inside an added token that the text spells, and where `ids` go on otherwise.
 
     A sampled `<` and the text `<|im_end|>` have a character in common. If that token were kept, the rest would be encoded as
-    `|im_end|>`, which ends nothing.
+    `|im_end|>`, which ends nothing. `ids`: those that a client sent with the text, packed; a chain is kept as far as they are
+    its own.
     """
     while True:
         cut = resolve_partial(generation, limit, line, measure, boundaries=boundaries)
         begin = None if cut is None else measure.straddled(text, cut.start)
+        if begin is None and cut is not None and ids:
+            begin = _parting(ids, cut, measure)
         if begin is None:
             return cut
         limit = begin
+
+
+def _parting(ids: bytes, cut: Cut, measure: Measure) -> int | None:
+    """Return the character up to which packed ids are those of a chain, less than its end; None if all of them are."""
+    found = None
+    for part, take in links(cut.span, cut.take):
+        low = ID_BYTES * part.offset
+        if ids[low : low + ID_BYTES * take] != part.ids[: ID_BYTES * take]:
+            theirs = ids[low : low + ID_BYTES * take]
+            pairs = zip(memoryview(theirs).cast("i"), memoryview(part.ids).cast("i"), strict=False)
+            same = next((at for at, (one, other) in enumerate(pairs) if one != other), len(theirs) // ID_BYTES)
+            found = part.start + (_ends(part, measure)[same - 1] if same else 0)
+    return None if found is None else min(found, cut.start - 1)
 
 
 def says_lost(context: TokenSpan | None, above: TokenSpan | None) -> bool:

@@ -47,6 +47,8 @@ class Path(NamedTuple):
     """Characters from the root to the end of that node."""
     limit: int
     """Characters of the text that agree."""
+    ids: bytes = b""
+    """The ids that a client sent with it, packed."""
 
     def upward(self, floor: int = 0) -> Iterator[tuple[RadixNode, int]]:
         """Yield the nodes of the path, last one first, with the characters agreed there, while these exceed `floor`.
@@ -141,11 +143,11 @@ class Path(NamedTuple):
             preferred = best is not None and its_rank > rank
             if best is not None and not preferred and ends_by(generation.span, limit, best.start, measure):
                 continue
-            found = whole_literals(self.text, generation, limit, line, measure, boundaries=False)
+            found = whole_literals(self.text, generation, limit, line, measure, boundaries=False, ids=self.ids)
             if found is not None and found.start + preferred > (best or cut).start:
                 best, rank = found, its_rank
         if best is None and boundaries and newest is not None:
-            found = whole_literals(self.text, *newest, line, measure, boundaries=True)
+            found = whole_literals(self.text, *newest, line, measure, boundaries=True, ids=self.ids)
             if found is not None and found.start > cut.start and not says_lost(found.span, cut.span):
                 return found
         return best
@@ -196,9 +198,8 @@ class Path(NamedTuple):
 
     def noted(self, cut: Cut) -> Cut:
         """Return a cut of this text, with the note that what comes after it is the visible part of a token, if it is."""
-        if self.limit > cut.start and shows_half_a_token(self.text, self.stops(), cut.start):
-            return cut._replace(recut=True)
-        return cut
+        half = self.limit > cut.start and shows_half_a_token(self.text, self.stops(), cut.start)
+        return cut._replace(recut=True) if half else cut
 
     def ends_on_node(self) -> bool:
         """Return whether the whole text is in the tree and ends where a node does."""

@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from middleware_hub.radix.cut import FRESH, Cut, end_of, has_context_at, recorded_context, resolve_complete
 from middleware_hub.radix.forest import Forest
-from middleware_hub.radix.indexes import begins_with
 from middleware_hub.radix.match import PrefixMatch, match_chain, match_parent, match_text, walk_down
 from middleware_hub.radix.node import Generation, RadixNode, StoredSpan
 from middleware_hub.radix.records import NO_PARENT, Context, Departure, Namespace, Recall, SampledReply
@@ -98,7 +97,7 @@ class RadixTree:
         root = self._forest.roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
-        path = walk_down(root, text, self._forest.marks)
+        path = walk_down(root, text, self._forest.marks)._replace(ids=ids)
         found = PrefixMatch(namespace, text)
         longest = self._forest.by_ids.longest(namespace, ids, parent)
         if longest is None and parent is not None:
@@ -106,7 +105,7 @@ class RadixTree:
         if longest is not None:
             found = match_chain(namespace, path, *longest, width)
         further = None if found.foreign else path.further(found.continues, found.cut, self.measure)
-        if further is not None and further.span is not None and begins_with(ids, further.span, further.take):
+        if further is not None:
             found = replace(found, cut=further)
         found = replace(found, mismatched=path.passes_mismatch(found.continues))
         return found if parent is None else self._checked_parent(found, parent)

@@ -618,6 +618,26 @@ def test_ids_that_leave_a_reply_in_the_middle_reuse_what_they_begin_with() -> No
     assert match.cut == Cut(turn.generation.span, 2, 3)
 
 
+def test_ids_that_go_on_in_another_spelling_reuse_what_they_begin_with() -> None:
+    talk = Talk()
+    turn = talk.say("b", [A, B, A], "r1")
+    match = talk.match_ids([B, A, BA, SPACE])
+    assert match.text == "baba "
+    assert match.cut == Cut(turn.generation.span, 1, 2)
+    later = talk.say_ids([B, A, BA, SPACE], [A], "r2")
+    assert flatten(later.generation.span, 1).loss_mask.tolist() == [0, 1, 0, 0, 1]
+    recount(talk.tree)
+
+
+def test_ids_reuse_what_they_begin_with_where_another_reply_agrees_further_in_its_text() -> None:
+    talk = Talk()
+    turn = talk.say("b", [A, B, A], "mine")
+    talk.say("b", [AB, SPACE, LT], "other")
+    match = talk.match_ids([B, A, B, SPACE, SPACE])
+    assert match.cut == Cut(turn.generation.span, 2, 3)
+    assert talk.match_ids([B, AB, SPACE, SPACE]).cut.take == 2
+
+
 def test_ids_do_not_continue_an_empty_reply_without_its_hidden_tail() -> None:
     talk = Talk()
     turn = talk.say("a", [EOS], "empty")
