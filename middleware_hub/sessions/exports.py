@@ -98,6 +98,7 @@ async def _send_export(session: Session, export: _Export, receive: Receive, send
     """Raises ClientDisconnectedError if the client leaves before everything was sent: then no client has the export."""
     session.touch()
     unread = session.unread or not await filled(session)
+    check_known(session, unread=unread)
     missing = [name for name in export.expected or () if session.trie.checkpoint(name) is None]
     missing += [name for name in session.lost if name not in missing]
     found = branches(
@@ -130,6 +131,14 @@ async def _send_export(session: Session, export: _Export, receive: Receive, send
     with suppress(SessionOverError, StoreError):  # the session was deleted, or the store does not take the note
         await session.happen(Exported(samples, time=time.time()))
     session.touch()
+
+
+def check_known(session: Session, *, unread: bool) -> None:
+    """Raise StoreUnreachableError for a session of which all turns may be at other routers: no sample can say that."""
+    if unread and not session.samples:
+        raise StoreUnreachableError(
+            f"it is not known whether session {session.id!r} has turns: the store does not answer. Repeat the request"
+        )
 
 
 async def filled(session: Session) -> bool:

@@ -13,7 +13,7 @@ from msgspec import Raw
 from middleware_hub.chat.errors import SessionOverError
 from middleware_hub.sessions.export.trajectories import branches
 from middleware_hub.sessions.export.trajectory_json import trajectory_json
-from middleware_hub.sessions.exports import filled
+from middleware_hub.sessions.exports import check_known, filled
 from middleware_hub.sessions.log.events import Exported
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.store.errors import DamagedRecordError, StoreError
@@ -43,6 +43,7 @@ class SessionSamples:
         session.visitors += 1
         try:
             unread = session.unread or not await filled(session)
+            check_known(session, unread=unread)
             ends, lost = session.trie.checkpoints(terminal=True), session.lost
             found = list(branches(ends, session.reward_info, missing=lost, unread=unread))
             session.touch()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from middleware_hub.sessions.samples import SessionSamples
+from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch
 from middleware_hub.trajectories.samples import Group, Member, Sample
 from tests.middleware_hub.sessions.in_process import Client, Room
@@ -142,6 +143,29 @@ def test_trainers_are_told_too(tmp_path: Path) -> None:
             built = await SessionSamples(room.app.registry).built("", sample, {})
             assert built is not None
             assert (built.exact, exported["exact"], exported["reasons"]) == (False, False, ["unknown_reply"])
+
+    asyncio.run(work())
+
+
+def test_trainers_get_no_session_whose_turns_cannot_be_read(tmp_path: Path) -> None:
+    """Another router has sampled all of them: a sample without any would say that there are none."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            room, other = await both.another(), await both.another()
+            await room.open()
+            assert (await other.ask(BODY).answer())[0] == 200
+            samples, sample = (
+                SessionSamples(room.app.registry),
+                Sample((Member(b"", Group("g"), 1, "s"),), complete=True),
+            )
+            broken = Broken(room, "read")
+            with pytest.raises(StoreUnreachableError):
+                await samples.built("", sample, {})
+            broken.mend()
+            built = await samples.built("", sample, {})
+            assert built is not None
+            assert (built.exact, len(built.trajectories)) == (True, 1)
 
     asyncio.run(work())
 

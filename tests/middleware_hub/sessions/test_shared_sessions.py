@@ -262,6 +262,26 @@ def test_a_store_that_cannot_be_read(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+def test_a_session_whose_turns_cannot_be_read_is_not_exported_without_them(tmp_path: Path) -> None:
+    """Another router has sampled all of them: an empty list would say that there are none."""
+
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, two = await both.another(), await both.another()
+            await one.open()
+            assert (await two.ask(BODY).answer())[0] == 200
+            broken = Broken(one, "read")
+            for call in (("GET", "/sessions/s/trajectories"), ("POST", "/sessions/s/finalize", {})):
+                status, found = await one.call(*call)
+                assert (status, found["error"]["type"]) == (503, "store_unreachable")
+            broken.mend()
+            assert (await two.ask(more(BODY)).answer())[0] == 200, "nothing was finalized"
+            status, found = await one.call("POST", "/sessions/s/finalize", {})
+            assert (status, [sample["num_turns"] for sample in found["trajectories"]]) == (200, [2])
+
+    asyncio.run(work())
+
+
 def test_a_reward_for_a_turn_that_cannot_be_read_is_not_refused_for_good(tmp_path: Path) -> None:
     """Another router has sampled it: a 404 would say that there is no such turn."""
 
