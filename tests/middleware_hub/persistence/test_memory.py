@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.store.look_up import MOST_VARIANTS
+from middleware_hub.store.protocol import Found, Query
 from tests.middleware_hub.persistence.lives import Ask, Lives
 from tests.middleware_hub.toy import EOS, A, B
 
@@ -95,3 +98,28 @@ def test_any_of_a_crowd_of_samples_is_retrieved_by_its_name(scheme: str) -> None
         assert found == {**(await lives.one.retrieve(NS, text, "r0") or {}), "request_ids": found["request_ids"]}
 
     played(work, scheme)
+
+
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_reply_of_which_the_store_has_only_the_end_is_told(damaged: int) -> None:
+    """Without its beginning it is left out, and its text would read as context, and exact."""
+
+    async def work(lives: Lives) -> None:
+        text = await lives.ask(0, ask("a b", "r0"))
+        await lives.restart(0)
+        store: Any = lives.stores[0]
+        find = store.find
+
+        async def without_first(query: Query) -> Found:
+            found: Found = await find(query)
+            return replace(found, records=found.records[1:])
+
+        async def nothing(*_: object, **__: object) -> Found:
+            return Found(damaged=damaged)
+
+        store.find, store.get = without_first, nothing
+        assert not await memory_of(lives).cover(NS, text)
+        store.find = find
+        assert await memory_of(lives).cover(NS, text)
+
+    played(work, "memory")
