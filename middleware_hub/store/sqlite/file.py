@@ -256,18 +256,20 @@ def data_version(connection: apsw.Connection) -> int:
 class SameFile:
     """The file at a path and its log, as they were when this was made. Make it after a connection has read from the file.
 
-    SQLite goes on writing into files that were removed or moved away, and beside one that was emptied, and no process can read
-    that afterwards.
+    SQLite goes on writing into files that were removed, moved away or emptied, and no process can read that afterwards. It
+    empties no log itself.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._log = str(log_of(path))
-        self._found = _which(self._path)
-        self._found_log = _which(self._log)
+        self._found, self._found_log = _which(self._path), _which(self._log)
+        self._log_begun = False
 
     def __bool__(self) -> bool:
-        return _which(self._path, empty=False) == self._found and _which(self._log) == self._found_log
+        self._log_begun = self._log_begun or _which(self._log, empty=False) is not None
+        log = _which(self._log, empty=not self._log_begun)
+        return log == self._found_log and _which(self._path, empty=False) == self._found
 
     @property
     def lacks_log(self) -> bool:
@@ -276,13 +278,10 @@ class SameFile:
 
     def check(self) -> None:
         """Raise StoreUnreachableError if they are gone."""
-        if self:
-            return
-        what = self._log if self.lacks_log else f"the store {self._path}"
-        raise StoreUnreachableError(
-            f"{what} was removed, emptied or replaced while it was in use: put the file back, or stop all routers that use it, "
-            "and start them again"
-        )
+        if not self:
+            what = self._log if self.lacks_log else f"the store {self._path} or its log"
+            why = f"{what} was removed, emptied or replaced while it was in use"
+            raise StoreUnreachableError(f"{why}: put it back, or stop all routers that use it, and start them again")
 
 
 def log_of(path: Path) -> Path:

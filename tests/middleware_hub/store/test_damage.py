@@ -292,8 +292,15 @@ def log_moved(folder: Path) -> Callable[[], None]:
     return lambda: (folder / "elsewhere").rename(log) and None
 
 
+def log_emptied(folder: Path) -> Callable[[], None]:
+    log = folder / f"{NAME}-wal"
+    data = log.read_bytes()
+    os.truncate(log, 0)
+    return lambda: log.write_bytes(data) and None
+
+
 @pytest.mark.parametrize("durability", ["process", "disk"])
-@pytest.mark.parametrize("how", [moved_away, replaced, emptied, folder_moved, log_moved])
+@pytest.mark.parametrize("how", [moved_away, replaced, emptied, folder_moved, log_moved, log_emptied])
 def test_nothing_is_written_into_a_file_that_is_gone(
     tmp_path: Path, how: Callable[[Path], Callable[[], None]], durability: str
 ) -> None:
