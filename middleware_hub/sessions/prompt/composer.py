@@ -91,9 +91,11 @@ class Composer:
         """
         found = None if turn.elsewhere is None else await self._residents(turn.elsewhere, request)
         reach = 0 if found is None or found.last is None else found.last.node.depth
-        own = None
+        own, reply, replied = None, "", 0
         if turn.edited and found is None and start is not None:
             own = await self._own(turn, request, start)  # what looks like an edited echo may be a reply to a text
+            if own.reply or own.checkpoint is None:
+                reply, replied = start.reply, start.replied
         for echo in turn.edited:
             if echo.at <= reach:
                 break  # other options write a whole turn there, not only its beginning
@@ -102,9 +104,8 @@ class Composer:
                 edited, joined, all_kept = kept
                 at = msgspec.structs.replace(turn, checkpoint=edited, covered=echo.at)
                 prompt = await self._behind(edited, joined, at, request, verify=None if all_kept else False)
-                knows_more = start is not None and start.replied > prompt.reused
-                if own is not None and start is not None and knows_more and (own.reply or own.checkpoint is None):
-                    return msgspec.structs.replace(own, reply=start.reply)
+                if own is not None and replied > prompt.reused:
+                    return msgspec.structs.replace(own, reply=reply)
                 how = manner(edited, request.messages[echo.at - 1])
                 reasons = (EDITED_TURN, *prompt.reasons)
                 return msgspec.structs.replace(prompt, reasons=reasons, apart=prompt.apart or not all_kept, edited=how)
