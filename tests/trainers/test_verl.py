@@ -179,12 +179,11 @@ def test_a_group_is_named_only_if_the_run_is(loops: ModuleType, served: Stack, g
         assert [one["tokens"] for one in found["samples"][0]["trajectories"]] == [sequence(outputs[0])]
 
 
-@pytest.mark.parametrize("row", [ROW, {name: value for name, value in ROW.items() if name != "uid"}])
-def test_the_rollouts_of_a_prompt_have_one_routing_key(loops: ModuleType, served: Stack, row: dict[str, Any]) -> None:
+def test_the_rollouts_of_a_prompt_have_one_routing_key(loops: ModuleType, served: Stack) -> None:
     """A policy may send them to one worker, which has their prompt."""
     say(served.workers[0], "Long. ", "1,094 km.")
-    Verl(loops, served.url).run("TextAgentLoop", row=row, act=act("How long?\n"))
-    assert [one.headers.get("x-smg-routing-key") for one in served.workers[0].log] == [row.get("uid")] * 2
+    Verl(loops, served.url).run("TextAgentLoop", act=act("How long?\n"))
+    assert [one.headers.get("x-smg-routing-key") for one in served.workers[0].log] == [ROW["uid"]] * 2
 
 
 def test_the_older_trainer_takes_it_too(loops: ModuleType, served: Stack) -> None:
