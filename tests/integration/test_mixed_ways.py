@@ -160,7 +160,7 @@ def routers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_a_conversation_is_one_sequence_whichever_way_it_goes(routers: list[Router], seed: int) -> None:
     (worker,) = routers[0].stack.workers
     model = ChatModel(NAME)
-    for number in range(examples(40)):
+    for number in range(examples(20, share=5)):
         drawn = random.Random(f"{seed} {number}")
         agent = Agent(model, worker, drawn, f"n{seed}-{number}")
         for _ in range(drawn.randrange(2, 8)):
