@@ -102,13 +102,16 @@ def _in_thread(server: Callable[[], contextlib.AbstractAsyncContextManager[str]]
 @contextlib.asynccontextmanager
 async def serving_socket(handler: SocketHandler) -> AsyncIterator[str]:
     """Serve a bare connection handler, for workers that misbehave below HTTP. Connections end with their handler."""
+    running: set[asyncio.Task[None] | None] = set()  # nothing else holds the task of a connection that is not read
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        running.add(asyncio.current_task())
         try:
             await handler(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the other side went first
         finally:
+            running.discard(asyncio.current_task())
             writer.transport.abort() if writer.is_closing() else writer.close()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
