@@ -92,4 +92,4 @@ class Backing(Protocol):
         """Note that a conversation was retrieved."""
 
     def taken(self, root: bytes) -> None:
-        """Note the same of the conversation with this root, which need not be in memory."""
+        """Note that the conversation with this root was retrieved. It need not be in memory."""

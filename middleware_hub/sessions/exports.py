@@ -137,7 +137,8 @@ def check_known(session: Session, *, unread: bool) -> None:
     """Raise StoreUnreachableError for a session of which all turns may be at other routers: no sample can say that."""
     if unread and not session.samples:
         raise StoreUnreachableError(
-            f"it is not known whether session {session.id!r} has turns: the store does not answer. Repeat the request"
+            f"it is not known whether session {session.id!r} has turns: the store does not answer, or lacks what a router left "
+            "that died. Repeat the request"
         )
 
 
