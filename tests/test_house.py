@@ -1,4 +1,4 @@
-"""The shape of the code: small files, small folders, and imports that are neither circular nor deep."""
+"""The shape of the code: a file holds one noun, whole, and imports are neither circular nor deep."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("router", "middleware_hub")
 
-MAX_LINES = 350
-MAX_FILES = 12
+MAX_LINES = 600
+"""A longer file is no longer one noun. (Do not cut a noun, nor a sentence, to keep a file short.)"""
 MAX_FLOORS = 8
-MAX_ARGUMENTS = 7
-ALIKE = ("router/policies", "middleware_hub/parsers/formats")
-"""Folders with a file for each policy or model family may hold more."""
 
 Imports = Mapping[str, frozenset[str]]
 
@@ -73,46 +70,14 @@ def stair(graph: Imports) -> list[str]:
     return max((down(module, ()) for module in graph), key=len)
 
 
-def constructors(source: str) -> dict[str, int]:
-    """Maps each class to the number of arguments of its constructor, self not counted."""
-    return {
-        node.name: len(method.args.args) + len(method.args.kwonlyargs) - 1
-        for node in ast.walk(parsed(source))
-        if isinstance(node, ast.ClassDef)
-        for method in node.body
-        if isinstance(method, ast.FunctionDef) and method.name == "__init__"
-    }
-
-
 def test_no_file_is_long() -> None:
     lengths = {path: source.count("\n") for path, source in sources().items()}
     long = {path: lines for path, lines in lengths.items() if lines > MAX_LINES}
-    assert long == {}, f"a file has at most {MAX_LINES} lines: move one of its nouns to a file of its own"
-
-
-def test_no_folder_is_a_pile_or_a_corridor() -> None:
-    folders: dict[str, int] = {}
-    for path in sources():
-        if not path.endswith("__init__.py"):
-            folder = path.rpartition("/")[0]
-            folders[folder] = folders.get(folder, 0) + 1
-    piles = {folder: files for folder, files in folders.items() if files > MAX_FILES and folder not in ALIKE}
-    assert piles == {}, f"a folder has at most {MAX_FILES} files: move some that belong together to a folder in it"
-    corridors = [folder for folder, files in folders.items() if files == 1]
-    assert corridors == [], "a folder has two files or more: move the file up"
-    assert set(ALIKE) <= folders.keys(), "a folder of ALIKE has moved"
+    assert long == {}, f"a file has at most {MAX_LINES} lines: which of its nouns is another one?"
 
 
 def test_imports_make_no_circle_and_are_not_deep() -> None:
     assert len(stair(imports())) <= MAX_FLOORS, stair(imports())
-
-
-def test_constructors_are_short() -> None:
-    found = {
-        f"{path}: {name}": count for path, source in sources().items() for name, count in constructors(source).items()
-    }
-    long = {name: count for name, count in found.items() if count > MAX_ARGUMENTS}
-    assert long == {}, f"a constructor takes at most {MAX_ARGUMENTS} arguments: group those that belong together"
 
 
 def test_a_circle_is_found() -> None:
