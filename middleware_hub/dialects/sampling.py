@@ -24,7 +24,7 @@ from middleware_hub.dialects.fields import (
     check_depth,
     wrong,
 )
-from router.engines.sglang.hazards import pattern_fault
+from router.engines.sglang.request_checks import pattern_fault
 from router.errors import BadRequestError
 
 LARGEST = 2**31 - 1
@@ -51,7 +51,6 @@ _LEAST = _Parameter("min_new_tokens", INTEGER, f"from 0 to {LARGEST}", lambda v:
 _PARAMETERS = {
     "temperature": _Parameter("temperature", NUMBER, "at least 0", lambda v: v >= 0),
     "top_p": _Parameter("top_p", NUMBER, "above 0, and at most 1", lambda v: 0 < v <= 1),
-    # More than an int32 ends the worker's process.
     "top_k": _Parameter("top_k", INTEGER, f"-1 (all), or 1 to {LARGEST}", lambda v: v == -1 or 1 <= v <= LARGEST),
     "min_p": _Parameter("min_p", NUMBER, "from 0 to 1", lambda v: 0 <= v <= 1),
     "frequency_penalty": _Parameter("frequency_penalty", NUMBER, "from -2 to 2", lambda v: -2 <= v <= 2),

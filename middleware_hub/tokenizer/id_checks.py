@@ -1,15 +1,15 @@
-"""Ids and options of requests that would end a worker's process, because the model's vocabulary lacks them."""
+"""Refuses ids and options of requests that are outside of the model's vocabulary."""
 
 from __future__ import annotations
 
 from middleware_hub.tokenizer.vocabulary import Vocabulary
-from router.engines.sglang.hazards import held_back
 from router.engines.sglang.request import GenerateRequest
+from router.engines.sglang.request_checks import held_back
 from router.errors import BadRequestError
 
 
 def check_ids(vocabulary: Vocabulary, ids: list[int], name: str = "input_ids") -> None:
-    """Raise BadRequestError for an id that the model lacks; it would kill the worker."""
+    """Raise BadRequestError for an id outside of the vocabulary."""
     limit = vocabulary.size
     if min(ids) < 0 or max(ids) >= limit:
         wrong = next(i for i in ids if not 0 <= i < limit)
@@ -17,7 +17,7 @@ def check_ids(vocabulary: Vocabulary, ids: list[int], name: str = "input_ids") -
 
 
 def check_options(vocabulary: Vocabulary, request: GenerateRequest) -> None:
-    """Raise BadRequestError for options that would kill the worker: ids or numbers of top logprobs beyond the vocabulary."""
+    """Raise BadRequestError for stop ids, or a number of top logprobs, outside of the vocabulary."""
     limit = vocabulary.size
     if "top_logprobs_num" in request.fields and request.most_top_logprobs > limit:
         raise BadRequestError(
@@ -26,7 +26,4 @@ def check_options(vocabulary: Vocabulary, request: GenerateRequest) -> None:
     held = held_back(request.sampling)
     if held and not 0 <= min(held) <= max(held) < limit:
         wrong = next(token for token in held if not 0 <= token < limit)
-        raise BadRequestError(
-            f"`stop_token_ids` has {wrong} in it, and the vocabulary is 0 to {limit - 1}: with `min_new_tokens` that ends the "
-            "worker's process"
-        )
+        raise BadRequestError(f"`stop_token_ids` has {wrong} in it, and the vocabulary is 0 to {limit - 1}")

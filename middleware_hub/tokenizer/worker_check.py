@@ -41,8 +41,8 @@ def tokenizer_check(tokenizer: Tokenizer, path: str) -> WorkerCheck:
         if found in (ids, ids[len(tokenizer.bos) :]):
             return None
         return (
-            f"it encodes a text otherwise than --tokenizer-path {path}. Its replies will not be exact, and an id that its model"
-            " lacks can end it: start the router with the tokenizer of this worker's model"
+            f"it encodes a text otherwise than --tokenizer-path {path}. Its replies will not be exact, and prompts can"
+            " have ids outside of its vocabulary: start the router with the tokenizer of this worker's model"
         )
 
     body = msgspec.json.encode({"prompt": TEXT, "add_special_tokens": False})

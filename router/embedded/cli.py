@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Serve until SIGTERM or SIGINT.
 
-    The status is 0 then, 1 if it cannot listen or a request has killed it, and 2 without a usable tokenizer.
+    The status is 0 then, 1 if it cannot listen, and 2 without a usable tokenizer.
     """
     flags = parser()
     args = flags.parse_args(argv)
@@ -109,7 +109,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         context_length=args.context_length,
         token_delay=1 / pace if pace else 0.0,
         keep_log=False,
-        on_death=lambda _reason: over.set(),
         new_loop=_new_loop(),
     )
     try:
@@ -127,10 +126,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     logger.info("a router: tito-router --tokenizer-path %s --worker-urls %s", worker.tokenizer_path, worker.url)
     while not over.wait(1):
         pass  # without an end to the wait this thread does not see a signal that another one has taken
-    dead = worker.dead
     worker.__exit__()
-    if dead is not None:
-        flags.exit(1, f"{flags.prog}: killed by {dead}, as an SGLang worker would have been\n")
     flags.exit(0)
 
 

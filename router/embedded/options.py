@@ -37,7 +37,4 @@ class WorkerOptions:
     health_timeout: float = 20.0  # seconds that `/health` waits for a paused engine before it answers 503
     token_delay: float = 0.0  # seconds per token
     keep_log: bool = True  # False keeps neither `log` nor `calls`, for a worker that serves for long
-    on_death: Callable[[str], object] | None = (
-        None  # gets the reason, in the worker's thread, if a request has killed it
-    )
     new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop

@@ -65,6 +65,7 @@ class EmbeddedWorker:
     Attributes:
         log: a record of each generation.
         calls: a record of each other request.
+        out_of_range: what was wrong with requests outside of the valid range. A router must send none.
         wire: `stream_style` and `version_spans` can be changed while it serves.
         control: `unhealthy` can be changed while it serves.
     """
@@ -74,11 +75,11 @@ class EmbeddedWorker:
     ) -> None:
         self.tokenizer_path = str(tokenizer_path or shipped_tokenizer())
         self.vocabulary = load_vocabulary(self.tokenizer_path)
-        self.dead: str | None = None  # the reason, if a request killed the worker
         self._options = options = replace(options or WorkerOptions(), **changes)
         self._journal = Journal(keep=options.keep_log)
         self.log = self._journal.generations
         self.calls = self._journal.requests
+        self.out_of_range = self._journal.out_of_range
         self._engine = Engine(_sampler(self.tokenizer_path, self.vocabulary, options), options)
         self.wire = Wire(self.vocabulary, options)
         self.control: Control | VllmControl
@@ -103,14 +104,13 @@ class EmbeddedWorker:
                 options,
                 lambda client: self._server.reset(client),
             )
-        app = EngineApp(self._engine, self._journal, _generating(options), generate, self.control, self._die)
+        app = EngineApp(self._engine, self._journal, _generating(options), generate, self.control)
         self._server = RestartableServer(app, options.host, options.port)
         self._thread: LoopThread | None = None
 
     def __repr__(self) -> str:
         up = "paused" if self._engine.paused else "up" if self._server.up else "down"
-        state = f"dead: {self.dead}" if self.dead else up
-        return f"<EmbeddedWorker {self.url} {state}, {self.in_flight} in flight, {len(self.log)} logged>"
+        return f"<EmbeddedWorker {self.url} {up}, {self.in_flight} in flight, {len(self.log)} logged>"
 
     @property
     def url(self) -> str:
@@ -138,9 +138,9 @@ class EmbeddedWorker:
         assert self._thread is not None
         self._thread.stop()
 
-    def kill(self, reason: str | None = None) -> None:
+    def kill(self) -> None:
         """End the worker at once: connections in flight are reset, later ones are refused. `restart()` brings it back."""
-        self._call(self._end(reason))
+        self._call(self._end())
 
     def hanging(self) -> AbstractContextManager[None]:
         """Return a block in which the worker answers nothing, while its system accepts connections: as after SIGSTOP."""
@@ -149,19 +149,11 @@ class EmbeddedWorker:
 
     def restart(self) -> None:
         """Come back on the same port, with an empty queue and the same weights."""
-        self.dead = None
         self._call(self._server.listen())
 
-    async def _end(self, reason: str | None) -> None:
-        if reason is not None:
-            self.dead = reason
+    async def _end(self) -> None:
         await self._server.die()
         self._engine.drop()
-
-    async def _die(self, reason: str) -> None:
-        await self._end(reason)
-        if self._options.on_death is not None:
-            self._options.on_death(reason)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -174,6 +166,11 @@ class EmbeddedWorker:
     def in_flight(self) -> int:
         """How many samples are queued or running."""
         return len(self._engine.jobs)
+
+    @property
+    def received(self) -> int:
+        """How many requests to generate have arrived, also those that were refused."""
+        return self._journal.received
 
     @property
     def weight_version(self) -> str:

@@ -1,7 +1,7 @@
 """Where a request was tried, where it may still be tried, and which worker is at fault if it was not answered.
 
-A worker that gives no reply may be the victim of the request: a prompt that kills every worker, sent by twenty clients, must
-not take the fleet down. So a failure that a request could have caused does not count against a worker until another worker has
+A worker that gives no reply need not be at fault: a request that no worker answers, sent by twenty clients, must open no
+breaker. So a failure that a request could have caused does not count against a worker until another worker has
 answered the same request. If none does, the request was at fault. Only a connection that could not be made counts at once.
 
 What may be sent again, and how often:
@@ -29,7 +29,7 @@ from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
 
 MAX_LOST = 3
-"""When this many workers have lost a request, it is more likely the cause than the victim."""
+"""When this many workers have lost a request, it is more likely at fault than they are."""
 
 BUSY = frozenset({429, 503})
 FAULTY = frozenset({500, 502, 504})
@@ -43,8 +43,8 @@ Failure = Literal["connect", "lost", "timeout", "error", "busy", "no_engine"]
 class Attempts:
     """Decides about the attempts of one request; the proxy sends them.
 
-    A worker may close a kept-alive connection at the moment of use, which looks exactly like a worker that died. So after the
-    first such loss all further attempts take new connections, and that worker is asked once more when no other one is left. A
+    A worker may close a kept-alive connection at the moment of use, which looks as if the worker were gone. So after the first
+    such loss all further attempts take new connections, and that worker is asked once more when no other one is left. A
     request that cannot be repeated takes a new connection at once.
 
     Attributes:

@@ -176,7 +176,7 @@ class Target:
             await self._restore()
             await self._settled()
             for worker in self._embedded:
-                assert worker.dead is None, f"a request has killed a worker: {worker.dead}"
+                assert not worker.out_of_range, f"outside of the valid range: {worker.out_of_range}"
             await self._a_good_request()
             await self._settled()
             self._recounted()

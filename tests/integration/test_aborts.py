@@ -56,7 +56,7 @@ def reluctant() -> Iterator[Stack]:
 
 @pytest.fixture
 def served(request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """The stack that a test asks for by `@on(...)`; at its end nothing is in flight, and no worker has died.
+    """The stack that a test asks for by `@on(...)`; at its end nothing is in flight, and all that workers got was valid.
 
     Where a test's `stream` is one of the styles, the workers speak it.
     """
@@ -69,7 +69,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Stack]:
     yield found
     settle(found)
     for worker, start in zip(found.workers, logged, strict=True):
-        assert worker.dead is None
+        assert worker.out_of_range == []
         rids = [record.rid for record in worker.log[start:]]
         assert len(set(rids)) == len(rids), "a worker saw an id twice"
 

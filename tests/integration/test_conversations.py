@@ -39,7 +39,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Stack]:
     with stack(name) as started:
         yield started
         assert started.idle(), started.inflight()
-        assert [worker.dead for worker in started.workers] == [None, None, None]
+        assert [worker.out_of_range for worker in started.workers] == [[], [], []]
 
 
 @pytest.fixture(scope="module", params=usual(NAMES, "qwen"))

@@ -21,7 +21,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Stack]:
     with stack(name, styles=("cumulative",)) as started:
         yield started
         assert started.idle(), started.inflight()
-        assert started.workers[0].dead is None
+        assert started.workers[0].out_of_range == []
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Faults of a fleet whose workers and router are processes of their own: killed, frozen, slow, poisoned, full, paused, stopped.
+"""Faults of a fleet whose workers and router are processes of their own: killed, frozen, slow, failing, full, paused, stopped.
 
 Each test counts what its clients got, and `Ledger.settle` compares that with the router's own books: every generation has one
 outcome, every reply can be retrieved as its client saw it, once, and nothing is left in flight.
@@ -316,23 +316,23 @@ def test_a_worker_that_comes_back_with_older_weights_is_kept_out_until_it_has_th
 
 
 @pytest.mark.slow
-def test_a_poisoned_prompt_of_twenty_clients_opens_no_breaker_and_harms_nobody_else(fleet: Start) -> None:
+def test_a_request_that_no_worker_answers_opens_no_breaker_and_costs_nobody_else(fleet: Start) -> None:
     """It breaks the connection, or fails, at whichever worker gets it."""
     with ThreadPoolExecutor(20) as clients, fleet(4, *PROBES, "--cb-failure-threshold", "3") as served:
         ledger = Ledger(served)
 
-        def poison(name: str) -> int:
+        def fail(name: str) -> int:
             jobs = []
             for fault in ("dies", "http_500"):
                 sampling = {**SHORT, "custom_params": {"script": {"fault": fault}}}
-                prompts = [f"Poison {name}{number} {fault}: " for number in range(40)]
+                prompts = [f"Fails {name}{number} {fault}: " for number in range(40)]
                 jobs += ask_all(clients, ledger, prompts, sampling=sampling)
             assert not any(done(jobs))
             return len(jobs)
 
-        sent = poison("alone ")
+        sent = fail("alone ")
         with ledger.load(8):
-            sent += poison("among others ")
+            sent += fail("among others ")
         ledger.settle()
         assert ledger.failed == sent
         assert len(ledger.broken) == sent // 4, "streams that were begun"

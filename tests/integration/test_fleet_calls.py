@@ -36,7 +36,7 @@ def served(started: Stack) -> Iterator[Stack]:
     assert started.post("/update_weight_version", {"new_version": "1"}).status == 200
     yield started
     settle(started)
-    assert all(worker.dead is None for worker in started.workers)
+    assert all(not worker.out_of_range for worker in started.workers)
 
 
 def say(served: Stack, space: str, text: str = "A:", tokens: int = 3) -> Reply:

@@ -245,7 +245,7 @@ class Stacks:
     def check(self) -> None:
         for served, workers in self._started.values():
             assert served.idle(), served.inflight()
-            assert [worker.dead for worker in workers] == [None] * len(workers)
+            assert [worker.out_of_range for worker in workers] == [[]] * len(workers)
 
 
 @pytest.fixture(scope="module")

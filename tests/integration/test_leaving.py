@@ -43,7 +43,7 @@ def served(started: Stack, request: pytest.FixtureRequest) -> Iterator[Stack]:
         started.workers[0].wire.stream_style = request.node.callspec.params.get("style", "cumulative")
     yield started
     settle(started)
-    assert started.workers[0].dead is None
+    assert started.workers[0].out_of_range == []
     record = started.generate({"text": "Hello", "sampling_params": {"max_new_tokens": 2}}).record
     assert len(record.output_ids) == 2
     settle(started)

@@ -38,7 +38,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[Stack]:
     with stack(name) as started:
         yield started
         assert started.idle(), started.inflight()
-        assert [worker.dead for worker in started.workers] == [None, None, None]
+        assert [worker.out_of_range for worker in started.workers] == [[], [], []]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def qwen() -> Iterator[Stack]:
     with stack("qwen", styles=("cumulative",)) as started:
         yield started
         assert started.idle(), started.inflight()
-        assert started.workers[0].dead is None
+        assert started.workers[0].out_of_range == []
 
 
 def names_of(spelling: Speller) -> dict[str, str]:

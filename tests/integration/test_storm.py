@@ -294,7 +294,7 @@ def test_in_a_storm_nothing_is_lost_and_nothing_is_counted_twice(served: Stack) 
         for one in [pool.submit(a_conversation, storm, number) for number in range(CONVERSATIONS)]:
             one.result(240)
     settle(served)
-    assert all(worker.dead is None for worker in served.workers)
+    assert all(not worker.out_of_range for worker in served.workers)
     prompts = sum(
         counted(served, "tito_radix_matches_total").get(f'{{kind="{kind}"}}', 0) for kind in ("fresh", "continued")
     )

@@ -345,7 +345,7 @@ def settle_quietly(served: Stack) -> None:
     for worker in served.workers:
         worker.release()
         worker.wait_until_idle()
-        assert worker.dead is None
+        assert worker.out_of_range == []
 
 
 # -- one by one --------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class EngineServer:
     process: subprocess.Popen[bytes]
 
     def alive(self) -> bool:
-        """False once the launcher's process has ended, which is what a deadly request does to it."""
+        """False once the launcher's process has ended."""
         return self.process.poll() is None
 
     def log_tail(self, lines: int = _LOG_TAIL) -> str:

@@ -51,7 +51,7 @@ class TurnSampling:
         return sampling
 
     def _check(self, request: ChatRequest, sampling: dict[str, Any]) -> None:
-        """Raise BadRequestError for options that end a worker's process, as `/generate` does."""
+        """Raise BadRequestError for options outside of the workers' valid range, as `/generate` does."""
         fields = {"input_ids": [0], "sampling_params": sampling, "return_logprob": True}
         if request.top_logprobs:
             fields["top_logprobs_num"] = request.top_logprobs

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 from router.embedded.engine.finish import FinishReason
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -46,15 +49,27 @@ class ControlRecord:
 
 @dataclass
 class Journal:
-    """All records of a worker, in the order of arrival; none if it does not `keep` them."""
+    """All records of a worker, in the order of arrival; none if it does not `keep` them.
+
+    Attributes:
+        received: the number of requests to generate, also of those that were refused.
+        out_of_range: what was wrong with requests outside of the valid range.
+    """
 
     keep: bool
+    received: int = 0
     generations: list[GenerationRecord] = field(default_factory=list)
     requests: list[ControlRecord] = field(default_factory=list)
+    out_of_range: list[str] = field(default_factory=list)
 
     def add_generations(self, records: list[GenerationRecord]) -> None:
         if self.keep:
             self.generations += records
+
+    def add_out_of_range(self, what: str) -> None:
+        logger.warning("refused a request outside of the valid range: %s", what)
+        if self.keep:
+            self.out_of_range.append(what)
 
     def add_request(self, record: ControlRecord) -> None:
         if self.keep:

@@ -10,7 +10,7 @@ from typing import Any
 from router.embedded.engine.sample import ReplyRequest, ReturnOptions
 from router.embedded.engine.sampling import AS_MANY, SamplingParams
 from router.embedded.engine.script import FREE, Script
-from router.embedded.http.errors import Broken, Deadly, Refused
+from router.embedded.http.errors import OutOfRange, Refused
 from router.embedded.http.sampling_json import is_a, parse_sampling
 from router.embedded.models.vocabulary import EngineVocabulary
 
@@ -45,7 +45,8 @@ def admit(
     """Check the JSON of a request, whose request ids must not be in flight.
 
     Raises:
-        Refused, Broken, Deadly: as SGLang would refuse it, fail at it, or die of it.
+        Refused: as SGLang would refuse it.
+        OutOfRange: it is outside of the valid range.
     """
     for name, kinds in _KINDS.items():
         if not is_a(body.get(name), kinds):
@@ -82,13 +83,13 @@ def _fitting(
 ) -> SamplingParams:
     """Return the parameters, with `max_new_tokens` cut to the room that this prompt leaves."""
     if not prompt:
-        raise Deadly("a request with an empty prompt")
+        raise OutOfRange("an empty prompt")
     if min(prompt) < 0 or max(prompt) >= vocabulary.size:
-        raise Deadly("a request with an id outside the vocabulary")
+        raise OutOfRange("an id outside of the vocabulary")
     if sampling.top_k > _LARGEST:
-        raise Deadly("a top_k that is no int32")
+        raise OutOfRange("a top_k that is no int32")
     if sampling.min_new_tokens and any(not 0 <= token < vocabulary.size for token in sampling.stop_token_ids):
-        raise Deadly("a stop token outside the vocabulary, with min_new_tokens")
+        raise OutOfRange("a stop token outside of the vocabulary, with min_new_tokens")
     count, wanted = len(prompt), sampling.max_new_tokens
     if count >= context_length:
         raise Refused(
@@ -112,7 +113,7 @@ def _each(value: Any, count: int, batch: bool) -> list[Any]:
     if not isinstance(value, list):
         return [value] * count
     if not batch or len(value) < count:
-        raise Broken("a list that does not fit its batch")
+        raise OutOfRange("a list that does not fit its batch")
     return value
 
 
@@ -129,7 +130,7 @@ def _prompts(body: Mapping[str, Any], vocabulary: EngineVocabulary) -> tuple[lis
     batch = isinstance(text, list) if text is not None else bool(ids) and isinstance(ids[0], list)
     if ids is not None:
         if batch != (bool(ids) and isinstance(ids[0], list)):
-            raise Broken("text and input_ids differ in being a batch")
+            raise OutOfRange("text and input_ids differ in being a batch")
         if not ids:
             raise Refused("input_ids cannot be empty.")
         return (ids if batch else [ids]), batch, False
@@ -153,7 +154,7 @@ def _rids(rid: Any, count: int, batch: bool) -> list[str]:
     if isinstance(rid, str):
         return [f"{rid}_{number}" for number in range(count)] if batch else [rid]
     if not batch:
-        raise Broken("a list of names for one prompt")
+        raise OutOfRange("a list of names for one prompt")
     if len(rid) != count:
         raise Refused("The specified rids length mismatch with the batch_size for batch processing.")
     if len(set(rid)) != count:
@@ -173,7 +174,7 @@ def _returns(body: Mapping[str, Any], number: int, count: int, batch: bool) -> R
         if isinstance(value, list) and batch:
             value = _each(value, count, batch)[number]
         elif isinstance(value, list) and name in ("logprob_start_len", "top_logprobs_num"):
-            raise Deadly(f"a list as {name} of one prompt")
+            raise OutOfRange(f"a list as {name} of one prompt")
         return default if value is None else value
 
     return ReturnOptions(
@@ -193,9 +194,9 @@ def _check_returns(returns: ReturnOptions, prompt: list[int], vocabulary: Engine
             f" len(req.origin_input_ids)={len(prompt)}. Please use a smaller logprob_start_len."
         )
     if returns.start < -1:
-        raise Deadly("a logprob_start_len below -1")
+        raise OutOfRange("a logprob_start_len below -1")
     if returns.top > vocabulary.size:
-        raise Deadly("more top logprobs than tokens")
+        raise OutOfRange("more top logprobs than tokens")
     for token in returns.chosen:
         if isinstance(token, list):
             raise Refused("token_ids_logprob must be a flat list of integers.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from router.embedded.engine.engine import Engine
 from router.embedded.engine.records import ControlRecord, Journal
-from router.embedded.http.errors import Broken, Deadly, Refused
-from router.embedded.http.exchange import PLAIN, Handler, HttpExchange, Receive, Scope, Send, read
+from router.embedded.http.errors import OutOfRange, Refused
+from router.embedded.http.exchange import Handler, HttpExchange, Receive, Scope, Send, read
 
 
 class EngineApp:
@@ -15,11 +15,10 @@ class EngineApp:
 
     Args:
         engine: wakes its waiters after each request.
-        journal: takes a record of each request that is not a generation.
+        journal: counts the requests to generate, and takes a record of each other one.
         generating: the methods that generate, by path.
         generate: answers these.
         control: answers everything else.
-        on_death: called with the reason when a request is one of those that end a worker, which no application can do.
     """
 
     def __init__(
@@ -29,14 +28,12 @@ class EngineApp:
         generating: Mapping[str, Sequence[str]],
         generate: Handler,
         control: Handler,
-        on_death: Callable[[str], Awaitable[None]],
     ) -> None:
         self._engine = engine
         self._journal = journal
         self._generating = generating
         self._generate = generate
         self._control = control
-        self._on_death = on_death
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or (raw := await read(receive)) is None:
@@ -44,16 +41,15 @@ class EngineApp:
         exchange = HttpExchange(scope, receive, send, raw)
         try:
             if exchange.method in self._generating.get(exchange.path, ()):
+                self._journal.received += 1
                 await self._generate(exchange)
             else:
                 record = ControlRecord(exchange.method, exchange.path, exchange.query, exchange.headers, raw)
                 self._journal.add_request(record)
                 await self._control(exchange)
         except Refused as refused:
+            if isinstance(refused, OutOfRange):
+                self._journal.add_out_of_range(str(refused))
             await exchange.answer(400, refused.body())
-        except Broken:
-            await exchange.answer(500, b"Internal Server Error", PLAIN)
-        except Deadly as death:
-            await self._on_death(str(death))
         finally:
             self._engine.changed()

@@ -25,9 +25,8 @@ class Refused(Exception):
         return {"error": self.message if self.shape == "error" else {"message": self.message}}
 
 
-class Broken(Exception):
-    """SGLang's front end fails at the request: HTTP 500 as plain text, and the connection is closed."""
+class OutOfRange(Refused):
+    """The request is outside of SGLang's valid range: a router must not send it. It is noted, and refused with a 400."""
 
-
-class Deadly(Exception):
-    """The request ends an SGLang worker."""
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "error")

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from router.embedded.engine.sampling import AS_MANY, SamplingParams
-from router.embedded.http.errors import Broken, Refused
+from router.embedded.http.errors import OutOfRange, Refused
 
 # Each with the type that the contract names in its refusal; None takes anything.
 _FIELDS: dict[str, str | None] = {
@@ -63,12 +63,12 @@ def parse_sampling(params: Any, vocabulary_size: int) -> SamplingParams:
 
     Raises:
         Refused: an unknown field or a wrong type (by the contract), or a wrong value (by `SamplingParams.verify`).
-        Broken: `n` is null.
+        OutOfRange: `n` is null.
     """
     if not isinstance(params, dict):
         raise Refused(f"invalid type: {_kind(params)}, expected a map", "error")
     if "n" in params and params["n"] is None:
-        raise Broken("n is null")
+        raise OutOfRange("n is null")
     for key, value in params.items():
         if key not in _FIELDS:
             names = ", ".join(f"`{name}`" for name in _FIELDS)
@@ -130,7 +130,7 @@ def _check_stops(given: dict[str, Any]) -> None:
                 warnings.simplefilter("ignore")
                 re.compile(pattern)
         except (re.error, OverflowError, RecursionError):
-            raise Broken("a stop_regex that is no pattern") from None
+            raise OutOfRange("a stop_regex that is no pattern") from None
 
 
 def _wrong(sampling: SamplingParams, size: int) -> str | None:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.json import JSON_ERRORS, NULL, is_list, is_null
-from router.engines.sglang import hazards, segments
+from router.engines.sglang import request_checks, segments
 from router.engines.sglang.fields import parse_object, typed
 from router.engines.sglang.limits import LONGEST_NAME, PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.prompt_fields import read_ids, read_texts
@@ -74,7 +74,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         experts_from: `routed_experts_start_len`.
         prompts: the number of prompts; 0 if they are embeddings.
         listed: whether the reply is a list of generations.
-        null_n: whether there is an `"n": null`, which SGLang answers with a 500.
+        null_n: whether there is an `"n": null`, which is left out: SGLang takes integers only.
     """
 
     fields: dict[str, Raw]
@@ -96,7 +96,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> GenerateRequest:
-        """Read a body. Raises TextTooLongError, and BadRequestError if no worker can serve it or it would kill one."""
+        """Read a body. Raises TextTooLongError, and BadRequestError for what is outside of the workers' valid range."""
         fields = parse_object(body)
         texts, ids, parts, batch = _prompts(fields, limits)
         sampling = _sampling(fields)
@@ -106,7 +106,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
         logprobs = asked if isinstance(asked, list) and asked else [asked is True]
         count = None if prompts is None else len(prompts)
-        hazards.check(fields, sampling, count, batch=batch, logprobs=any(logprobs))
+        request_checks.check(fields, sampling, count, batch=batch, logprobs=any(logprobs))
         samples, null_n = _samples(sampling)
         if samples * (count or 1) > 1:
             limits.check_replies(samples * (count or 1))
@@ -158,7 +158,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     @property
     def most_top_logprobs(self) -> int:
         """The largest `top_logprobs_num`; 0 if no logprobs are asked for."""
-        asked = hazards.integers(self.fields, "top_logprobs_num") if any(self.wants_logprobs) else []
+        asked = request_checks.integers(self.fields, "top_logprobs_num") if any(self.wants_logprobs) else []
         return max(asked, default=0)
 
     def lora_path(self, prompt: int) -> str:
@@ -182,7 +182,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         """Return the body that a worker gets of a request that is not recorded: unchanged, except for what SGLang cannot take.
 
         If there are ids and a text, the text is removed: SGLang would decide by the text whether the ids are a batch. `"n":
-        null`, which SGLang answers with a 500, is removed, too. Segments are replaced by their ids.
+        null`, which is no integer, is removed, too. Segments are replaced by their ids.
         """
         if self.segments is not None:
             assert self.ids is not None, "the segments are assembled"

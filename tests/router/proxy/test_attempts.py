@@ -72,7 +72,7 @@ def test_a_worker_that_fails_where_another_one_answers_is_at_fault(why: Failure)
 
 @pytest.mark.parametrize("why", ["lost", "timeout", "error"])
 def test_a_request_that_nobody_can_answer_is_at_fault_itself(why: Failure) -> None:
-    """Twenty clients send a poisoned prompt: no breaker opens."""
+    """Twenty clients send it: no breaker opens."""
     pool = make(5, failures=1)
     everybody = dict.fromkeys((worker.url for worker in pool.list()), why)
     last: set[str] = set()

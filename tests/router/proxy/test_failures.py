@@ -171,7 +171,7 @@ def test_stale_connections_of_all_workers_cost_nothing() -> None:
     asyncio.run(main())
 
 
-def test_request_that_kills_workers_does_not_kill_them_all() -> None:
+def test_a_request_that_no_worker_answers_reaches_three() -> None:
     async def main() -> None:
         workers = [ClosingWorker(drop="always") for _ in range(6)]
         async with AsyncExitStack() as stack:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.embedded.engine.sampling import AS_MANY, SamplingParams
-from router.embedded.http.errors import Broken, Refused
+from router.embedded.http.errors import OutOfRange, Refused
 from router.embedded.http.sampling_json import parse_sampling
 
 
@@ -72,5 +72,5 @@ def test_refusals(params: dict[str, Any], shape: str, message: str) -> None:
 
 @pytest.mark.parametrize("params", [{"n": None}, {"stop_regex": "("}])
 def test_failures_of_the_front_end(params: dict[str, Any]) -> None:
-    with pytest.raises(Broken):
+    with pytest.raises(OutOfRange):
         parse(**params)

@@ -31,7 +31,7 @@ def test_a_reply_has_sglangs_keys_and_the_log_has_the_truth(worker: EmbeddedWork
     assert meta["prompt_tokens"] == len(record.input_ids)
     assert meta["weight_versions"] == [{"version": "default", "start": 0, "end": 5}]
     assert (meta["completion_tokens"], meta["output_token_logprobs_length"]) == (5, 5)
-    assert worker.dead is None
+    assert worker.out_of_range == []
 
 
 def test_logprobs_and_prompt_ids_are_there_only_on_request(worker: EmbeddedWorker) -> None:

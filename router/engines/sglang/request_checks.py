@@ -1,6 +1,6 @@
-"""Refuses requests that SGLang 0.5.23 accepts and that then end its process or get a 500. Each of them was tried.
+"""Refuses requests outside of the valid range of SGLang 0.5.23, as far as no vocabulary is needed to tell.
 
-SGLang itself answers the requests that it refuses, in its own words. Checks that need the vocabulary are not here.
+What SGLang refuses by itself passes: it answers in its own words.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _parser: Any = re._parser  # type: ignore[attr-defined]  # `re.compile` without 
 def check(
     fields: dict[str, Raw], sampling: list[dict[str, Raw]], prompts: int | None, *, batch: bool, logprobs: bool
 ) -> None:
-    """Raise BadRequestError for a body of `/generate` that would harm a worker.
+    """Raise BadRequestError for a body of `/generate` that is outside of the valid range.
 
     Args:
         fields: its top level.
@@ -53,10 +53,10 @@ def check(
     else:
         _check_single(fields, len(sampling), logprobs=logprobs)
     if "logprob_start_len" in fields and any(value < -1 for value in integers(fields, "logprob_start_len")):
-        raise BadRequestError("`logprob_start_len` must be at least -1: anything lower ends the worker's process")
+        raise BadRequestError("`logprob_start_len` must be at least -1")
     for params in sampling:
         if "top_k" in params and any(value > _LARGEST for value in integers(params, "top_k")):
-            raise BadRequestError(f"`top_k` must be at most {_LARGEST}: anything higher ends the worker's process")
+            raise BadRequestError(f"`top_k` must be at most {_LARGEST}")
         if "stop_regex" in params:
             _check_patterns(params)
 
@@ -67,7 +67,7 @@ def integers(fields: dict[str, Raw], key: str) -> list[int]:
 
 
 def held_back(sampling: list[dict[str, Raw]]) -> list[int]:
-    """Return the `stop_token_ids` that `min_new_tokens` holds back. One beyond the vocabulary ends the worker's process."""
+    """Return the `stop_token_ids` that `min_new_tokens` holds back: these have to be in the vocabulary."""
     found: list[int] = []
     for params in sampling:
         if "stop_token_ids" in params and "min_new_tokens" in params and any(integers(params, "min_new_tokens")):
@@ -103,7 +103,7 @@ def _check_single(fields: dict[str, Raw], params: int, *, logprobs: bool) -> Non
         raise BadRequestError("`rid` is a list: give one string, for there is one prompt")
     for key in ("logprob_start_len", "top_logprobs_num") if logprobs else ():
         if is_list(fields.get(key)):
-            raise BadRequestError(f"`{key}` is a list, and there is one prompt: that ends the worker's process")
+            raise BadRequestError(f"`{key}` is a list: give one integer, for there is one prompt")
 
 
 def _check_patterns(sampling: dict[str, Raw]) -> None:

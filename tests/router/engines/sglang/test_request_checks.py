@@ -1,4 +1,4 @@
-"""Hazards: patterns are faulty exactly if Python cannot compile them."""
+"""Patterns are faulty exactly if Python cannot compile them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from router.engines.sglang.hazards import pattern_fault
+from router.engines.sglang.request_checks import pattern_fault
 
 PIECES = (
     *(
