@@ -135,6 +135,21 @@ class Reader:
             raise Malformed
         return found
 
+    def comes(self, tags: Tags) -> Reading[bool]:
+        """Return whether white space and then one of these tags comes next, or the end of the text. Reads nothing."""
+        while True:
+            white = _WHITE.match(self.text, self.at)
+            assert white is not None, "it also matches the empty string"
+            found = tags.pattern.match(self.text, white.end())
+            if found is not None and found[1]:
+                return True
+            if white.end() == len(self.text):
+                if self.ended:
+                    return True
+            elif self.ended or found is None:
+                return False
+            yield
+
     def run(self, pattern: re.Pattern[str], longest: int = LONGEST_RUN) -> Reading[str]:
         """Read one or more characters of a class. If there are none or too many, raise Malformed and read nothing."""
         while not (yield from self.at_end()):

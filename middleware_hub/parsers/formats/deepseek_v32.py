@@ -7,7 +7,8 @@
 </｜DSML｜invoke>
 </｜DSML｜function_calls>
 
-A model may also write one JSON object between the tags of `invoke`, or `<｜DSML｜invoke name="get_time"/>`.
+A model may also write one JSON object between the tags of `invoke`, or `<｜DSML｜invoke name="get_time"/>`. Where it leaves out
+the end of a parameter, the value ends where the next parameter begins, or the call ends.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from middleware_hub.chat.messages import Call, Tool
-from middleware_hub.parsers.grammar import SectionParser
+from middleware_hub.parsers.grammar import NEWLINES, SectionParser
 from middleware_hub.parsers.json_text import json_object
 from middleware_hub.parsers.reader import Malformed, Reading, Tags
 from middleware_hub.parsers.schema import Schemas, spell_arguments, spell_string, spell_untyped
@@ -26,13 +27,15 @@ _NAME = re.compile(r"[^\s<>{}\"]+")
 _KEY = re.compile(r"[^<>\"\r\n]+")
 _NAME_END = Tags('">', '"/>')
 _ENDS = ("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>")
+_BEGINNING = '<｜DSML｜invoke name="'
 _PARAMETER, _INVOKE_END = '<｜DSML｜parameter name="', "</｜DSML｜invoke>"
 _PARAMETER_OR_END = Tags(_PARAMETER, _INVOKE_END)
 _END = Tags(_INVOKE_END)
 _STRING, _JSON = '" string="true">', '" string="false">'
 _KEY_END = Tags(_STRING, _JSON, '">')
 _VALUE_CLOSE = "</｜DSML｜parameter>"
-_VALUE_END = Tags(_VALUE_CLOSE, _INVOKE_END, *_ENDS)
+_VALUE_END = Tags(_VALUE_CLOSE, _PARAMETER, _INVOKE_END, *_ENDS)
+_AFTER_CALL = Tags(_BEGINNING, *_ENDS)
 
 
 class DeepSeekV32(SectionParser):
@@ -42,7 +45,7 @@ class DeepSeekV32(SectionParser):
     template_tags: ClassVar[tuple[str, ...]] = ("｜DSML｜", "invoke name=", "parameter name=")
     needs_special: ClassVar[bool] = True
     opening = Tags("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
-    beginning = Tags('<｜DSML｜invoke name="')
+    beginning = Tags(_BEGINNING)
     trailer = Tags(*_ENDS)
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -64,17 +67,23 @@ class DeepSeekV32(SectionParser):
 
     def _parameters(self, name: str) -> Reading[str]:
         reader, values = self.reader, dict[str, str]()
-        while (yield from reader.expect(_PARAMETER_OR_END)) == _PARAMETER:
+        tag = yield from reader.expect(_PARAMETER_OR_END)
+        while tag == _PARAMETER:
             key = yield from reader.run(_KEY)
             kind = yield from reader.expect(_KEY_END)
             value = yield from reader.until(_VALUE_END)
-            if (yield from reader.expect(_VALUE_END)) != _VALUE_CLOSE:
+            tag = yield from reader.expect(_VALUE_END)
+            if tag == _VALUE_CLOSE:
+                yield from reader.white()
+                tag = yield from reader.expect(_PARAMETER_OR_END)
+            elif tag in _ENDS or (tag == _INVOKE_END and not (yield from reader.comes(_AFTER_CALL))):
                 raise Malformed
+            else:
+                value = value.rstrip(NEWLINES)
             if kind == _STRING:
                 values[key] = spell_string(value)
             elif kind == _JSON:
                 values[key] = spell_untyped(value)
             else:
                 values[key] = self._schemas.spell(name, key, value)
-            yield from reader.white()
         return spell_arguments(values)

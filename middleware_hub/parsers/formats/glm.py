@@ -4,6 +4,8 @@
 <arg_key>city</arg_key>
 <arg_value>Oslo</arg_value>
 </tool_call>
+
+A model may leave out the end of a value. It then ends where the next key begins, or the call ends.
 """
 
 from __future__ import annotations
@@ -13,20 +15,21 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from middleware_hub.chat.messages import Call, Tool
-from middleware_hub.parsers.grammar import TaggedParser
+from middleware_hub.parsers.grammar import NEWLINES, TaggedParser
 from middleware_hub.parsers.reader import WHITE, Malformed, Reading, Tags
 from middleware_hub.parsers.schema import Schemas, spell_arguments
 
 _NAME = re.compile(r"[^\s<>{}\"]+")
 _END = "</tool_call>"
-_KEY_OR_END = Tags("<arg_key>", _END)
+_KEY, _VALUE_CLOSE = "<arg_key>", "</arg_value>"
+_KEY_OR_END = Tags(_KEY, _END)
 _KEY_END = Tags("</arg_key>", _END)
 _VALUE = Tags("<arg_value>")
-_VALUE_END = Tags("</arg_value>", _END)
+_VALUE_END = Tags(_VALUE_CLOSE, _KEY, _END)
 
 
 class Glm(TaggedParser):
-    """Reads a string as it is written, and any other value as JSON. `</tool_call>` never occurs inside a value."""
+    """Reads a string as it is written, any other value as JSON. `</tool_call>` and `<arg_key>` never occur inside a value."""
 
     names: ClassVar[tuple[str, ...]] = ("glm", "glm45", "glm47")
     template_tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "<arg_key>", "<arg_value>")
@@ -42,15 +45,19 @@ class Glm(TaggedParser):
         yield from reader.white()
         name = yield from reader.run(_NAME)
         yield from reader.white()
-        while (yield from reader.expect(_KEY_OR_END)) != _END:
+        tag = yield from reader.expect(_KEY_OR_END)
+        while tag == _KEY:
             key = (yield from reader.until(_KEY_END)).strip(WHITE)
             if (yield from reader.expect(_KEY_END)) == _END or not key:
                 raise Malformed
             yield from reader.white()
             yield from reader.expect(_VALUE)
             value = yield from reader.until(_VALUE_END)
-            if (yield from reader.expect(_VALUE_END)) == _END:
-                raise Malformed
+            tag = yield from reader.expect(_VALUE_END)
+            if tag == _VALUE_CLOSE:
+                yield from reader.white()
+                tag = yield from reader.expect(_KEY_OR_END)
+            else:
+                value = value.rstrip(NEWLINES)
             values[key] = self._schemas.spell(name, key, value)
-            yield from reader.white()
         return Call(name, spell_arguments(values))

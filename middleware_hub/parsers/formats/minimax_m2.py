@@ -5,6 +5,8 @@
 <parameter name="city">Oslo</parameter>
 </invoke>
 </minimax:tool_call>
+
+A model may leave out the end of a parameter. The value then ends where the next parameter begins, or the call ends.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from middleware_hub.chat.messages import Call, Tool
-from middleware_hub.parsers.grammar import SectionParser
+from middleware_hub.parsers.grammar import NEWLINES, SectionParser
 from middleware_hub.parsers.reader import Malformed, Reading, Tags
 from middleware_hub.parsers.schema import Schemas, spell_arguments
 
@@ -22,19 +24,21 @@ _NAME = re.compile(r"[^\s<>{}\"]+")
 _KEY = re.compile(r"[^<>\"\r\n]+")
 _CLOSE = Tags('">')
 _END = "</minimax:tool_call>"
-_PARAMETER_OR_END = Tags('<parameter name="', "</invoke>")
+_BEGINNING, _PARAMETER, _INVOKE_END = '<invoke name="', '<parameter name="', "</invoke>"
+_PARAMETER_OR_END = Tags(_PARAMETER, _INVOKE_END)
+_AFTER_CALL = Tags(_BEGINNING, _END)
 _VALUE_CLOSE = "</parameter>"
-_VALUE_END = Tags(_VALUE_CLOSE, "</invoke>", _END)
+_VALUE_END = Tags(_VALUE_CLOSE, _PARAMETER, _INVOKE_END, _END)
 
 
 class MiniMaxM2(SectionParser):
-    """Takes a value with all of its white space. `</invoke>` and `</minimax:tool_call>` never occur inside a value."""
+    """Takes a value with all of its white space. The tags of parameters and calls never occur inside a value."""
 
     names: ClassVar[tuple[str, ...]] = ("minimax-m2", "minimax_m2")
     template_tags: ClassVar[tuple[str, ...]] = ("<minimax:tool_call>", "<invoke name=", "<parameter name=")
     needs_special: ClassVar[bool] = True
     opening = Tags("<minimax:tool_call>")
-    beginning = Tags('<invoke name="')
+    beginning = Tags(_BEGINNING)
     trailer = Tags(_END)
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -46,12 +50,18 @@ class MiniMaxM2(SectionParser):
         name = yield from reader.run(_NAME)
         yield from reader.expect(_CLOSE)
         yield from reader.white()
-        while (yield from reader.expect(_PARAMETER_OR_END)) != "</invoke>":
+        tag = yield from reader.expect(_PARAMETER_OR_END)
+        while tag == _PARAMETER:
             key = yield from reader.run(_KEY)
             yield from reader.expect(_CLOSE)
             value = yield from reader.until(_VALUE_END)
-            if (yield from reader.expect(_VALUE_END)) != _VALUE_CLOSE:
+            tag = yield from reader.expect(_VALUE_END)
+            if tag == _VALUE_CLOSE:
+                yield from reader.white()
+                tag = yield from reader.expect(_PARAMETER_OR_END)
+            elif tag == _END or (tag == _INVOKE_END and not (yield from reader.comes(_AFTER_CALL))):
                 raise Malformed
+            else:
+                value = value.rstrip(NEWLINES)
             values[key] = self._schemas.spell(name, key, value)
-            yield from reader.white()
         return Call(name, spell_arguments(values))

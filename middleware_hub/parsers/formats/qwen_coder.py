@@ -7,6 +7,8 @@ Oslo
 </parameter>
 </function>
 </tool_call>
+
+A model may leave out the end of a parameter. The value then ends where the next parameter begins, or the function ends.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ _NAME = re.compile(r"[^\s<>{}\"]+")
 _KEY = re.compile(r"[^<>\r\n]+")
 _FUNCTION = Tags("<function=")
 _CLOSE = Tags(">")
-_PARAMETER_OR_END = Tags("<parameter=", "</function>")
+_PARAMETER, _FUNCTION_END, _PARAMETER_END = "<parameter=", "</function>", "</parameter>"
+_PARAMETER_OR_END = Tags(_PARAMETER, _FUNCTION_END)
 
 
 class QwenCoder(TaggedParser):
-    """Strips one newline from each side of a value. `</tool_call>` never occurs inside a value."""
+    """Strips one newline from each side of a value. `</tool_call>` and `<parameter=` never occur inside a value."""
 
     names: ClassVar[tuple[str, ...]] = ("qwen-coder", "qwen3_coder", "qwen3_xml")
     template_tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=", "<parameter=")
@@ -38,7 +41,7 @@ class QwenCoder(TaggedParser):
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
         self._schemas = Schemas(tools)
-        self._value_end = Tags("</parameter>", *self.ending.tags)
+        self._value_end = Tags(_PARAMETER_END, _PARAMETER, _FUNCTION_END, *self.ending.tags)
 
     def call(self, opening: str) -> Reading[Call]:
         reader, values = self.reader, dict[str, str]()
@@ -47,17 +50,30 @@ class QwenCoder(TaggedParser):
         name = yield from reader.run(_NAME)
         yield from reader.expect(_CLOSE)
         yield from reader.white()
-        while (yield from reader.expect(_PARAMETER_OR_END)) == "<parameter=":
+        tag = yield from reader.expect(_PARAMETER_OR_END)
+        while tag == _PARAMETER:
             key = yield from reader.run(_KEY)
             yield from reader.expect(_CLOSE)
-            value = yield from reader.until(self._value_end)
-            if (yield from reader.expect(self._value_end)) in self.ending.tags:
-                raise Malformed
+            value, tag = yield from self._value()
             values[key] = self._schemas.spell(name, key, value.removeprefix("\n").removesuffix("\n"))
-            yield from reader.white()
+            if tag == _PARAMETER_END:
+                yield from reader.white()
+                tag = yield from reader.expect(_PARAMETER_OR_END)
         yield from reader.white()
         yield from reader.expect(self.ending)
         return Call(name, spell_arguments(values))
+
+    def _value(self) -> Reading[tuple[str, str]]:
+        """Return a value, and the tag that ended it. `</function>` does so only at the end of the call."""
+        reader, pieces = self.reader, list[str]()
+        while True:
+            pieces.append((yield from reader.until(self._value_end)))
+            tag = yield from reader.expect(self._value_end)
+            if tag in self.ending.tags:
+                raise Malformed
+            if tag != _FUNCTION_END or (yield from reader.comes(self.ending)):
+                return "".join(pieces), tag
+            pieces.append(tag)
 
 
 class SeedOss(QwenCoder):

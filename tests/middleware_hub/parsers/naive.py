@@ -64,16 +64,25 @@ class Naive:
         return self.word(lambda char: not char.isspace() and char not in '<>{}"' + besides)
 
     def until(self, *tags: str) -> str:
-        """Up to and over the first of these tags, which is not given back."""
+        """Up to and over the first of these tags, which must be the first one named. It is not given back."""
+        text, tag = self.up_to(*tags)
+        if tag != tags[0]:
+            raise Fault
+        return text
+
+    def up_to(self, *tags: str) -> tuple[str, str]:
+        """The text up to the first of these tags, and the tag."""
         found = [(place, tag) for tag in tags if (place := self.text.find(tag, self.at)) >= 0]
         if not found:
             self.at = len(self.text)
             raise Fault
         place, tag = min(found)
         begin, self.at = self.at, place + len(tag)
-        if tag != tags[0]:
-            raise Fault
-        return self.text[begin:place]
+        return self.text[begin:place], tag
+
+    def comes(self, *tags: str) -> bool:
+        rest = self.text[self.at :].lstrip(WHITE)
+        return not rest or rest.startswith(tags)
 
     def json(self, depth: int = 0) -> str:
         begin = self.at
@@ -205,16 +214,13 @@ def without_margins(stretches: Sequence[str | Call]) -> list[Sampled]:
     return found
 
 
-def think(text: str, begin: str, end: str, *, inside: bool, following: str = "") -> tuple[str, str]:
-    """Reasoning and text. `following` ends reasoning as well, and is text."""
+def think(text: str, begin: str, end: str, *, inside: bool) -> tuple[str, str]:
+    """Reasoning and text."""
     bare = text.lstrip(WHITE)
     if bare.startswith(begin):
         text = bare[len(begin) :]
     elif not inside:
         return "", text
     thought, found, said = text.partition(end)
-    if following and following in thought + found:
-        thought, found, said = text.partition(following)
-        said = found + said
     thought = thought.lstrip("\r\n")
     return thought.rstrip("\r\n") if found else thought, said.lstrip("\r\n")

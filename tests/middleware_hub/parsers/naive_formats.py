@@ -79,13 +79,21 @@ def qwen_coder(read: Naive, end: str = "</tool_call>") -> Call:
     name = read.name()
     read.need(">")
     read.white()
-    while read.need("<parameter=", "</function>") == "<parameter=":
+    tag = read.need("<parameter=", "</function>")
+    while tag == "<parameter=":
         key = read.word(lambda char: char not in "<>\r\n")
         read.need(">")
-        value = read.until("</parameter>", end)
+        value, tag = read.up_to("</parameter>", "<parameter=", "</function>", end)
+        while tag == "</function>" and not read.comes(end):
+            more, further = read.up_to("</parameter>", "<parameter=", "</function>", end)
+            value, tag = value + tag + more, further
+        if tag == end:
+            raise Fault
         value = value[1:] if value[:1] == "\n" else value
         values[key] = typed(name, key, value[:-1] if value[-1:] == "\n" else value)
-        read.white()
+        if tag == "</parameter>":
+            read.white()
+            tag = read.need("<parameter=", "</function>")
     read.white()
     read.need(end)
     return Call(name, spelled(values))
@@ -101,15 +109,30 @@ def glm(read: Naive) -> Call:
     read.white()
     name = read.name()
     read.white()
-    while read.need("<arg_key>", "</tool_call>") == "<arg_key>":
+    tag = read.need("<arg_key>", "</tool_call>")
+    while tag == "<arg_key>":
         key = read.until("</arg_key>", "</tool_call>").strip(WHITE)
         if not key:
             raise Fault
         read.white()
         read.need("<arg_value>")
-        values[key] = typed(name, key, read.until("</arg_value>", "</tool_call>"))
-        read.white()
+        value, tag = read.up_to("</arg_value>", "<arg_key>", "</tool_call>")
+        values[key] = typed(name, key, value if tag == "</arg_value>" else value.rstrip("\r\n"))
+        if tag == "</arg_value>":
+            read.white()
+            tag = read.need("<arg_key>", "</tool_call>")
     return Call(name, spelled(values))
+
+
+def value_of(read: Naive, close: str, parameter: str, invoke: str, *ends: str) -> tuple[str, str]:
+    """A value, and the tag that comes next: that of a parameter, or the end of the call."""
+    value, tag = read.up_to(close, parameter, f"</{invoke}>", *ends)
+    if tag in ends or (tag == f"</{invoke}>" and not read.comes(f'<{invoke} name="', *ends)):
+        raise Fault
+    if tag != close:
+        return value.rstrip("\r\n"), tag
+    read.white()
+    return value, read.need(parameter, f"</{invoke}>")
 
 
 def typed(name: str, key: str, value: str) -> str:
@@ -162,17 +185,18 @@ def deepseek_v32(read: Naive) -> Call:
         read.white()
         read.need("</｜DSML｜invoke>")
         return Call(name, arguments)
-    while read.need('<｜DSML｜parameter name="', "</｜DSML｜invoke>") != "</｜DSML｜invoke>":
+    tag = read.need('<｜DSML｜parameter name="', "</｜DSML｜invoke>")
+    while tag != "</｜DSML｜invoke>":
         key = read.word(lambda char: char not in '<>"\r\n')
         kind = read.need('" string="true">', '" string="false">', '">')
-        value = read.until(
-            "</｜DSML｜parameter>", "</｜DSML｜invoke>", "</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"
+        close, opening = "</｜DSML｜parameter>", '<｜DSML｜parameter name="'
+        value, tag = value_of(
+            read, close, opening, "｜DSML｜invoke", "</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"
         )
         if "true" in kind:
             values[key] = json.dumps(value, ensure_ascii=False)
         else:
             values[key] = typed(name if kind == '">' else "", key, value)
-        read.white()
     return Call(name, spelled(values))
 
 
@@ -183,11 +207,12 @@ def minimax_m2(read: Naive) -> Call:
     name, values = read.name(), {}
     read.need('">')
     read.white()
-    while read.need('<parameter name="', "</invoke>") != "</invoke>":
+    tag = read.need('<parameter name="', "</invoke>")
+    while tag != "</invoke>":
         key = read.word(lambda char: char not in '<>"\r\n')
         read.need('">')
-        values[key] = typed(name, key, read.until("</parameter>", "</invoke>", "</minimax:tool_call>"))
-        read.white()
+        value, tag = value_of(read, "</parameter>", '<parameter name="', "invoke", "</minimax:tool_call>")
+        values[key] = typed(name, key, value)
     return Call(name, spelled(values))
 
 

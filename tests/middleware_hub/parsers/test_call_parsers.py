@@ -226,6 +226,48 @@ def test_what_a_json_call_needs(inner: str, call: Call | None) -> None:
     assert run(Hermes(TOOLS), [text]) == [call or Text(text)]
 
 
+LOOSE = {
+    "qwen-coder": (
+        "<tool_call>\n<function=g>\n",
+        "<parameter={}>\n{}\n",
+        "</parameter>\n",
+        "</function>\n</tool_call>",
+    ),
+    "seed-oss": ("<seed:tool_call><function=g>", "<parameter={}>{}", "</parameter>", "</function></seed:tool_call>"),
+    "glm": ("<tool_call>g\n", "<arg_key>{}</arg_key>\n<arg_value>{}", "</arg_value>\n", "\n</tool_call>"),
+    "minimax-m2": (
+        *('<minimax:tool_call>\n<invoke name="g">\n', '<parameter name="{}">{}', "</parameter>\n"),
+        "\n</invoke>\n</minimax:tool_call>",
+    ),
+    "deepseek-v32": (
+        *('<｜DSML｜function_calls>\n<｜DSML｜invoke name="g">\n', '<｜DSML｜parameter name="{}">{}'),
+        *("</｜DSML｜parameter>\n", "\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"),
+    ),
+}
+"""A call of `g`: its beginning, a parameter and its value, the end of a parameter, and the end."""
+
+
+@pytest.mark.parametrize("name", LOOSE)
+@pytest.mark.parametrize("missing", [{0}, {1}, {2}, {0, 1}, {1, 2}, {0, 1, 2}])
+def test_a_parameter_without_an_end_ends_where_the_next_one_begins(name: str, missing: set[int]) -> None:
+    begin, parameter, close, end = LOOSE[name]
+    text = begin
+    for at, (key, value) in enumerate({"path": "x", "depth": "2", "deep": "true"}.items()):
+        text += parameter.format(key, value) + ("" if at in missing else close)
+    text += end
+    call = Call("g", '{"path": "x", "depth": 2, "deep": true}')
+    for pieces in ([text], list(text)):
+        assert run(FORMATS[name].parser(TOOLS), pieces) == [call]
+        assert run(FORMATS[name].parser(TOOLS), [*pieces, "Done."]) == [call, Text("Done.")]
+
+
+def test_the_end_of_a_function_may_stand_in_a_value_that_has_its_own_end() -> None:
+    value = "a </function> b\n</function>"
+    text = f"<tool_call>\n<function=g>\n<parameter=s>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    for pieces in ([text], list(text)):
+        assert run(FORMATS["qwen-coder"].parser(TOOLS), pieces) == [Call("g", json.dumps({"s": value}))]
+
+
 # White space -------------------------------------------------------------------------------------------------------------
 
 CALL = '<tool_call>{"name": "f"}</tool_call>'
@@ -279,14 +321,15 @@ def test_llama3_takes_for_a_call_only_what_looks_like_one(text: str, found: list
     ("name", "text"),
     [
         ("qwen-coder", "<tool_call><function=f><parameter=a>1</tool_call></parameter></function></tool_call>"),
-        ("qwen-coder", "<tool_call><function=f><parameter=a>1</function></tool_call>"),
+        ("qwen-coder", "<tool_call><function=f><parameter=a>1</function> x</tool_call>"),
+        ("qwen-coder", "<tool_call><function=f><parameter=a>1</function><parameter=b>2</tool_call>"),
         ("qwen-coder", "<tool_call><function=f><parameter=>1</parameter></function></tool_call>"),
         ("qwen-coder", "<tool_call><function=f></tool_call>"),
         ("qwen-coder", "<tool_call><function=f x></function></tool_call>"),
         ("qwen-coder", "<function=f></function>"),
         ("glm", "<tool_call>f<arg_key> </arg_key><arg_value>1</arg_value></tool_call>"),
         ("glm", "<tool_call>f<arg_key>a</tool_call></arg_key><arg_value>1</arg_value></tool_call>"),
-        ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call></arg_value></tool_call>"),
+        ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1<arg_key>b</tool_call>"),
         ("glm", "<tool_call>f<arg_key>a</arg_key></tool_call>"),
         ("glm", "<tool_call>\n</tool_call>"),
         ("gemma4", "<|tool_call>call:f{a:[1}]<tool_call|>"),
