@@ -25,7 +25,7 @@ from middleware_hub.parsers.formats.pythonic import Lfm2, Pythonic
 from middleware_hub.parsers.formats.qwen_coder import QwenCoder, SeedOss
 from middleware_hub.parsers.plain import Plain
 from middleware_hub.parsers.reply import ReplyParser
-from middleware_hub.parsers.think import Gemma4Think, KimiK2Think, MistralThink, SeedThink, Think
+from middleware_hub.parsers.think import Gemma4Think, MistralThink, SeedThink, Think
 from router.errors import BadRequestError
 
 # In the order of detection: a template gets the first parser all of whose tags it spells, and some templates also spell tags of
@@ -34,10 +34,7 @@ _CALL_PARSERS: tuple[type[NamedCallParser], ...] = (
     *(Harmony, Gemma4, DeepSeekV32, DeepSeek, KimiK2, MiniMaxM2, Mistral, SeedOss),
     *(Glm, QwenCoder, Hermes, Lfm2, Pythonic, Llama3, Plain),
 )
-_REASONING_PARSERS: tuple[type[NamedReasoningParser], ...] = (
-    *(Gemma4Think, KimiK2Think, MistralThink, SeedThink),
-    Think,
-)
+_REASONING_PARSERS: tuple[type[NamedReasoningParser], ...] = (*(Gemma4Think, MistralThink, SeedThink, Think),)
 _HARMONY = ("harmony", "gpt-oss", "openai_gptoss")
 _CHANNELS = ("<|channel|>analysis", "<|message|>")
 """Tags of `harmony`, whose reasoning its call parser finds."""
@@ -80,8 +77,10 @@ def create(
     Raises:
         BadRequestError: there is no such parser.
     """
-    parser, reasons = calls_beside(calls, reasoning).of(tools), reasoning_parser(reasoning)
-    return parser if reasons is None else ReplyParser(parser, reasons(starts_inside=starts_inside))
+    found, reasons = calls_beside(calls, reasoning), reasoning_parser(reasoning)
+    if reasons is None:
+        return found.of(tools)
+    return ReplyParser(lambda: found.of(tools), reasons(starts_inside=starts_inside))
 
 
 def calls_beside(calls: str, reasoning: str) -> Calls:

@@ -57,6 +57,8 @@ class ReasoningParser(Protocol):
 
     Attributes:
         needs_special: as for `CallParser`.
+        inside: whether what has been read ends inside reasoning. Calls in reasoning that ends with the text are calls. A class
+            without this attribute keeps all of them as reasoning.
     """
 
     needs_special: ClassVar[bool]
@@ -64,6 +66,9 @@ class ReasoningParser(Protocol):
     def __init__(self, *, starts_inside: bool) -> None:
         """Make a parser; `starts_inside` says that the prompt ended inside reasoning that it opened."""
         ...
+
+    @property
+    def inside(self) -> bool: ...
 
     @classmethod
     def is_open(cls, prompt: str) -> bool:

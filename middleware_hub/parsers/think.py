@@ -21,7 +21,7 @@ _NEWLINES = "\r\n"
 
 
 class Think:
-    """`think`: Qwen 3, DeepSeek R1, GLM, Nemotron and others."""
+    """`think`: Qwen 3, DeepSeek R1, GLM, Nemotron, Kimi K2 and others."""
 
     names: ClassVar[tuple[str, ...]] = (
         "think",
@@ -32,17 +32,17 @@ class Think:
         "glm45",
         "minimax",
         "nemotron_3",
-        *("deepseek_r1", "deepseek_v3", "glm47", "minimax_m2", "nemotron_v3"),
+        "kimi-k2",
+        *("deepseek_r1", "deepseek_v3", "glm47", "minimax_m2", "nemotron_v3", "kimi_k2"),
     )
     template_tags: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
     needs_special: ClassVar[bool] = False
     begin: ClassVar[Tags] = Tags("<think>")
     end: ClassVar[Tags] = Tags("</think>")
-    following: ClassVar[tuple[str, ...]] = ()
-    """Those of the end tags that already belong to what follows the reasoning."""
 
     def __init__(self, *, starts_inside: bool) -> None:
         self._starts_inside = starts_inside
+        self.inside = False
         self._reader = Reader()
         self._said: list[Text | Reasoning] = []
         self._reading = self._read()
@@ -74,6 +74,7 @@ class Think:
         white = yield from reader.white()
         opened = yield from reader.maybe(self.begin)
         if opened or self._starts_inside:
+            self.inside = True
             yield from self._reasoning("" if opened else white)
             white = ""
             yield from self._newlines()
@@ -98,8 +99,8 @@ class Think:
                 waiting.clear()
             waiting.append(before[len(body) :])
             if tag:
-                if tag not in self.following:
-                    reader.at += len(tag)
+                self.inside = False
+                reader.at += len(tag)
                 # White space other than newlines is reasoning, although nothing followed it.
                 self._say(Reasoning, "".join(waiting).rstrip(_NEWLINES))
                 return
@@ -126,15 +127,6 @@ class Gemma4Think(Think):
     needs_special: ClassVar[bool] = True
     begin: ClassVar[Tags] = Tags("<|channel>thought")
     end: ClassVar[Tags] = Tags("<channel|>")
-
-
-class KimiK2Think(Think):
-    """`kimi-k2`: as `think`, but the model may begin its calls without an end tag."""
-
-    names: ClassVar[tuple[str, ...]] = ("kimi-k2", "kimi_k2")
-    template_tags: ClassVar[tuple[str, ...]] = (*Think.template_tags, "<|tool_calls_section_begin|>")
-    following: ClassVar[tuple[str, ...]] = ("<|tool_calls_section_begin|>",)
-    end: ClassVar[Tags] = Tags(*Think.end.tags, *following)
 
 
 class MistralThink(Think):

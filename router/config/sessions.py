@@ -15,7 +15,7 @@ CALL_PARSERS = (
     *("seed-oss", "lfm2", "pythonic", "harmony", "gemma4", "none"),
 )
 """The parsers of tool calls to name in `--help`; `auto`, and the engines' own names for them, are understood as well."""
-REASONING_PARSERS = ("think", "kimi-k2", "mistral", "seed-oss", "gemma4", "harmony", "none")
+REASONING_PARSERS = ("think", "mistral", "seed-oss", "gemma4", "harmony", "none")
 
 
 @dataclass(frozen=True)

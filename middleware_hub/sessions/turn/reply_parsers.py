@@ -72,9 +72,11 @@ class ReplyParsers:
         return found
 
     def parser(self, plan: TurnPlan) -> SampledParser:
-        calls = self._of(plan.request).of(plan.request.tools)
+        def calls() -> CallParser:
+            return self._of(plan.request).of(plan.request.tools)
+
         if self._reader is None:
-            return self._resumed(calls, plan) if plan.request.continue_final else calls
+            return self._resumed(calls(), plan) if plan.request.continue_final else calls()
         beginning = self._beginning(plan)
         reader: ReasoningParser = self._reader(starts_inside=beginning.inside)
         if beginning.text:
@@ -140,6 +142,10 @@ class ResumedParser:
         reader.feed(text)
         other.feed(text)
         self._sent = "".join([piece.text for piece in other.finish() if not isinstance(piece, Call)])
+
+    @property
+    def inside(self) -> bool:
+        return getattr(self._reader, "inside", False)
 
     @classmethod
     def is_open(cls, prompt: str) -> bool:
