@@ -180,7 +180,7 @@ class WorkersConfig(Section):
         "--fleet-timeout",
         30.0,
         "how long each worker may take to answer a call to all of them; a transfer of weights may take as long as its worker"
-        " answers probes, and this long after the last answer",
+        " answers probes, and this long after the last answer; one that is quarantined already has 3 s",
     )
     cache_aware: CacheAwareConfig = field(default_factory=CacheAwareConfig)
     health: HealthConfig = field(default_factory=HealthConfig)

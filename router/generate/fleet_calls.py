@@ -1,7 +1,8 @@
 """One call of the fleet at one worker: how long the router waits, and whether the worker did it.
 
-A hanging worker must not block a call to all workers. So an answer may take `--fleet-timeout`. A transfer of weights may take
-any time: the router waits while the worker answers probes, and gives up when it has answered none for `--fleet-timeout`. The
+A hanging worker must not block a call to all workers. So an answer may take `--fleet-timeout`; that of a worker which is
+quarantined when the call comes, and so hung before it, only `QUARANTINED_SECONDS`. A transfer of weights may take any time: the
+router waits while the worker answers probes, and gives up when it has answered none for as long as an answer may take. The
 probes of a worker that has left the fleet do not count: it may never end the transfer, and later updates wait for it. A worker
 whose last probe was bad is probed again before it gets the call: when a stopped process continues, it serves its backlog, and
 by then the others may have got a later call.
@@ -20,6 +21,9 @@ from router.http.time_limits import patience
 from router.http.upstream import Upstream, UpstreamFailure, fetch
 from router.workers.probe import Prober
 from router.workers.worker import Worker, WorkerState
+
+QUARANTINED_SECONDS = 3.0
+"""How long a worker that is quarantined when the call comes may be silent, where `--fleet-timeout` is not shorter."""
 
 PAUSES = 4
 """Probes within the time after which a silent worker is given up."""
@@ -102,20 +106,23 @@ class CallSender:
     async def send(self, worker: Worker, call: FleetCall, seconds: float | None = None) -> WorkerAnswer:
         """Return one worker's answer. `seconds`: another limit than `--fleet-timeout`, for a call that is not a transfer."""
         sent = _SentCall(self._upstream, self._prober, worker, call)
+        seconds = self.seconds if seconds is None else seconds
+        if worker.known_to_hang:
+            seconds = min(seconds, QUARANTINED_SECONDS)
         try:
             if call.transfer:
-                return await self._while_it_answers(worker, sent)
-            async with patience(self.seconds if seconds is None else seconds):
+                return await self._while_it_answers(worker, sent, seconds)
+            async with patience(seconds):
                 return await sent.run()
         except UpstreamFailure as failure:
             return sent.unanswered(str(failure))
         except TimeoutError:
-            return sent.unanswered(f"no answer within {seconds or self.seconds:g} s")
+            return sent.unanswered(f"no answer within {seconds:g} s")
 
-    async def _while_it_answers(self, worker: Worker, sent: _SentCall) -> WorkerAnswer:
-        """Raise TimeoutError when the worker has not answered any probe for `--fleet-timeout`."""
+    async def _while_it_answers(self, worker: Worker, sent: _SentCall, seconds: float) -> WorkerAnswer:
+        """Raise TimeoutError when the worker has not answered any probe for so long."""
         answered = asyncio.create_task(sent.run())
-        heard = asyncio.create_task(self._until_silent(worker))
+        heard = asyncio.create_task(self._until_silent(worker, seconds))
         try:
             await asyncio.wait((answered, heard), return_when=asyncio.FIRST_COMPLETED)
             if not answered.done():
@@ -126,16 +133,17 @@ class CallSender:
             heard.cancel()
             await asyncio.wait((answered, heard))
 
-    async def _until_silent(self, worker: Worker) -> None:
-        pause = min(self.seconds / PAUSES, LONGEST_PAUSE)
+    async def _until_silent(self, worker: Worker, seconds: float) -> None:
         try:
             while True:
-                async with patience(self.seconds):
+                pause = min(seconds / PAUSES, LONGEST_PAUSE)
+                async with patience(seconds):
                     silent = True
                     while silent:
                         await asyncio.sleep(pause)
                         found = await self._prober.probe(worker.url)
                         silent = found.silent or found.absent or worker.state is WorkerState.GONE
+                seconds = self.seconds  # it is not known to hang any more
         except TimeoutError:
             pass
 

@@ -143,6 +143,13 @@ class Worker:
         return self._absent
 
     @property
+    def known_to_hang(self) -> bool:
+        """Whether it has failed so many probes that it gets no requests, or would get none if it were not leaving."""
+        if self.state is WorkerState.DRAINING:
+            return self.complaint is not None
+        return self.state is WorkerState.QUARANTINED
+
+    @property
     def worth_a_try(self) -> bool:
         """Whether to try this worker with a request that has no other.
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from router.config import AbortConfig
+from router.config import AbortConfig, HealthConfig
 from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, calls, settle, until
 from tests.support.client import Answer, call
@@ -242,6 +244,37 @@ def test_a_worker_that_cannot_be_reached_does_not_delay_the_others(served: Stack
         assert [worker.weight_version for worker in served.workers] == ["2", "2"]
     finally:
         assert served.post("/remove_worker", {"url": nobody}).status == 200
+
+
+@pytest.mark.slow
+def test_one_that_is_quarantined_already_is_waited_for_three_seconds() -> None:
+    """Whatever `--fleet-timeout` is: it is known to hang. It is named, and told nothing later."""
+    health = HealthConfig(interval=0.05, timeout=0.2)
+    with stack("qwen", styles=("cumulative",) * 2, workers={"health": health}) as served, ThreadPoolExecutor(4) as many:
+        well, hung = served.workers
+        with hung.hanging():
+            until(lambda: served.get("/workers").json()["workers"][1]["state"] == "quarantined", "it is noticed")
+            begun = time.monotonic()
+            asked = [
+                many.submit(served.post, path, body)
+                for path, body in (
+                    ("/update_weights_from_disk", {"model_path": "x", "weight_version": "2"}),
+                    ("/flush_cache", {}),
+                    ("/continue_generation", {}),
+                )
+            ]
+            answers = [one.result(60) for one in asked]
+            took = time.monotonic() - begun
+            (again := many.submit(served.post, "/update_weight_version", {"new_version": "3"})).result(60)
+        assert 2.5 < took < 8
+        for answer in (*answers, again.result()):
+            assert answer.status == 207
+            first, second = answer.json()["workers"]
+            assert (first["status"], second["status"]) == (200, None)
+            assert "within 3 s" in second["error"]
+        until(lambda: served.get("/workers").json()["workers"][1]["state"] == "healthy", "it is back")
+        assert {one.path for one in hung.calls} & {"/update_weights_from_disk", "/update_weight_version"} == set()
+        assert (well.weight_version, hung.weight_version) == ("3", "default")
 
 
 def test_a_connection_that_was_just_closed_is_no_dead_worker(served: Stack) -> None:

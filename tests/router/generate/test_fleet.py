@@ -12,6 +12,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from router.config import HealthConfig
+from router.generate import fleet_calls
 from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
 from router.http.upstream import AiohttpUpstream
@@ -19,8 +20,9 @@ from router.policies.least_inflight import LeastInflight
 from router.proxy.in_flight import InFlight
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
+from router.workers.worker import WorkerState
 from tests.router.conftest import PROBED, Running, answer, running
-from tests.support.serving import dead_url, serving
+from tests.support.serving import dead_url, serving, serving_socket
 
 UPDATE = "/update_weight_version"
 GATED = {"health": HealthConfig(version_gate=True)}
@@ -243,6 +245,39 @@ def test_a_generation_that_begins_while_only_a_quarantined_worker_is_waited_for_
             await call
             assert sent[0]["status"] == 200
             assert [one.unwanted for one in (before, during, after)] == [True, True, False]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", [UPDATE, "/update_weights_from_disk", "/flush_cache"])
+@pytest.mark.parametrize("leaves", [False, True], ids=["stays", "leaves"])
+def test_a_worker_that_is_known_to_hang_does_not_get_the_whole_time(
+    monkeypatch: pytest.MonkeyPatch, path: str, leaves: bool
+) -> None:
+    """Also where it was removed and still has a request. It is told nothing at some later time."""
+    monkeypatch.setattr(fleet_calls, "QUARANTINED_SECONDS", 0.2)
+
+    async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def main() -> None:
+        async with serving_socket(silent) as url, AiohttpUpstream(connect_timeout=1) as upstream:
+            pool = WorkerPool(LeastInflight(), health=HealthConfig(failure_threshold=1))
+            for complaint in (None, "no answer within 5 s"):
+                pool.probed(pool.add(url), complaint)
+            worker = pool.get(url)
+            assert worker.state is WorkerState.QUARANTINED
+            if leaves:
+                worker.move_to(WorkerState.DRAINING)
+            sender = CallSender(upstream, Prober(upstream, seconds=10), seconds=3600)
+            call = fleet_calls.FleetCall("POST", path, [], b"{}", transfer="weights" in path, updates=True)
+            async with asyncio.timeout(30):
+                answer = await sender.send(worker, call)
+            assert (answer.status, answer.unsure) == (None, False)
+            assert answer.error == (
+                f"it is {worker.state.value} (no answer within 5 s) and was not told: no answer within 0.2 s to the question"
+                " how it is"
+            )
 
     asyncio.run(main())
 
