@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.errors import context_length_error
+from middleware_hub.chat.errors import CONTEXT_LENGTH, ContextLengthError
 from router.engines.sglang.outcome import refusal_status
 from router.engines.sglang.stream import StreamedReply
 from router.errors import (
@@ -24,11 +24,35 @@ from router.errors import (
 _TOO_LONG = re.compile(
     r"context.length|maximum.*(context|input).*(length|tokens)|longer than the (maximum )?model", re.IGNORECASE
 )
+_OVERFLOWS = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        # SGLang 0.5.23
+        r"input \((?P<prompt>\d+) tokens\) is longer than the model's context length \((?P<context>\d+) tokens\)",
+        r"maximum context length of (?P<context>\d+) tokens.* (?P<prompt>\d+) tokens from the input messages"
+        r" and (?P<completion>\d+) tokens for the completion",
+        r"Input length \((?P<prompt>\d+) tokens\) exceeds the maximum allowed length \((?P<context>\d+) tokens\)",
+        # vLLM 0.32, and its earlier versions
+        r"prompt \(length (?P<prompt>\d+)\) is longer than the maximum model length of (?P<context>\d+)",
+        r"context length is (?P<context>\d+) tokens.* (?P<completion>\d+) output tokens.* (?P<prompt>\d+) input tokens",
+        r"max_tokens=(?P<completion>\d+) cannot be greater than max_model_len=(?P<context>\d+)",
+        r"too large: (?P<completion>\d+)\. .*context length is (?P<context>\d+) tokens.* (?P<prompt>\d+) input tokens",
+        r"context length is (?P<context>\d+) tokens.*\((?P<prompt>\d+) in the messages,"
+        r" (?P<completion>\d+) in the completion\)",
+        r"context length is (?P<context>\d+) tokens.* (?P<prompt>\d+) input tokens",
+        r"(?P<prompt>\d+) input tokens and requested (?P<completion>\d+) output tokens.*"
+        r"context length is only (?P<context>\d+) tokens",
+    )
+)
+"""What engines say of a prompt, or a reply, that does not fit; the first pattern that is found counts."""
 _EXCERPT = 500
 
 
-def refusal(status: int, body: bytes | str) -> RouterError:
-    """Translate a worker's error for a client: the fault of the request stays 400, the fault of the worker becomes 5xx."""
+def refusal(status: int, body: bytes | str, prompt_tokens: int | None = None) -> RouterError:
+    """Translate a worker's error for a client: the fault of the request stays 400, the fault of the worker becomes 5xx.
+
+    `prompt_tokens` is the length of the prompt that was sent, if it is known: not every engine names it.
+    """
     message = _message(body)
     if status in (408, 504):
         return UpstreamTimeoutError(message)
@@ -36,8 +60,11 @@ def refusal(status: int, body: bytes | str) -> RouterError:
         return QueueFullError(message)
     if status == 503:
         return NoWorkerError(message)
+    overflow = _overflow(message, prompt_tokens)
+    if overflow is not None:
+        return overflow
     if _TOO_LONG.search(message):
-        return context_length_error(message)
+        return BadRequestError(message, code=CONTEXT_LENGTH)
     if status == 401:
         return UnauthorizedError(f"the worker refused the key: {message}")
     if status == 403:
@@ -63,6 +90,16 @@ def feed(streamed: StreamedReply, data: bytes) -> None:
     status = refusal_status(data) if streamed.finished else None
     if status is not None:
         raise refusal(status, bytes(streamed.last_meta["finish_reason"]))
+
+
+def _overflow(message: str, prompt_tokens: int | None) -> ContextLengthError | None:
+    for pattern in _OVERFLOWS:
+        found = pattern.search(message)
+        if found is not None:
+            numbers = {name: int(number) for name, number in found.groupdict().items()}
+            prompt = numbers.get("prompt", prompt_tokens)
+            return None if prompt is None else ContextLengthError(numbers["context"], prompt, numbers.get("completion"))
+    return None
 
 
 def _message(body: bytes | str) -> str:

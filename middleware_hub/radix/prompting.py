@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from middleware_hub.chat.errors import ContextLengthError
 from middleware_hub.persistence.backing import Backing
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.records import Context, Namespace
@@ -196,10 +197,6 @@ async def assemble(
         if not ids:
             raise BadRequestError(f"`{FIELD}` encodes to no token at all: there is nothing to send to a worker")
         if max_context is not None and len(ids) >= max_context:
-            raise BadRequestError(
-                f"this prompt has {len(ids)} tokens, and the model's context {max_context}: shorten it, or condense "
-                "what came first",
-                code="context_length_exceeded",
-            )
+            raise ContextLengthError(max_context, len(ids))
         found.append(Assembled(ids, encoded))
     return found

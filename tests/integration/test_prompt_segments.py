@@ -541,7 +541,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_a_worker_is_asked(space: st
                 else:
                     error = problem(answer)
                     assert error["code"] == "context_length_exceeded"
-                    assert "context 16" in error["message"]
+                    assert "maximum context length is 16 tokens" in error["message"]
         # A worker knows its own limit, and says so of texts and ids.
         assert small.post("/generate", {"input_ids": ids * 8, "sampling_params": {"max_new_tokens": 1}}).status == 200
 

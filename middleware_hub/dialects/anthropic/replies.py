@@ -6,7 +6,6 @@ reported. In a stream the event `message_delta` has them, because they are unkno
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
+from middleware_hub.chat.errors import CONTEXT_LENGTH, ContextLengthError
 from middleware_hub.chat.messages import ChatRequest, Piece, Text, ToolCall
 from router.errors import RouterError
 
@@ -32,16 +32,6 @@ _ERRORS = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-
-_PROMPT_TOO_LONG = "prompt is too long: "
-"""The beginning of Anthropic's message for OpenAI's code `context_length_exceeded`: agents match it, and condense."""
-
-_NO_ROOM = re.compile(
-    r"context length of (\d+) tokens.* (\d+) tokens from the input messages and (\d+) tokens", re.DOTALL
-)
-"""SGLang's message for a prompt that fits and whose reply would not: the context, the prompt, `max_tokens`. Anthropic's own
-message has the same numbers; agents read them and ask for less. Of a prompt that is too long they would condense it.
-"""
 
 _SIGNATURE = "dGl0by1yb3V0ZXI="
 """Ends a block of thinking, in place of the signature that only Anthropic can make: clients take a block without one for
@@ -63,22 +53,27 @@ def error_body(error: RouterError) -> dict[str, Any]:
     """Return `{"type": "error", "error": {"type", "message"}}` with the details of the error."""
     details = dict(error.details)
     request_id = details.pop("request_id", None)
-    message = error.message
-    if details.get("code") == "context_length_exceeded" and not message.startswith(_PROMPT_TOO_LONG):
-        found = _NO_ROOM.search(message)
-        context, prompt, wanted = map(int, found.groups()) if found is not None else (0, 0, 0)
-        if prompt < context:
-            message = (
-                f"input length and `max_tokens` exceed context limit: {prompt} + {wanted} > {context},"
-                " decrease input length or `max_tokens` and try again"
-            )
-        else:
-            message = _PROMPT_TOO_LONG + message
     body: dict[str, Any] = {
         "type": "error",
-        "error": {"type": _ERRORS.get(error.status, "api_error"), "message": message, **details},
+        "error": {"type": _ERRORS.get(error.status, "api_error"), "message": _words(error), **details},
     }
     return body if request_id is None else {**body, "request_id": request_id}
+
+
+def _words(error: RouterError) -> str:
+    """Return the message of an error; of a context that is exceeded in Anthropic's words, which agents match.
+
+    Of a prompt that is too long they condense the conversation. Of a reply that has no room they ask for less.
+    """
+    if not isinstance(error, ContextLengthError):
+        too_long = error.details.get("code") == CONTEXT_LENGTH
+        return f"prompt is too long: {error.message}" if too_long else error.message
+    if error.completion is None:
+        return f"prompt is too long: {error.prompt} tokens > {error.context} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {error.prompt} + {error.completion} > {error.context},"
+        " decrease input length or `max_tokens` and try again"
+    )
 
 
 class AnthropicStream:

@@ -222,7 +222,7 @@ class TurnGeneration:
         asked = Expectation(
             self.prompt.tokens, skips_special, self._logprobs, self.id, judge.workers.moment(), judge.clock.steps
         )
-        received = WorkerReply(self)
+        received = WorkerReply(self, asked.prompt_tokens)
         packed = self.prompt.ids.packed
         if memoryview(packed).cast("i")[-1] in judge.vocabulary.open_ends:
             received.repeated = RepeatedPrompt(judge.vocabulary, packed, skips_special=skips_special)

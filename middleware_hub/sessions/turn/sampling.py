@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.errors import context_length_error
+from middleware_hub.chat.errors import ContextLengthError
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.session import Session
@@ -69,10 +69,7 @@ class TurnSampling:
         if self._max_context is not None:
             room = self._max_context - prompt.tokens
             if room < 1:
-                raise context_length_error(
-                    f"this conversation has {prompt.tokens} tokens, and the model's context {self._max_context}: "
-                    "shorten it, or condense what came first"
-                )
+                raise ContextLengthError(self._max_context, prompt.tokens)
             limits.append(room)
         if session.response_budget is not None:
             limits.append(max(0, session.response_budget - _response_tokens(prompt)))

@@ -26,10 +26,11 @@ class ReplyReader(Protocol):
 
 
 class WorkerReply:
-    """The watcher (see `router.http.reply`) of one generation's reply."""
+    """The watcher (see `router.http.reply`) of one generation's reply; `prompt_tokens` is the length of what was sent."""
 
-    def __init__(self, reader: ReplyReader) -> None:
+    def __init__(self, reader: ReplyReader, prompt_tokens: int) -> None:
         self._reader = reader
+        self._prompt_tokens = prompt_tokens
         self.repeated: RepeatedPrompt | None = None
         self._status = 0
         self._body = b""
@@ -66,7 +67,7 @@ class WorkerReply:
         Raises RouterError for what came instead of a reply, and UnreadableReplyError.
         """
         if self._status != 200:
-            raise refusals.refusal(self._status, self._body)
+            raise refusals.refusal(self._status, self._body, self._prompt_tokens)
         if not stream:
             reply, short = read_reply(self._body)
             return reply, *read_fields(short.body)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from middleware_hub.chat.answer import Answer, Finish, ReplyHead
+from middleware_hub.chat.errors import ContextLengthError
 from middleware_hub.chat.messages import Piece, Reasoning, Text, ToolCall
 from middleware_hub.dialects.anthropic import Anthropic
 from router.errors import (
@@ -237,20 +238,20 @@ def test_a_prompt_that_is_too_long_is_called_so_in_anthropics_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "begins"),
+    ("prompt", "message"),
     [
-        (10, "input length and `max_tokens` exceed context limit: 10 + 500 > 200, decrease"),
-        (200, "prompt is too long: Requested token count"),
+        (
+            10,
+            "input length and `max_tokens` exceed context limit: 10 + 500 > 200, decrease input length or `max_tokens` and"
+            " try again",
+        ),
+        (200, "prompt is too long: 200 tokens > 200 maximum"),
+        (210, "prompt is too long: 210 tokens > 200 maximum"),
     ],
 )
-def test_a_reply_that_does_not_fit_behind_a_prompt_that_does_is_no_long_prompt(prompt: int, begins: str) -> None:
+def test_a_reply_that_does_not_fit_behind_a_prompt_that_does_is_no_long_prompt(prompt: int, message: str) -> None:
     """Agents that read the first ask for less; those that read the second condense the conversation."""
-    message = (
-        "Requested token count exceeds the model's maximum context length of 200 tokens. You requested a total of"
-        f" {prompt + 500} tokens: {prompt} tokens from the input messages and 500 tokens for the completion."
-    )
-    error = BadRequestError(message, code="context_length_exceeded")
-    assert json.loads(DIALECT.error(error))["error"]["message"].startswith(begins)
+    assert json.loads(DIALECT.error(ContextLengthError(200, prompt, 500)))["error"]["message"] == message
 
 
 def test_counted_tokens() -> None:

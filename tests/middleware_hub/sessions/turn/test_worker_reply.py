@@ -39,7 +39,7 @@ def event(text: str, ids: list[int], finish: dict[str, Any] | None) -> bytes:
 def test_what_comes_behind_the_end_of_a_stream_is_no_part_of_the_reply() -> None:
     """The client has stopped reading: the turn is what it has seen."""
     reader = Reader()
-    received = WorkerReply(reader)
+    received = WorkerReply(reader, 3)
     received.head({"type": "http.response.start", "status": 200, "headers": []})
     received.event(event("a", [7], {"type": "stop"}))
     received.event(DONE)
