@@ -1,4 +1,4 @@
-"""`tito-router demo-worker`: a worker to try the router on, to test against, and to load."""
+"""`tito-router demo-worker`, or `python -m router.embedded`: a worker to try the router on, to test against, and to load."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.options import WorkerOptions
+from router.embedded.options import Interface, WorkerOptions
 
 logger = logging.getLogger(__name__)
 
+COMMAND = "tito-router demo-worker"
 _PACE = 200  # tokens per second
 
 _DESCRIPTION = """\
-A worker without a GPU and without SGLang that behaves as SGLang does. With its own tokenizer it is a small language
-model, whose replies make some sense and are spelled in many ways. With any other tokenizer it replies with noise, which
-is almost always spelled in a way that no tokenizer would choose.
+A worker without a GPU and without an engine that behaves as SGLang does, or as vLLM. With its own tokenizer it is a
+small language model, whose replies make some sense and are spelled in many ways. With any other tokenizer it replies
+with noise, which is almost always spelled in a way that no tokenizer would choose.
 """
 _EXAMPLES = """\
 examples:
   a worker; its log has the line that starts a router in front of it:
-    tito-router demo-worker &
+    {prog} &
+
+  one that speaks vLLM's API:
+    {prog} --engine vllm --port 30002 &
 
   something to measure a router with:
-    tito-router demo-worker --scripted --tokenizer-path Qwen/Qwen3-8B --log-level warning
+    {prog} --scripted --tokenizer-path Qwen/Qwen3-8B --log-level warning
 
 With --scripted, replies are cut out of a pool: their length is max_new_tokens, whatever else a request says, and text,
 ids and logprobs of each fit each other. There is no model to wait for, and so no pace unless you set one.
@@ -42,17 +46,20 @@ class _WorkerParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (--help shows all flags)\n")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(prog: str = COMMAND) -> argparse.ArgumentParser:
     """Return the parser of the flags, which are named as those of SGLang's server where it has them."""
     parser = _WorkerParser(
-        prog="tito-router demo-worker",
+        prog=prog,
         description=_DESCRIPTION,
-        epilog=_EXAMPLES,
+        epilog=_EXAMPLES.format(prog=prog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=30001, help="0 takes a free one (%(default)s)")
+    parser.add_argument("--port", type=_port, default=30001, metavar="N", help="0 takes a free one (%(default)s)")
+    parser.add_argument(
+        "--engine", choices=get_args(Interface), default="sglang", help="whose HTTP interface it has (%(default)s)"
+    )
     parser.add_argument(
         "--tokenizer-path",
         default=str(shipped_tokenizer()),
@@ -74,19 +81,23 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stream-interval", type=_count, default=1, metavar="N", help="tokens per event of a stream (%(default)s)"
     )
-    parser.add_argument("--incremental-streaming-output", action="store_true", help="events have only what is new")
+    parser.add_argument(
+        "--incremental-streaming-output",
+        action="store_true",
+        help="events have only what is new, as vLLM's always have",
+    )
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(%(default)s)"
     )
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Serve until SIGTERM or SIGINT.
+def main(argv: Sequence[str] | None = None, prog: str = COMMAND) -> NoReturn:
+    """Serve until SIGTERM or SIGINT. `prog`: what was called, for messages.
 
-    The status is 0 then, 1 if it cannot listen, and 2 without a usable tokenizer.
+    The status is 0 then, 1 if it cannot listen, and 2 for a wrong flag or without a usable tokenizer.
     """
-    flags = parser()
+    flags = parser(prog)
     args = flags.parse_args(argv)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no warning that PyTorch is missing
     logging.basicConfig(
@@ -99,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     pace = args.tokens_per_second if args.tokens_per_second is not None else 0 if args.scripted else _PACE
     over = threading.Event()
     options = WorkerOptions(
+        interface=args.engine,
         scripted=args.scripted,
         host=args.host,
         port=args.port,
@@ -115,6 +127,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         worker = EmbeddedWorker(args.tokenizer_path, options)
     except (OSError, ValueError, KeyError, ImportError) as error:  # what transformers raises
         why = " ".join(str(error).split())
+        if args.tokenizer_path.startswith((".", "~", os.sep)) and not os.path.isdir(args.tokenizer_path):
+            why = "there is no such folder"  # transformers takes the path for a hub id, and complains of that
         flags.exit(2, f"{flags.prog}: error: no tokenizer could be loaded from {args.tokenizer_path}: {why}\n")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: over.set())
@@ -136,6 +150,12 @@ def _new_loop() -> Callable[[], asyncio.AbstractEventLoop]:
     import uvloop
 
     return uvloop.new_event_loop
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port: give a number from 0 to 65535")
+    return int(text)
 
 
 def _count(text: str) -> int:

@@ -1,4 +1,4 @@
-"""`tito-router demo-worker`, as a process."""
+"""`tito-router demo-worker`, or `python -m router.embedded`, as a process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,13 +23,14 @@ from tests.support.vocabularies import vocabulary
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = [sys.executable, "-m", "router", "demo-worker"]
+MODULE = [sys.executable, "-m", "router.embedded"]
 
 
 class Demo:
     """A running demo worker, and the lines of its log up to its start."""
 
-    def __init__(self, *flags: str) -> None:
-        self.process = subprocess.Popen([*COMMAND, "--port", "0", *flags], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    def __init__(self, *flags: str, command: Sequence[str] = COMMAND) -> None:
+        self.process = subprocess.Popen([*command, "--port", "0", *flags], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         self.logged: list[str] = []
         for line in self.process.stderr:
@@ -49,8 +50,8 @@ class Demo:
 
 
 @contextlib.contextmanager
-def demo(*flags: str) -> Iterator[Demo]:
-    running = Demo(*flags)
+def demo(*flags: str, command: Sequence[str] = COMMAND) -> Iterator[Demo]:
+    running = Demo(*flags, command=command)
     try:
         yield running
     finally:
@@ -82,6 +83,45 @@ def test_a_scripted_worker_streams_incrementally() -> None:
         body = {"text": "Hello", "stream": True, "sampling_params": {"max_new_tokens": 9}}
         events = list(stream(f"{running.url}/generate", body))
     assert [len(event["output_ids"]) for event in events] == [1, 4, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [COMMAND, MODULE], ids=["command", "module"])
+@pytest.mark.parametrize("scripted", [False, True])
+def test_it_speaks_vllms_api_if_asked(command: Sequence[str], scripted: bool) -> None:
+    flags = ["--scripted"] if scripted else []
+    with demo("--engine", "vllm", "--stream-interval", "4", *flags, command=command) as running:
+        assert call(f"{running.url}/version").json() == {"version": "0.32.0"}
+        assert call(f"{running.url}/generate", {"text": "Hello"}).status == 404
+        body = {"prompt": "Hello", "max_tokens": 9, "ignore_eos": True, "return_token_ids": True, "stream": True}
+        events = list(stream(f"{running.url}/v1/completions", body))
+        assert [len(event["choices"][0]["token_ids"]) for event in events] == [1, 4, 4]
+
+
+@pytest.mark.parametrize("command", [COMMAND, MODULE], ids=["command", "module"])
+def test_what_cannot_be_is_one_line_and_2(command: Sequence[str]) -> None:
+    name = "tito-router demo-worker" if command is COMMAND else "python -m router.embedded"
+    for flags, says in (
+        (["--port", "65536"], "argument --port: 65536 is not a port: give a number from 0 to 65535"),
+        (["--port", "-1"], "argument --port: -1 is not a port: give a number from 0 to 65535"),
+        (["--engine", "trt"], "argument --engine: invalid choice: 'trt' (choose from 'sglang', 'vllm')"),
+        (["--engin", "vllm"], "unrecognized arguments: --engin vllm"),
+        (["now"], "unrecognized arguments: now"),
+    ):
+        done = subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert done.stderr == f"{name}: error: {says} (--help shows all flags)\n"
+        assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_a_tokenizer_that_is_not_there_is_one_line_and_2(tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    done = subprocess.run([*MODULE, "--tokenizer-path", nowhere], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1:] == [
+        f"python -m router.embedded: error: no tokenizer could be loaded from {nowhere}: there is no such folder"
+    ]
 
 
 @pytest.mark.slow
