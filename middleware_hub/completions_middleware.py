@@ -21,6 +21,7 @@ from middleware_hub.dialects.completion import CompletionRequest
 from middleware_hub.dialects.completions_answer import CompletionAnswer
 from middleware_hub.dialects.completions_replies import Choices
 from middleware_hub.dialects.openai.replies import error_body
+from middleware_hub.served_models import ServedModels
 from middleware_hub.store.errors import NOT_SAVED_COMMENT
 from middleware_hub.tokenizer import id_checks
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -46,14 +47,22 @@ class Completions:
 
     Args:
         tokenizer: spells prompts and tokens for clients that want to see them.
+        models: know which adapter a `model` names.
     """
 
     def __init__(
-        self, app: ASGIApp, tokenizer: Tokenizer, *, max_body_bytes: int, limits: PromptLimits = PROMPT_LIMITS
+        self,
+        app: ASGIApp,
+        tokenizer: Tokenizer,
+        models: ServedModels,
+        *,
+        max_body_bytes: int,
+        limits: PromptLimits = PROMPT_LIMITS,
     ) -> None:
         self._limits = limits
         self._app = app
         self._tokenizer = tokenizer
+        self._models = models
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -68,6 +77,12 @@ class Completions:
         written = await read_json(scope, receive, self._max_body_bytes)
         heavy = len(written) > LIGHT
         request = await offload(heavy, self._parsed, written)
+        if self._models.must_ask(request.model):
+            await self._models.ask(scope)
+        adapter = self._models.adapter_of(request.model)
+        if adapter is not None:
+            extra = {**request.extra, "lora_path": Raw(msgspec.json.encode(adapter))}
+            request = msgspec.structs.replace(request, extra=extra)
         rid = new_rid()
         body = await offload(heavy, request.generate, rid)
         choices = self._choices(request, ReplyHead(f"cmpl-{rid}", int(time.time()), request.model or "default"))

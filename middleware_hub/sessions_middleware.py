@@ -38,6 +38,7 @@ from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.dialects.responses import Responses
 from middleware_hub.hub import Hub, unrecorded
+from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.anonymous import OpenChats
 from middleware_hub.sessions.chats import Chats
 from middleware_hub.sessions.controls import Controls
@@ -98,17 +99,20 @@ class SessionsMiddleware:
             )
             hub.saving.store.on_loss(archive.refill)
         self._max_body_bytes = config.server.max_body_bytes
+        self._models = ServedModels(app)
+        context.worker_checks.append(self._models.check)
         self._implicit = config.sessions.implicit
         self._sweeper: asyncio.Task[None] | None = None
         self._controls = Controls(
             *(self.registry, config.sessions, key, self._metrics, hub.groups, context.stopping),
+            *(self._models, hub.tokenizer.vocabulary),
             max_body_bytes=self._max_body_bytes,
         )
         hub.sessions = SessionSamples(self.registry)
         self._chats = self._make_chats(context, config)
         self._limits = PromptLimits(config.server.max_batch, config.radix.max_text_tokens)
         self._completions = Completions(
-            app, self._hub.tokenizer, max_body_bytes=self._max_body_bytes, limits=self._limits
+            app, self._hub.tokenizer, self._models, max_body_bytes=self._max_body_bytes, limits=self._limits
         )
 
     def _make_chats(self, context: MiddlewareContext, config: RouterConfig) -> Chats | None:
@@ -145,7 +149,7 @@ class SessionsMiddleware:
         )
         remembered = partial(RememberedText.of, hub, context.tracer)
         turns = Turns(backend, remembered, composer, replies, self.registry, self._metrics, sessions)
-        return Chats(turns, composer)
+        return Chats(turns, composer, self._models)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":

@@ -64,9 +64,17 @@ def setting_of(request: ChatRequest) -> bytes:
 
     Under another adapter no token can be shared; under other tools or options some can (see `splice`).
     """
+    return _adapter_key(request) + _digest(request.tools or None) + _digest(request.template)
+
+
+def in_other_setting(setting: bytes, request: ChatRequest) -> bytes:
+    """Return `setting_of` for a request that has the tools of `setting`, and perhaps another adapter and other options."""
+    return _adapter_key(request) + tools_of(setting) + _digest(request.template)
+
+
+def _adapter_key(request: ChatRequest) -> bytes:
     adapter = request.extra.get("lora_path")
-    named = adapter and bytes(adapter).decode("utf-8", "replace")
-    return b"".join(map(_digest, (named, request.tools or None, request.template)))
+    return _digest(adapter and bytes(adapter).decode("utf-8", "replace"))
 
 
 def adapter_of(setting: bytes) -> bytes:

@@ -91,6 +91,12 @@ class SessionOptions(TypedDict, total=False):
 
     session_id: str | None
     sampling_params: Mapping[str, Any] | None
+    pin: Sequence[str] | None
+    model: str | None
+    lora_path: str | None
+    extra_key: str | None
+    priority: int | None
+    chat_template_kwargs: Mapping[str, Any] | None
     metadata: Mapping[str, Any] | None
     ttl_s: float | None
     response_budget: int | None

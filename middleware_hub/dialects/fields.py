@@ -73,6 +73,7 @@ STRING: Kind[str] = Kind(str, "a string")
 STRINGS: Kind[list[str]] = Kind(list[str], "a list of strings")
 OBJECT: Kind[dict[str, Any]] = Kind(dict[str, Any], "an object")
 ANYTHING: Kind[Any] = Kind(Any, "JSON")
+RAW_OBJECT: Kind[dict[str, Raw]] = Kind(dict[str, Raw], "an object")
 RAWS: Kind[list[Raw]] = Kind(list[Raw], "a list of objects")
 OBJECTS: Kind[list[dict[str, Any]]] = Kind(list[dict[str, Any]], "a list of objects")
 _ADAPTER: Kind[str | list[Any]] = Kind(str | list[Any], "a string")
@@ -90,8 +91,8 @@ STREAM_OPTIONS: Kind[StreamOptions] = Kind(StreamOptions, "an object")
 class Fields:
     """The fields of a body that have not been taken yet. Raises BadRequestError if it is not a JSON object."""
 
-    def __init__(self, body: bytes) -> None:
-        self._left = parse_object(body)
+    def __init__(self, body: bytes | dict[str, Raw]) -> None:
+        self._left = dict(body) if isinstance(body, dict) else parse_object(body)
 
     def __contains__(self, key: str) -> bool:
         return key in self._left
@@ -127,6 +128,10 @@ class Fields:
         if value is not None and not low <= value <= high:
             raise wrong(key, value, f"an integer from {low} to {high}")
         return value
+
+    def left(self) -> list[str]:
+        """Return the names of those that have not been taken, sorted."""
+        return sorted(self._left)
 
     def drop(self, keys: Iterable[str]) -> None:
         """Discard fields that mean nothing here."""

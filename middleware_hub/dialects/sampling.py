@@ -100,6 +100,11 @@ def _is_id(key: str) -> bool:
     return key.isascii() and key.isdigit()
 
 
+def sampling_names() -> list[str]:
+    """Return the names of the fields that `read_sampling` reads."""
+    return [*_PARAMETERS, "stop", "stop_regex", "response_format"]
+
+
 def read_sampling(fields: Fields) -> dict[str, Any]:
     """Read everything but a dialect's own limit on new tokens. Raises BadRequestError."""
     for key in fields.present(_REFUSED):

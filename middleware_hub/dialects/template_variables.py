@@ -20,13 +20,7 @@ _SWITCHES = ("enable_thinking", "thinking")
 
 def read_variables(fields: Fields) -> dict[str, Any]:
     """Read `chat_template_kwargs`, and other fields meant for the template, which they override. Raises BadRequestError."""
-    variables = fields.take("chat_template_kwargs", OBJECT) or {}
-    for name in variables:
-        if name in _TAKEN:
-            raise BadRequestError(
-                f"`chat_template_kwargs.{name}` cannot be set by a request", param=f"chat_template_kwargs.{name}"
-            )
-    check_depth("chat_template_kwargs", variables)
+    variables = read_kwargs(fields)
     effort = fields.take("reasoning_effort", _EFFORT)
     reasoning = fields.take("reasoning", OBJECT) or {}
     wanted = reasoning.get("effort", effort)
@@ -47,6 +41,18 @@ def read_variables(fields: Fields) -> dict[str, Any]:
     if documents:
         check_depth("documents", documents)
         variables.setdefault("documents", documents)
+    return variables
+
+
+def read_kwargs(fields: Fields) -> dict[str, Any]:
+    """Read `chat_template_kwargs`. Raises BadRequestError."""
+    variables = fields.take("chat_template_kwargs", OBJECT) or {}
+    for name in variables:
+        if name in _TAKEN:
+            raise BadRequestError(
+                f"`chat_template_kwargs.{name}` cannot be set by a request", param=f"chat_template_kwargs.{name}"
+            )
+    check_depth("chat_template_kwargs", variables)
     return variables
 
 

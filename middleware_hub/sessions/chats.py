@@ -16,6 +16,7 @@ from middleware_hub.chat.answer import Answer, ReplyHead
 from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
 from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import MemoRoom
@@ -48,9 +49,10 @@ class Exchanges(Protocol):
 class Chats:
     """Serves the turns of sessions."""
 
-    def __init__(self, turns: Exchanges, composer: Composer) -> None:
+    def __init__(self, turns: Exchanges, composer: Composer, models: ServedModels) -> None:
         self._turns = turns
         self._composer = composer
+        self._models = models
         self._room = MemoRoom()
         self._warming: asyncio.Task[None] | None = None
 
@@ -72,6 +74,11 @@ class Chats:
             await self._warmed(self._warming)
         session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
+        if self._models.must_ask(request.model):
+            waits = True
+            await self._models.ask(scope)
+            session.require(Act.GENERATE)
+        request = session.defaults.complete(request, self._models.adapter_of(request.model))
         headers = first_values(scope)
         parent = headers.get(b"x-parent-generation") or headers.get(b"x-radix-parent")
         given = headers.get(b"idempotency-key")
@@ -114,6 +121,7 @@ class Chats:
         """Return how many tokens the prompt of a turn would have. Changes nothing."""
         if self._warming is not None:
             await self._warmed(self._warming)
+        request = session.defaults.complete(request, self._models.adapter_of(request.model))
         if session.notes is not None:
             await session.notes.recall(request)
         session.require(Act.GENERATE)

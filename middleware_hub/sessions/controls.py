@@ -17,19 +17,26 @@ from starlette.types import Receive, Scope, Send
 from middleware_hub import affinity
 from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.dialects.fields import NUMBER, OBJECT, STRING, Fields
+from middleware_hub.dialects.session_fields import read_defaults, refuse_others
+from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.call_fields import fields_of, is_on, query_of
 from middleware_hub.sessions.export.topology import topology
 from middleware_hub.sessions.exports import Exports, signs
 from middleware_hub.sessions.log.events import Completed, Rewarded, as_json
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
+from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import LOOK_SECONDS, Act, Session, SessionPhase
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
+from middleware_hub.tokenizer.id_checks import check_options
+from middleware_hub.tokenizer.vocabulary import Vocabulary
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.members import memberships
 from middleware_hub.trajectories.settling import reward_session
 from router.config.sessions import SessionsConfig
 from router.engines.sglang.fields import typed
+from router.engines.sglang.request import GenerateRequest
 from router.errors import BadRequestError
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
@@ -38,8 +45,8 @@ from router.http.headers import first_values, header
 from router.http.responses import send_json
 
 _ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
-_CREATE_FIELDS = frozenset({"session_id", "sampling_params", "metadata", "ttl_s", "response_budget"})
-"""The fields of `POST /sessions`. Others are ignored, and named in the reply: one may be misspelt."""
+_OWN_FIELDS = ("session_id", "metadata", "ttl_s", "response_budget", *RequestDefaults.__struct_fields__)
+"""The fields of `POST /sessions`."""
 _STEP = 256
 """Sessions that are written before the event loop serves other requests."""
 MAX_WAIT = 3600.0
@@ -60,6 +67,8 @@ class Controls:
         metrics: SessionMetrics,
         groups: Groups,
         stopping: Callable[[], bool],
+        models: ServedModels,
+        vocabulary: Vocabulary,
         *,
         max_body_bytes: int,
     ) -> None:
@@ -69,6 +78,8 @@ class Controls:
         self._max_body_bytes = max_body_bytes
         self._groups = groups
         self._stopping = stopping
+        self._models = models
+        self._vocabulary = vocabulary
         exports = Exports(metrics, self._ended, max_body_bytes=max_body_bytes)
         self.places: dict[str, dict[str, _SessionCall]] = {
             "": {"GET": self._show, "DELETE": self._delete},
@@ -82,30 +93,28 @@ class Controls:
     # All sessions ------------------------------------------------------------------------------------------------------
 
     async def create(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
-        fields = await self._fields(scope, receive)
-        session_id = typed(fields, "session_id", str, "a string")
+        fields = Fields(await self._fields(scope, receive))
+        session_id = fields.take("session_id", STRING)
         if session_id is not None:
             _check_name(session_id, "`session_id`")
-        ttl = typed(fields, "ttl_s", float, "a number of seconds")
+        ttl = fields.take("ttl_s", NUMBER)
         if ttl is not None and not 0 < ttl < math.inf:
             raise BadRequestError(f"`ttl_s` must be a positive number of seconds, not {ttl}")
-        sampling = typed(fields, "sampling_params", dict[str, Any], "an object") or {}
-        budget = typed(fields, "response_budget", int, "a number of tokens")
-        if budget is None:
-            budget = sampling.pop("response_budget", None)
-        if budget is not None and (not isinstance(budget, int) or budget < 1):
-            raise BadRequestError(f"`response_budget` must be at least 1 token, not {budget!r}")
-        if len(fields.get("metadata", b"")) > MAX_METADATA:
+        metadata = fields.take("metadata", OBJECT)
+        if metadata is not None and len(msgspec.json.encode(metadata)) > MAX_METADATA:
             raise BadRequestError(
                 f"`metadata` is larger than {MAX_METADATA} bytes: keep a name in it, and the rest elsewhere"
             )
+        defaults, budget = read_defaults(fields)
+        refuse_others(fields, _OWN_FIELDS)
+        defaults = await self._checked(defaults, scope)
         session = Session(
             secrets.token_hex(16) if session_id is None else session_id,
             tenant,
             self._key,
             ttl=self._config.ttl if ttl is None else ttl,
-            sampling=_sampling(sampling),
-            metadata=typed(fields, "metadata", dict[str, Any], "an object"),
+            defaults=defaults,
+            metadata=metadata,
             response_budget=budget,
         )
         await self._create(session, scope)
@@ -116,10 +125,21 @@ class Controls:
             "anthropic_base_url": root,
             "reward_info_url": f"{root}/reward_info",
         }
-        ignored = sorted(fields.keys() - _CREATE_FIELDS)
-        if ignored:
-            answer["ignored"] = ignored
         await send_json(send, 201, msgspec.json.encode(answer), [(affinity.HEADER, session.id.encode("latin-1"))])
+
+    async def _checked(self, defaults: RequestDefaults, scope: Scope) -> RequestDefaults:
+        """Return defaults that workers take, with the adapter that their `model` names. Raises BadRequestError."""
+        sampling, limit = defaults.sampling_params, self._vocabulary.size
+        body = {"input_ids": [0], "sampling_params": sampling}
+        check_options(self._vocabulary, GenerateRequest.parse(msgspec.json.encode(body)))
+        for token in sampling.get("logit_bias", ()):
+            if int(token) >= limit:
+                raise BadRequestError(f"`logit_bias` has {token} in it, and the vocabulary is 0 to {limit - 1}")
+        model = defaults.model or ""
+        if self._models.must_ask(model):
+            await self._models.ask(scope)
+        adapter = self._models.adapter_of(model)
+        return defaults if adapter is None else msgspec.structs.replace(defaults, lora_path=adapter)
 
     async def _create(self, session: Session, scope: Scope) -> Session:
         """Add a new session, also to its group, if any: both, or neither."""
@@ -249,19 +269,6 @@ async def _send_summary(send: Send, session: Session, saved: bool = True, **more
 def _check_name(name: str, place: str) -> None:
     if not _ID.fullmatch(name) or not name.strip("."):
         raise BadRequestError(f"{place} must be 1 to 128 letters, digits, or any of . _ ~ -, not {name[:140]!r}")
-
-
-def _sampling(given: dict[str, Any]) -> dict[str, Any]:
-    """Return a session's `sampling_params` with OpenAI's names for a limit translated. Raises BadRequestError."""
-    limit = given.pop("max_completion_tokens", given.pop("max_tokens", given.get("max_new_tokens")))
-    if limit is not None:
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-            raise BadRequestError(f"`max_tokens` in `sampling_params` must be at least 1, not {limit!r}")
-        given["max_new_tokens"] = limit
-    if given.get("n") not in (None, 1):
-        raise BadRequestError("`n` in a session's `sampling_params` must be 1: ask for more in a request")
-    given.pop("n", None)
-    return given
 
 
 def _origin(scope: Scope) -> str:

@@ -17,10 +17,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.errors import SessionOverError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.sessions.log import events
+from middleware_hub.sessions.request_defaults import NO_DEFAULTS, RequestDefaults
 from middleware_hub.sessions.trie.memo import MOST_BODIES, MemoRoom, MessageMemo
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
@@ -64,7 +67,7 @@ class Session:
     Attributes:
         lasting: whether it will be exported: then it keeps everything that a trainer needs until it ends.
         group: the id of its group, and the namespace of that.
-        sampling: `sampling_params` for requests that do not set them.
+        defaults: what completes its requests.
         response_budget: tokens that a branch may have after its first prompt; None for no limit.
         ttl: seconds without a request after which it is forgotten.
         log: where it is kept beyond this process; None if it is not.
@@ -89,7 +92,7 @@ class Session:
         key: KeyFunction,
         *,
         ttl: float,
-        sampling: dict[str, Any] | None = None,
+        defaults: RequestDefaults = NO_DEFAULTS,
         metadata: dict[str, Any] | None = None,
         response_budget: int | None = None,
     ) -> None:
@@ -97,7 +100,7 @@ class Session:
         self.tenant = tenant
         self.trie = MessageTrie(key)
         self.phase = SessionPhase.ACTIVE
-        self.sampling = sampling or {}
+        self.defaults = defaults
         self.metadata = metadata
         self.response_budget = response_budget
         self.ttl = ttl
@@ -342,6 +345,7 @@ class Session:
             "tokens": self.tokens,
             "reward_info": self.reward_info,
             "metadata": self.metadata,
+            **msgspec.to_builtins(self.defaults),
             "created_at": self.created_at,
             "ttl_s": self.ttl,
             **({"group_id": self.group[0]} if self.group else {}),

@@ -33,6 +33,10 @@ class WorkerOptions:
     sample_from: tuple[int, ...] | None = None  # of noise: the ids to sample from
     weight_version: str = "default"  # the first one
     version_spans: bool = True  # False leaves `weight_versions` out, as before 0.5.19
+    served_name: str | None = None  # --served-model-name; None takes the tokenizer's path
+    adapters: tuple[
+        str, ...
+    ] = ()  # SGLang's --lora-paths, vLLM's --lora-modules: they are listed, and sample as the model
     context_length: int = 32768  # longer prompts are refused
     health_timeout: float = 20.0  # seconds that `/health` waits for a paused engine before it answers 503
     token_delay: float = 0.0  # seconds per token

@@ -67,7 +67,7 @@ class EmbeddedWorker:
         calls: a record of each other request.
         out_of_range: what was wrong with requests outside of the valid range. A router must send none.
         wire: `stream_style` and `version_spans` can be changed while it serves.
-        control: `unhealthy` can be changed while it serves.
+        control: `unhealthy` and `adapters` can be changed while it serves.
     """
 
     def __init__(

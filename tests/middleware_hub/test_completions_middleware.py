@@ -12,6 +12,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from middleware_hub.completions_middleware import Completions
+from middleware_hub.served_models import ServedModels
 from router.errors import BadRequestError, NoWorkerError
 from router.http.disconnect import ClientConnection
 from router.http.upstream import UpstreamBrokenError
@@ -92,8 +93,13 @@ def _body(body: bytes, *, more: bool) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
+async def no_models(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 404, "headers": []})
+    await send(_body(b"", more=False))
+
+
 def ask(engine: Engine, *, raw_headers: dict[str, str] | None = None, **body: Any) -> Client:
-    app = Completions(engine, tokenizer(), max_body_bytes=10_000)
+    app = Completions(engine, tokenizer(), ServedModels(no_models), max_body_bytes=10_000)
     return Client(app, "POST", "/v1/completions", {"prompt": "2 + 2 = ", **body}, raw_headers or {})
 
 

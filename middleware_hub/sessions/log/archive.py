@@ -16,6 +16,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
+import msgspec
+from msgspec.structs import replace
+
 from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.persistence.weight_versions import VersionLog
@@ -39,6 +42,7 @@ from middleware_hub.sessions.log.events import (
 from middleware_hub.sessions.log.history import close_log, unexported
 from middleware_hub.sessions.log.stored_log import StoredLog
 from middleware_hub.sessions.metrics import SessionMetrics
+from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import (
@@ -186,7 +190,9 @@ class Archive:
             tenant,
             self._key,
             ttl=made.ttl,
-            sampling=object_of(made.sampling),
+            defaults=replace(
+                msgspec.json.decode(made.defaults, type=RequestDefaults), sampling_params=object_of(made.sampling)
+            ),
             metadata=object_of(made.metadata),
             response_budget=made.response_budget,
         )
@@ -248,10 +254,11 @@ class Archive:
             time=session.created_at,
             root=log.root,
             ttl=session.ttl,
-            sampling=as_json(session.sampling),
+            sampling=as_json(session.defaults.sampling_params),
             metadata=as_json(session.metadata),
             response_budget=session.response_budget,
             group=session.group,
+            defaults=as_json(replace(session.defaults, sampling_params={})),
         )
         try:
             await log.begin(made, beside)

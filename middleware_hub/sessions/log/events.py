@@ -42,6 +42,7 @@ class Created(SessionEvent, tag="created", frozen=True):
 
     Attributes:
         group: its group's id, and the namespace of that.
+        defaults: its `RequestDefaults`, but for `sampling`, the `sampling_params` of those.
     """
 
     root: bytes
@@ -50,6 +51,7 @@ class Created(SessionEvent, tag="created", frozen=True):
     metadata: bytes
     response_budget: int | None
     group: tuple[str, str] | None = None
+    defaults: bytes = b"{}"
 
 
 class TurnCommitted(SessionEvent, tag="turn", frozen=True):

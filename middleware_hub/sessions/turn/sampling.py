@@ -37,7 +37,7 @@ class TurnSampling:
     def of(self, session: Session, plan: TurnPlan, needed: dict[str, Any]) -> dict[str, Any]:
         """Return the `sampling_params` of a turn, with those that its parsers need. Raises BadRequestError."""
         request = plan.request
-        sampling = {**session.sampling, **request.sampling}
+        sampling = session.defaults.sampling(request.sampling)
         # A stop string that the text shows would be there twice when the turn is continued.
         sampling.pop("no_stop_trim", None)
         sampling.update(needed)

@@ -10,7 +10,7 @@ from typing import Any
 from router.embedded.engine.engine import Engine, PauseMode
 from router.embedded.http.errors import Refused
 from router.embedded.http.exchange import Handler, HttpExchange
-from router.embedded.http.routes import ANY, BOTH, GET, POST, Routes, dispatch, echo, model_card, not_found
+from router.embedded.http.routes import ANY, BOTH, GET, POST, Routes, dispatch, echo, model_cards, not_found
 from router.embedded.http.wire import Wire
 from router.embedded.models.vocabulary import EngineVocabulary
 from router.embedded.options import WorkerOptions
@@ -20,16 +20,22 @@ _MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
 
 
 class Control:
-    """Reports on an engine, and commands it. While `unhealthy`, `/health`, `/ready` and `/ping` answer 503."""
+    """Reports on an engine, and commands it. While `unhealthy`, `/health`, `/ready` and `/ping` answer 503.
+
+    Attributes:
+        adapters: the names of those that are loaded.
+    """
 
     def __init__(
         self, engine: Engine, wire: Wire, vocabulary: EngineVocabulary, tokenizer_path: str, options: WorkerOptions
     ) -> None:
         self.unhealthy = False
+        self.adapters = list(options.adapters)
         self._engine = engine
         self._wire = wire
         self._vocabulary = vocabulary
         self._path = tokenizer_path
+        self._name = options.served_name or tokenizer_path
         self._options = options
         self._started = int(time.time())
         self._routes: Routes = {
@@ -77,7 +83,7 @@ class Control:
     async def _model_info(self, exchange: HttpExchange) -> None:
         info = {
             "model_path": self._path,
-            "served_model_name": self._path,
+            "served_model_name": self._name,
             "tokenizer_path": self._path,
             "is_generation": True,
             "preferred_sampling_params": None,
@@ -107,8 +113,10 @@ class Control:
         await exchange.answer(200, info)
 
     async def _models(self, exchange: HttpExchange) -> None:
-        card = model_card(self._path, self._started, self._options.context_length, "sglang")
-        await exchange.answer(200, {"object": "list", "data": [card]})
+        cards = model_cards(
+            *(self._name, self._path, self.adapters, self._started, self._options.context_length), owner="sglang"
+        )
+        await exchange.answer(200, {"object": "list", "data": cards})
 
     async def _tokenize(self, exchange: HttpExchange) -> None:
         body = exchange.json_object()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from router.embedded.http.exchange import Handler, HttpExchange
@@ -37,14 +37,17 @@ async def echo(exchange: HttpExchange) -> None:
     await exchange.answer(200, exchange.raw, exchange.headers.get("content-type", "application/octet-stream"))
 
 
-def model_card(path: str, started: int, context_length: int, owner: str) -> dict[str, Any]:
-    """Return a model's entry in `/v1/models`. `started`: when the worker was, in seconds since 1970."""
-    return {
-        "id": path,
-        "object": "model",
-        "created": started,
-        "owned_by": owner,
-        "root": path,
-        "parent": None,
-        "max_model_len": context_length,
-    }
+def model_cards(
+    name: str, path: str, adapters: Iterable[str], started: int, context_length: int, *, owner: str
+) -> list[dict[str, Any]]:
+    """Return the entries of a model and of its adapters in `/v1/models`.
+
+    Args:
+        name: by which the model is served.
+        started: when the worker was, in seconds since 1970.
+    """
+    card = {"object": "model", "created": started, "owned_by": owner}
+    return [
+        {"id": name, **card, "root": path, "parent": None, "max_model_len": context_length},
+        *({"id": one, **card, "root": one, "parent": name, "max_model_len": None} for one in adapters),
+    ]

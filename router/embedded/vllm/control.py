@@ -10,7 +10,7 @@ import msgspec
 
 from router.embedded.engine.engine import Engine, EngineJob, PauseMode
 from router.embedded.http.exchange import Handler, HttpExchange
-from router.embedded.http.routes import ANY, BOTH, GET, POST, dispatch, echo, model_card, not_found
+from router.embedded.http.routes import ANY, BOTH, GET, POST, dispatch, echo, model_cards, not_found
 from router.embedded.models.vocabulary import EngineVocabulary
 from router.embedded.options import WorkerOptions
 
@@ -22,6 +22,7 @@ class VllmControl:
     """Reports on an engine, and commands it. While `unhealthy`, `/health` and `/ping` answer 503.
 
     Attributes:
+        adapters: the names of those that are loaded.
         transferring: whether weights are being transferred, between `start_weight_update` and `finish_weight_update`.
     """
 
@@ -29,10 +30,12 @@ class VllmControl:
         self, engine: Engine, vocabulary: EngineVocabulary, tokenizer_path: str, options: WorkerOptions
     ) -> None:
         self.unhealthy = False
+        self.adapters = list(options.adapters)
         self.transferring = False
         self._engine = engine
         self._vocabulary = vocabulary
         self._path = tokenizer_path
+        self._name = options.served_name or tokenizer_path
         self._options = options
         self._started = int(time.time())
         routes: dict[str, tuple[tuple[str, ...], Handler]] = {
@@ -82,8 +85,10 @@ class VllmControl:
         await exchange.answer(200, {"version": "0.32.0"})
 
     async def _models(self, exchange: HttpExchange) -> None:
-        card = model_card(self._path, self._started, self._options.context_length, "vllm")
-        await exchange.answer(200, {"object": "list", "data": [{**card, "permission": []}]})
+        cards = model_cards(
+            *(self._name, self._path, self.adapters, self._started, self._options.context_length), owner="vllm"
+        )
+        await exchange.answer(200, {"object": "list", "data": [{**card, "permission": []} for card in cards]})
 
     async def _load(self, exchange: HttpExchange) -> None:
         await exchange.answer(200, {"server_load": len(self._engine.jobs)})

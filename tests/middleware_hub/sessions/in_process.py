@@ -111,6 +111,9 @@ class Engine:
             await self._condition.wait()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "GET":
+            await _reply(send, 404, {})
+            return
         body = json.loads((await receive())["body"])
         if scope["path"] == "/abort_request":
             says = self._running.get(body["rid"])

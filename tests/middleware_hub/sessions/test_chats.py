@@ -10,6 +10,7 @@ import pytest
 
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.keys import canonical
+from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.anonymous import AnonymousSession
 from middleware_hub.sessions.chats import Chats, Exchanges
 from middleware_hub.sessions.prompt.composer import Composer
@@ -40,6 +41,9 @@ class Unreadable:
         raise BadRequestError("unreadable")
 
 
+MODELS = ServedModels(cast(Any, None))
+
+
 async def turn(chats: Chats, dialect: Unreadable) -> None:
     session = AnonymousSession("", canonical, max_tokens=1000)
     await chats.talk(cast(Dialect, dialect), session, b"{}", {"headers": []}, cast(Any, None), cast(Any, None))
@@ -51,7 +55,7 @@ def test_turns_wait_until_the_composer_is_warm(error: Exception | None) -> None:
 
     async def scenario() -> None:
         composer, dialect = SlowComposer(error), Unreadable()
-        chats = Chats(cast(Exchanges, None), cast(Composer, composer))
+        chats = Chats(cast(Exchanges, None), cast(Composer, composer), MODELS)
         chats.warm()
         turns = [asyncio.create_task(turn(chats, dialect)) for _ in range(3)]
         for _ in range(10):
@@ -72,5 +76,5 @@ def test_turns_wait_until_the_composer_is_warm(error: Exception | None) -> None:
 def test_without_a_server_nothing_has_to_be_warm() -> None:
     dialect = Unreadable()
     with pytest.raises(BadRequestError, match="unreadable"):
-        asyncio.run(turn(Chats(cast(Exchanges, None), cast(Composer, SlowComposer())), dialect))
+        asyncio.run(turn(Chats(cast(Exchanges, None), cast(Composer, SlowComposer()), MODELS), dialect))
     assert dialect.read == 1

@@ -1,0 +1,120 @@
+"""Which adapter a request's `model` names, as the chat endpoint of the workers' engine reads it.
+
+`/v1/models` lists the served model and, with that as their `parent`, the adapters that are loaded.
+
+    SGLang   `BASE:ADAPTER` (`_parse_model_parameter` in `sglang/srt/entrypoints/openai/serving_base.py`, 0.5.23)
+    vLLM     the adapter's name as it is listed (`vllm/entrypoints/openai/models/serving.py`, 0.32)
+
+A worker is asked when it becomes healthy. It is asked again for a name that is not listed, because vLLM loads adapters while it
+runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Final
+
+import msgspec
+from starlette.types import ASGIApp, Scope
+
+from router.engines.engine import Call
+from router.engines.json import JSON_ERRORS
+from router.errors import RouterError
+from router.http.bodies import own_body
+from router.http.reply import CollectedReply
+from router.http.request_state import with_state
+from router.http.upstream import UpstreamBrokenError
+from router.observability.requests import RequestRecord
+from router.workers.worker_check import WorkerCheck
+
+logger = logging.getLogger(__name__)
+
+_PATH: Final = "/v1/models"
+_AGAIN_SECONDS: Final = 5.0
+"""The time between two questions for names that are not listed."""
+_PATIENCE_SECONDS: Final = 1.0
+_VLLM: Final = "vllm"
+
+
+class _Card(msgspec.Struct):
+    id: str
+    parent: str | None = None
+    owned_by: str | None = None
+
+
+class _Listing(msgspec.Struct):
+    data: list[_Card]
+
+
+_decode = msgspec.json.Decoder(_Listing).decode
+
+
+class ServedModels:
+    """See the top of this file; `app` brings a request to a worker."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._bases: set[str] = set()
+        self._adapters: set[str] = set()
+        self._vllm = self._sglang = False
+        self._asked = -_AGAIN_SECONDS
+        self._asking: asyncio.Task[None] | None = None
+        self.check = WorkerCheck(Call("GET", _PATH), self._learn)
+
+    def must_ask(self, model: str) -> bool:
+        """Whether `ask` may change what `adapter_of` returns for a name."""
+        if not model or model in self._bases or model in self._adapters:
+            return False
+        changes = self._vllm or not self._bases  # SGLang's rule needs no list of adapters
+        return changes and time.monotonic() - self._asked >= _AGAIN_SECONDS
+
+    def adapter_of(self, model: str) -> str | None:
+        """Return the name of the adapter that `model` names; None if it names none."""
+        if model in self._bases:
+            return None
+        if model in self._adapters:
+            return model
+        if ":" not in model or (self._vllm and not self._sglang):
+            return None
+        base = max((one for one in self._bases if model.startswith(f"{one}:")), key=len, default=None)
+        adapter = model.split(":", 1)[1] if base is None else model[len(base) + 1 :]
+        return adapter.strip() or None
+
+    def _learn(self, listing: bytes) -> None:
+        """Take what a worker lists. There is nothing to warn of."""
+        try:
+            found = _decode(listing).data
+        except JSON_ERRORS:
+            return
+        for card in found:
+            (self._bases if card.parent is None else self._adapters).add(card.id)
+            self._vllm = self._vllm or card.owned_by == _VLLM
+            self._sglang = self._sglang or card.owned_by != _VLLM
+        self._asked = time.monotonic()
+
+    async def ask(self, scope: Scope) -> None:
+        """Ask a worker for the client whose request `scope` is. Requests that come meanwhile wait for the same answer."""
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._answered(scope))
+            self._asking.add_done_callback(self._told)
+        await asyncio.shield(self._asking)
+
+    def _told(self, _: asyncio.Task[None]) -> None:
+        self._asking = None
+
+    async def _answered(self, scope: Scope) -> None:
+        self._asked = time.monotonic()
+        headers = [pair for pair in scope["headers"] if pair[0] == b"authorization"]
+        place = {"method": "GET", "path": _PATH, "raw_path": _PATH.encode(), "query_string": b"", "headers": headers}
+        inner = {**with_state(scope, record=RequestRecord("", "GET", _PATH)), **place}
+        reply = CollectedReply()
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await self._app(inner, own_body(b""), reply.send)
+        except (RouterError, UpstreamBrokenError, TimeoutError) as error:
+            logger.info("no worker says which models it serves: %s", error)
+            return
+        if reply.start["status"] == 200:
+            self._learn(reply.body)
