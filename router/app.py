@@ -144,7 +144,7 @@ def create_app(
         readers=KV_READERS,
     )
     if isinstance(policy, CacheAware):
-        registry.register(PolicyCollector(policy, kv_watch.subscriptions))
+        registry.register(PolicyCollector(policy, kv_watch.subscriptions, pool.list))
     peers = Peers(Presence(config.server.router_id, _url(config.server)))
     registry.register(PeersCollector(peers))
     admission = Admission(pool, prober, checks, allowed=allowed, patience=workers.probe_timeout)

@@ -220,6 +220,7 @@ def _describe(worker: Worker) -> dict[str, object]:
         "weight_version": worker.version,
         "complaint": worker.complaint,
         "warning": worker.warning,
+        "kv_events": None if worker.kv_events is None else msgspec.to_builtins(worker.kv_events),
     }
 
 

@@ -9,11 +9,14 @@ cached.
       ----------------> replay from 0  ----------------------> apply, next = n + 1
          disconnected                  n > next: replay from next; still missing: start over, incomplete
       ----------------> start over     n < next: known, unless it is later than the last: another process, start over
+
+A subscription that fails, because of a socket or of something else that publishes at its port, starts over after a pause.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 from collections import Counter
@@ -25,6 +28,7 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from router.engines.sglang.kv_events import END_OF_REPLAY, KvBatch, KvSource, UnreadableBatchError, parts, read_batch
+from router.kv_cache.following import KvFollowing, KvState
 from router.kv_cache.index import KvIndex
 
 logger = logging.getLogger(__name__)
@@ -39,12 +43,17 @@ _HEARTBEAT_MS = 5_000
 """Heartbeats detect a worker whose machine is gone: it does not close its connection."""
 
 
+FIRST_WAIT_SECONDS = 0.5
+LONGEST_WAIT_SECONDS = 60.0
+"""The pauses before a failed subscription starts over: each is twice the one before."""
+
+
 class KvSubscriptions:
     """The subscriptions of a fleet. Needs a running event loop.
 
     Attributes:
         counts: `batches`; requested `replays` and `replay_timeouts`; `gaps` in the numbers; `lost`: times that a cache had to
-            count as empty; `restarts` and `disconnects` of workers; `unreadable` batches; `failed` subscriptions.
+            count as empty; `restarts` and `disconnects` of workers; `unreadable` batches; times that a subscription `failed`.
     """
 
     def __init__(self, index: KvIndex, *, replay_seconds: float = 5.0) -> None:
@@ -55,6 +64,7 @@ class KvSubscriptions:
         self._context: zmq.asyncio.Context | None = None
         self._sources: dict[str, KvSource] = {}
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
+        self._ranks: dict[str, list[_Subscription]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     def start(self, url: str, source: KvSource) -> None:
@@ -68,11 +78,13 @@ class KvSubscriptions:
             self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
         self._sources[url] = source
         self._tasks[url] = []
+        self._ranks[url] = []
         for rank in range(source.ranks):
             self._index.reset(url, rank, complete=False)
             subscription = _Subscription(
                 self._context, url, rank, source, self._index, self.counts, self._replay_seconds
             )
+            self._ranks[url].append(subscription)
             # In a fresh context, without the request id of the call that added the worker.
             task = asyncio.create_task(
                 subscription.run(), name=f"KV events of {url}, rank {rank}", context=contextvars.Context()
@@ -82,6 +94,7 @@ class KvSubscriptions:
     def stop(self, url: str) -> None:
         """Stop following a worker and forget its cache at once. A worker that is not followed is no error."""
         self._sources.pop(url, None)
+        self._ranks.pop(url, None)
         for task in self._tasks.pop(url, ()):
             task.cancel()
             self._ending.add(task)
@@ -92,6 +105,14 @@ class KvSubscriptions:
     def urls(self) -> Set[str]:
         """Return the workers that are followed, connected or not."""
         return self._sources.keys()
+
+    def following(self, url: str) -> KvFollowing | None:
+        """Return how far it is with a worker; None if it does not follow it."""
+        ranks = self._ranks.get(url)
+        if not ranks:
+            return None
+        worst = min(ranks, key=lambda one: list(KvState).index(one.state))
+        return KvFollowing(worst.state, worst.error)
 
     async def close(self) -> None:
         """Stop following all workers, and wait until the sockets are closed."""
@@ -117,12 +138,39 @@ class _Subscription:
     next: int = 0
     last: float = 0.0  # the last batch's time, by the worker's clock
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # a batch waits until the batches before it are replayed
+    state: KvState = KvState.CONNECTING
+    error: str | None = None
 
     async def run(self) -> None:
-        """Follow the cache until cancelled."""
-        socket = self._socket(zmq.SUB)
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        try:
+        """Follow the cache until cancelled, and start over after each failure."""
+        clock, wait = asyncio.get_running_loop().time, 0.0
+        while True:
+            begun = clock()
+            try:
+                await self._follow()
+            except* Exception as group:
+                wait = 0.0 if clock() - begun > LONGEST_WAIT_SECONDS else wait
+                wait = min(max(2 * wait, FIRST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
+                logger.exception(
+                    "the KV events of %s, rank %d, could not be followed; next attempt in %g s",
+                    self.url,
+                    self.rank,
+                    wait,
+                )
+                error = group.exceptions[0]
+                self.counts["failed"] += 1
+                self.state, self.error = KvState.FAILED, f"{type(error).__name__}: {error}"
+                self._start_over()
+            await asyncio.sleep(wait)
+
+    async def _follow(self) -> None:
+        """Follow the cache until cancelled, or until it fails."""
+        with contextlib.ExitStack() as sockets:
+            socket = self._socket(zmq.SUB)
+            sockets.callback(socket.close, linger=0)
+            monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            sockets.callback(monitor.close, linger=0)
+            sockets.callback(socket.disable_monitor)
             socket.rcvhwm = _QUEUED
             socket.heartbeat_ivl = _HEARTBEAT_MS
             socket.heartbeat_timeout = 3 * _HEARTBEAT_MS
@@ -131,14 +179,6 @@ class _Subscription:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._listen(socket))
                 both.create_task(self._watch(monitor))
-        except* Exception:
-            logger.exception("the KV events of %s are no longer followed", self.url)
-            self.counts["failed"] += 1
-            self.index.reset(self.url, self.rank, complete=False)
-        finally:
-            socket.disable_monitor()
-            monitor.close(linger=0)
-            socket.close(linger=0)
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
         while True:
@@ -154,9 +194,11 @@ class _Subscription:
                 if event["event"] == zmq.EVENT_DISCONNECTED:
                     logger.info("the KV events of %s, rank %d, are disconnected", self.url, self.rank)
                     self.counts["disconnects"] += 1
+                    self.state = KvState.CONNECTING
                     self._start_over()
                 else:
                     await self._catch_up()
+                    self.state, self.error = KvState.CONNECTED, None
 
     async def _take(self, frames: list[bytes]) -> None:
         number = int.from_bytes(frames[-2], "big") if len(frames) > 1 else 0

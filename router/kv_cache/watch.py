@@ -6,18 +6,23 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from router.engines.sglang.kv_events import SGLANG_KV, KvReader
+from router.kv_cache.following import KvFollowing, KvState
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
-from router.workers.worker import ROUTABLE, Worker
+from router.workers.worker import ROUTABLE, Finding, Worker
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 """The interval between two looks at the pool. Until a new worker is followed, the policy relies on its tree."""
+
+LONGEST_WAIT_SECONDS = 60.0
+"""A worker that did not answer is asked again: after one look, and then after twice as long each time, up to this."""
 
 
 class KvWatch:
@@ -37,6 +42,9 @@ class KvWatch:
         self._prober = prober
         self._index = index
         self._asked: set[str] = set()
+        self._again: dict[str, _Again] = {}
+        self._none: set[str] = set()
+        """The workers that publish nothing."""
         self._task: asyncio.Task[None] | None = None
         self.subscriptions: KvSubscriptions | None = None if index is None else KvSubscriptions(index)
 
@@ -65,20 +73,54 @@ class KvWatch:
         well = {url for url, worker in workers.items() if worker.state in ROUTABLE}
         for url in subscriptions.urls - workers.keys():
             subscriptions.stop(url)
-        new = well - self._asked
+        self._again = {url: again for url, again in self._again.items() if url in well}
+        now = asyncio.get_running_loop().time()
+        new = (well - self._asked) | {url for url, again in self._again.items() if again.at <= now}
         self._asked = well
         await asyncio.gather(*(self._ask(subscriptions, workers[url]) for url in new))
+        for url, worker in workers.items():
+            worker.kv_events = self._following(subscriptions, url)
+
+    def _following(self, subscriptions: KvSubscriptions, url: str) -> KvFollowing:
+        if (again := self._again.get(url)) is not None:
+            return KvFollowing(KvState.UNKNOWN, again.error)
+        if (found := subscriptions.following(url)) is not None:
+            return found
+        return KvFollowing(KvState.NONE if url in self._none else KvState.UNKNOWN)
 
     async def _ask(self, subscriptions: KvSubscriptions, worker: Worker) -> None:
+        url = worker.url
         reader = self._readers.get(worker.engine or "", SGLANG_KV)
-        info = await self._prober.description(worker.url, reader.paths)
+        info = await self._prober.description(url, reader.paths)
         if worker.state not in ROUTABLE:
-            self._asked.discard(worker.url)
+            self._asked.discard(url)
             return
-        source = None if info is None else reader.source(worker.url, info)
+        if isinstance(info, Finding):
+            self._ask_again(url, info.complaint or info.refusal or "it does not answer this router")
+            return
+        self._again.pop(url, None)
+        source = None if info is None else reader.source(url, info)
         if source is None:
-            logger.info("worker %s does not publish KV events (--kv-events-config)", worker.url)
-            subscriptions.stop(worker.url)
+            logger.info("worker %s does not publish KV events (--kv-events-config)", url)
+            subscriptions.stop(url)
+            self._none.add(url)
         else:
-            logger.info("worker %s publishes KV events at %s", worker.url, source.endpoint(0))
-            subscriptions.start(worker.url, source)
+            logger.info("worker %s publishes KV events at %s", url, source.endpoint(0))
+            self._none.discard(url)
+            subscriptions.start(url, source)
+
+    def _ask_again(self, url: str, why: str) -> None:
+        before = self._again.get(url)
+        wait = LOOK_SECONDS if before is None else min(2 * before.wait, LONGEST_WAIT_SECONDS)
+        self._again[url] = _Again(asyncio.get_running_loop().time() + wait, wait, why)
+        logger.warning(
+            "worker %s has not said whether it publishes KV events, and is asked again in %g s: %s", url, wait, why
+        )
+
+
+class _Again(NamedTuple):
+    """When to ask a worker again, how long that is after the last question, and what became of that one."""
+
+    at: float
+    wait: float
+    error: str

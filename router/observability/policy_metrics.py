@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.kv_cache.following import KvState
 from router.kv_cache.subscriptions import KvSubscriptions
 from router.policies.cache_aware import CacheAware
+from router.workers.worker import Worker
 
 
 class PolicyCollector(Collector):
     """Reads the policy at each scrape. Registered only where it routes."""
 
-    def __init__(self, policy: CacheAware, subscriptions: KvSubscriptions | None) -> None:
+    def __init__(
+        self, policy: CacheAware, subscriptions: KvSubscriptions | None, workers: Callable[[], Iterable[Worker]] = list
+    ) -> None:
+        self._workers = workers
         self._policy = policy
         self._subscriptions = subscriptions
 
@@ -36,6 +41,15 @@ class PolicyCollector(Collector):
         for kind, count in sorted(self._counts().items()):
             events.add_metric((kind,), count)
         yield events
+        followed = GaugeMetricFamily(
+            "tito_router_kv_workers",
+            "Workers by how far this router is with their KV events, as in GET /workers.",
+            labels=("state",),
+        )
+        states = Counter(worker.kv_events.state for worker in self._workers() if worker.kv_events is not None)
+        for state in KvState:
+            followed.add_metric((state.value,), states[state])
+        yield followed
 
     def _counts(self) -> Counter[str]:
         index, subscriptions = self._policy.index, self._subscriptions

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from router.kv_cache.following import KvState
+
 Json = dict[str, Any]
 Join = Callable[[Sequence[Json]], Json]
 
 _BREAKERS = ("closed", "half_open", "open")
+_KV_STATES = [state.value for state in KvState]
+"""The worst one first."""
 
 _ALIKE = frozenset({"weight_version", "weight_versions", "records", "roots", "logs", "error"})
 """What is the same for all processes: the fleet's versions, and the size of their store."""
@@ -25,7 +29,11 @@ def worker(answers: Sequence[Json]) -> Json:
     """Describe one worker: its load at all processes, and otherwise the worst of the processes' descriptions."""
     least = min(answers, key=lambda one: bool(one["is_healthy"]))
     breaker = max((one["circuit_breaker"] for one in answers), key=_BREAKERS.index)
-    return {**least, "load": sum(one["load"] for one in answers), "circuit_breaker": breaker}
+    found = {**least, "load": sum(one["load"] for one in answers), "circuit_breaker": breaker}
+    followed = [one["kv_events"] for one in answers if one.get("kv_events") is not None]
+    if followed:
+        found["kv_events"] = min(followed, key=lambda one: _KV_STATES.index(one["state"]))
+    return found
 
 
 def workers(answers: Sequence[Json]) -> Json:

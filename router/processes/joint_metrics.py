@@ -23,6 +23,7 @@ _JOINS: Mapping[str, Callable[[Iterable[float]], float]] = {
     "tito_router_event_loop_lag_max_seconds": max,
     # Each process sees the same worker: it counts once, and an open breaker anywhere shows.
     "tito_router_worker_breaker_open": max,
+    "tito_router_kv_workers": max,
     # All processes have the same store, and see the same routers through it.
     "tito_router_routers": max,
     "tito_router_control_lag_seconds": max,

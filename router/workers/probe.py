@@ -168,10 +168,13 @@ class Prober:
         # The description comes from the worker's scheduler, which may be busy for long; a ping does not.
         return await self.probe(url) if found.complaint is not None else replace(found, engine=SGLANG.name)
 
-    async def description(self, url: str, paths: Sequence[str]) -> bytes | None:
-        """Return what a worker says (a JSON object) at the first of these paths that it has; None if there is nothing."""
+    async def description(self, url: str, paths: Sequence[str]) -> bytes | Finding | None:
+        """Return what a worker says (a JSON object) at the first of these paths that it has.
+
+        None: it has none of them. A `Finding`: it did not answer, or not to us.
+        """
         found = await self._ask(url, paths, _is_object)
-        return found if isinstance(found, bytes) else None
+        return None if isinstance(found, _NoSuchPath) else found
 
     async def answer(self, url: str, call: Call) -> bytes | None:
         """Return what a worker answers (status 200) to a JSON call, or None."""

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.errors import BadRequestError
+from router.kv_cache.following import KvFollowing
 from router.workers.breaker import Breaker, BreakerState, Thresholds
 
 
@@ -82,12 +83,13 @@ class Worker:
         engine: the name of its engine; None until it has introduced itself.
         abilities: what its engine's adapter may use.
         warning: what a `WorkerCheck` found wrong with it.
+        kv_events: how far this router is with its KV cache events; None without `--kv-events`.
         stranger: whether it does not generate as its engine does: there may be another engine by now.
     """
 
     __slots__ = (
         *("_absent", "_bad", "_gone", "_good", "breaker", "complaint", "doubts", "id", "inflight"),
-        *("abilities", "engine", "outdated", "state", "stranger", "url", "version", "warning"),
+        *("abilities", "engine", "kv_events", "outdated", "state", "stranger", "url", "version", "warning"),
     )
 
     def __init__(self, url: str, breaker: Breaker | None = None) -> None:
@@ -101,6 +103,7 @@ class Worker:
         self.breaker = breaker or Breaker()
         self.complaint: str | None = None
         self.warning: str | None = None
+        self.kv_events: KvFollowing | None = None
         self.outdated = False
         self.engine: str | None = None
         self.abilities: frozenset[str] = frozenset()

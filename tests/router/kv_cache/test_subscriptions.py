@@ -14,6 +14,8 @@ import zmq
 import zmq.asyncio
 
 from router.engines.sglang.kv_events import KvSource
+from router.kv_cache import subscriptions
+from router.kv_cache.following import KvFollowing, KvState
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
 from tests.router.kv_cache.recount import check
@@ -579,25 +581,72 @@ def test_a_worker_may_have_an_ipv6_address() -> None:
     run(scenario)
 
 
-def test_a_subscription_that_fails_is_told_and_its_cache_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
-    """As when something else publishes at the port: the numbers of its batches are too large to ask for."""
+async def fails(router: Following, worker: Publisher, times: int) -> None:
+    """Let something else publish at the port: the numbers of its batches are too large to ask for."""
+    for number in (b"\xfe" * 9, b"\xff" * 9):
+        await worker._pub.send_multipart([b"", number, dict(worker.buffer)[0]])
+    await router.until(lambda: router.subscriptions.counts["failed"] == times)
 
+
+def test_a_subscription_that_fails_is_told_and_its_cache_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with publishing() as worker, following((URL, worker.source())) as router:
             await worker.subscribed()
             await worker.publish(stored(10, 1, 2))
             await router.batches(1)
             assert router.index.tracked(URL)
-            for number in (b"\xfe" * 9, b"\xff" * 9):
-                await worker._pub.send_multipart([b"", number, dict(worker.buffer)[0]])
-            await router.until(lambda: router.subscriptions.counts["failed"])
+            await fails(router, worker, 1)
             assert not router.index.tracked(URL)
             assert router.overlap(1, 2) == 0
+            assert router.subscriptions.following(URL) == KvFollowing(
+                KvState.FAILED, "OverflowError: int too big to convert"
+            )
 
     run(scenario)
     assert [one.message for one in caplog.records if one.levelname == "ERROR"] == [
-        f"the KV events of {URL} are no longer followed"
+        f"the KV events of {URL}, rank 0, could not be followed; next attempt in 0.5 s"
     ]
+
+
+def test_a_subscription_that_failed_is_tried_again_after_longer_pauses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(subscriptions, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(subscriptions, "LONGEST_WAIT_SECONDS", 0.03)
+
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            await worker.publish(stored(10, 1, 2))
+            for times in range(1, 5):
+                await worker.subscribed()
+                await router.until(lambda: router.subscriptions.following(URL) == KvFollowing(KvState.CONNECTED))
+                assert router.index.tracked(URL), "all of it was replayed"
+                assert router.overlap(1, 2) == 1
+                await fails(router, worker, times)
+                assert await worker._pub.recv() == b"\x00", "its socket is closed"
+            await router.until(lambda: router.overlap(1, 2) == 1)
+
+    run(scenario)
+    waits = [one.args[2] for one in caplog.records if one.levelname == "ERROR" and isinstance(one.args, tuple)]
+    assert waits[:3] == [0.01, 0.02, 0.03]
+
+
+def test_how_far_it_is_with_a_worker() -> None:
+    async def scenario() -> None:
+        async with publishing() as worker, following() as router:
+            assert router.subscriptions.following(URL) is None
+            port = worker.port
+            await worker.aclose()
+            router.subscriptions.start(URL, KvSource("127.0.0.1", port))
+            await router.settled()
+            assert router.subscriptions.following(URL) == KvFollowing(KvState.CONNECTING)
+            async with publishing(port, None):
+                await router.until(lambda: router.subscriptions.following(URL) == KvFollowing(KvState.CONNECTED))
+            await router.until(lambda: router.subscriptions.following(URL) == KvFollowing(KvState.CONNECTING))
+            router.subscriptions.stop(URL)
+            assert router.subscriptions.following(URL) is None
+
+    run(scenario)
 
 
 def test_many_workers_fit() -> None:

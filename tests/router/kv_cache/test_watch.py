@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from starlette.types import Receive, Scope, Send
 
 from router.app import create_app
 from router.config import CacheAwareConfig, RouterConfig, WorkersConfig
+from router.http.responses import send_json
+from router.kv_cache.following import KvFollowing, KvState
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
 from router.kv_cache.watch import KvWatch
 from router.policies.cache_aware import CacheAware
-from router.workers.worker import Worker, WorkerState
+from router.workers.worker import Finding, Worker, WorkerState
 from tests.router.conftest import json_app
 from tests.support.serving import serving
 
@@ -93,7 +98,9 @@ class Fleet:
 
     def __init__(self, *urls: str) -> None:
         self.workers = {url: Worker(url) for url in urls}
-        self.told = dict.fromkeys(urls, b'{"kv_events":{"publisher":"zmq","endpoint_port_base":1,"dp_size":1}}')
+        self.told: dict[str, bytes | Finding | None] = dict.fromkeys(
+            urls, b'{"kv_events":{"publisher":"zmq","endpoint_port_base":1,"dp_size":1}}'
+        )
         self.asked: list[str] = []
         self.meanwhile: Callable[[Worker], None] = lambda worker: None
         for worker in self.workers.values():
@@ -102,7 +109,7 @@ class Fleet:
     def list(self) -> list[Worker]:
         return [*self.workers.values()]
 
-    async def description(self, url: str, paths: Any) -> bytes:
+    async def description(self, url: str, paths: Any) -> bytes | Finding | None:
         self.asked.append(url)
         self.meanwhile(self.workers[url])
         return self.told[url]
@@ -163,6 +170,78 @@ def test_a_worker_that_goes_away_while_it_is_asked_is_asked_again() -> None:
             await look()
             assert fleet.asked == [url, url]
             assert url in subscriptions.urls
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_does_not_answer_is_asked_again_after_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.kv_cache.watch.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("router.kv_cache.watch.LONGEST_WAIT_SECONDS", 0.15)
+
+    async def main() -> None:
+        fleet = Fleet("http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3")
+        one, none, other = fleet.workers
+        publishes, fleet.told[one] = fleet.told[one], Finding("no answer within 5 s")
+        fleet.told[none] = None
+        async with looking(fleet) as (look, subscriptions), asyncio.timeout(20):
+            clock, asked = asyncio.get_running_loop().time, list[float]()
+            fleet.meanwhile = lambda worker: asked.append(clock()) if worker.url == one else None
+            while len(asked) < 4:
+                await look()
+                await asyncio.sleep(0.001)
+            pauses = [after - before for before, after in itertools.pairwise(asked)]
+            assert all(pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.15), strict=True))
+            workers = fleet.workers
+            assert workers[one].kv_events == KvFollowing(KvState.UNKNOWN, "no answer within 5 s")
+            assert workers[none].kv_events == KvFollowing(KvState.NONE)
+            assert workers[other].kv_events == KvFollowing(KvState.CONNECTING)
+            fleet.told[one] = publishes
+            while one not in subscriptions.urls:
+                await look()
+                await asyncio.sleep(0.001)
+            await look()
+            assert workers[one].kv_events == KvFollowing(KvState.CONNECTING)
+            assert fleet.asked.count(none) == fleet.asked.count(other) == 1
+
+    asyncio.run(main())
+
+
+def test_a_worker_whose_description_failed_once_is_followed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`GET /workers` and the metrics tell how far it is."""
+    monkeypatch.setattr("router.kv_cache.watch.LOOK_SECONDS", 0.02)
+
+    async def main() -> None:
+        async with publisher() as (_, port):
+            told = {"kv_events": {"publisher": "zmq", "endpoint_port_base": port, "dp_size": 1}}
+            described = json_app({"/ping": {}, "/model_info": {"model_path": "m"}, "/server_info": told})
+            broken = True
+
+            async def worker(scope: Scope, receive: Receive, send: Send) -> None:
+                if broken and scope["path"] == "/server_info":
+                    await send_json(send, 500, b"{}")
+                else:
+                    await described(scope, receive, send)
+
+            async with serving(worker) as url:
+                workers = WorkersConfig(urls=(url,), policy="cache_aware", cache_aware=CacheAwareConfig(kv_events=True))
+                app = create_app(RouterConfig(workers=workers, middlewares=()))
+                async with serving(app) as router, aiohttp.ClientSession(router) as client:
+
+                    async def shown() -> tuple[Any, str]:
+                        async with client.get("/workers") as reply, client.get("/metrics") as metrics:
+                            return (await reply.json())["workers"][0]["kv_events"], await metrics.text()
+
+                    await until(lambda: app.pool.list()[0].kv_events is not None)
+                    found, metrics = await shown()
+                    assert found == {"state": "unknown", "error": "GET /server_info is answered with 500"}
+                    assert 'tito_router_kv_workers{state="unknown"} 1.0' in metrics
+                    broken = False
+                    connected = KvFollowing(KvState.CONNECTED)
+                    await until(lambda: app.pool.list()[0].kv_events == connected)
+                    found, metrics = await shown()
+                    assert found == {"state": "connected", "error": None}
+                    assert 'tito_router_kv_workers{state="unknown"} 0.0' in metrics
+                    assert 'tito_router_kv_workers{state="connected"} 1.0' in metrics
 
     asyncio.run(main())
 

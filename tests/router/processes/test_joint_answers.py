@@ -34,6 +34,14 @@ def test_an_open_breaker_shows_wherever_it_is() -> None:
     assert joined("/workers/w", worker(), worker(circuit_breaker="half_open"))["circuit_breaker"] == "half_open"
 
 
+def test_the_kv_events_are_those_of_the_process_that_is_worst_off() -> None:
+    connected, failed = ({"state": state, "error": error} for state, error in (("connected", None), ("failed", "no")))
+    for answers in ((connected, failed), (failed, connected)):
+        found = joined("/workers/w", *(worker(kv_events=one) for one in answers))
+        assert found["kv_events"] == failed
+    assert joined("/workers/w", worker(kv_events=None), worker(kv_events=None))["kv_events"] is None
+
+
 def test_workers_are_listed_once() -> None:
     """One that has been added at one process and is not known at the other yet is there, too."""
     found = joined("/workers", {"workers": [worker("a")]}, {"workers": [worker("a"), worker("b")]})

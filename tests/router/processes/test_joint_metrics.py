@@ -31,6 +31,7 @@ GAUGES = {
     "process_start_time_seconds": MIN,
     "process_open_fds": SUM,
     "process_max_fds": SUM,
+    "tito_router_kv_workers": MAX,
     "tito_radix_held_tokens": SUM,
     "tito_radix_generations": SUM,
     "tito_radix_nodes": SUM,
