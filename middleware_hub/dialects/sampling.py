@@ -51,7 +51,7 @@ _LEAST = _Parameter("min_new_tokens", INTEGER, f"from 0 to {LARGEST}", lambda v:
 _PARAMETERS = {
     "temperature": _Parameter("temperature", NUMBER, "at least 0", lambda v: v >= 0),
     "top_p": _Parameter("top_p", NUMBER, "above 0, and at most 1", lambda v: 0 < v <= 1),
-    "top_k": _Parameter("top_k", INTEGER, f"-1 (all), or 1 to {LARGEST}", lambda v: v == -1 or 1 <= v <= LARGEST),
+    "top_k": _Parameter("top_k", INTEGER, f"-1 or 0 (all), or 1 to {LARGEST}", lambda v: -1 <= v <= LARGEST),
     "min_p": _Parameter("min_p", NUMBER, "from 0 to 1", lambda v: 0 <= v <= 1),
     "frequency_penalty": _Parameter("frequency_penalty", NUMBER, "from -2 to 2", lambda v: -2 <= v <= 2),
     "presence_penalty": _Parameter("presence_penalty", NUMBER, "from -2 to 2", lambda v: -2 <= v <= 2),

@@ -40,6 +40,10 @@ class TurnSampling:
         sampling = session.defaults.sampling(request.sampling)
         # A stop string that the text shows would be there twice when the turn is continued.
         sampling.pop("no_stop_trim", None)
+        if (
+            sampling.get("top_k") == 0
+        ):  # all tokens, as vLLM and Hugging Face spell it; a session's are not translated before
+            sampling["top_k"] = -1
         sampling.update(needed)
         self._check(request, sampling)
         wanted = sampling.get("max_new_tokens")

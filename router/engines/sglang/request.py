@@ -74,7 +74,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         experts_from: `routed_experts_start_len`.
         prompts: the number of prompts; 0 if they are embeddings.
         listed: whether the reply is a list of generations.
-        null_n: whether there is an `"n": null`, which is left out: SGLang takes integers only.
+        respelled: whether the worker gets other `sampling_params` than the client sent, see `_respelled`.
     """
 
     fields: dict[str, Raw]
@@ -92,7 +92,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     experts_from: int = 0
     prompts: int = 0
     listed: bool = False
-    null_n: bool = False
+    respelled: bool = False
 
     @classmethod
     def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> GenerateRequest:
@@ -107,7 +107,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         logprobs = asked if isinstance(asked, list) and asked else [asked is True]
         count = None if prompts is None else len(prompts)
         request_checks.check(fields, sampling, count, batch=batch, logprobs=any(logprobs))
-        samples, null_n = _samples(sampling)
+        samples = _samples(sampling)
         if samples * (count or 1) > 1:
             limits.check_replies(samples * (count or 1))
         given = {key: typed(fields, key, *_TYPED[key]) for key in _TYPED if key in fields}
@@ -130,7 +130,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             given.get("routed_experts_start_len") or 0,
             prompts=count or 0,
             listed=batch or samples > 1,
-            null_n=null_n,
+            respelled=any(map(_needs_respelling, sampling)),
         )
 
     @property
@@ -181,18 +181,18 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     def passed_on(self, body: bytes) -> bytes:
         """Return the body that a worker gets of a request that is not recorded: unchanged, except for what SGLang cannot take.
 
-        If there are ids and a text, the text is removed: SGLang would decide by the text whether the ids are a batch. `"n":
-        null`, which is no integer, is removed, too. Segments are replaced by their ids.
+        If there are ids and a text, the text is removed: SGLang would decide by the text whether the ids are a batch. Segments
+        are replaced by their ids.
         """
         if self.segments is not None:
             assert self.ids is not None, "the segments are assembled"
             return self.with_ids(self.ids, force_logprobs=False)
         both = self.ids is not None and not is_null(self.fields.get("text"))
-        if not both and not self.null_n:
+        if not both and not self.respelled:
             return body
         out = {key: value for key, value in self.fields.items() if key != "text" or not both}
-        if self.null_n:
-            out["sampling_params"] = self._without_null_n(out["sampling_params"])
+        if self.respelled:
+            out["sampling_params"] = self._respelled(out["sampling_params"])
         return msgspec.json.encode(out)
 
     def for_worker(
@@ -229,17 +229,30 @@ class GenerateRequest(msgspec.Struct, frozen=True):
                 out["input_ids"] = encoded
             elif key in _OURS or (drop_options and key in _LOGPROB_OPTIONS):
                 continue
-            elif key == "sampling_params" and self.null_n:
-                out[key] = self._without_null_n(value)
+            elif key == "sampling_params" and self.respelled:
+                out[key] = self._respelled(value)
             else:
                 out[key] = value
         if force_logprobs:
             out["return_logprob"] = Raw(b"true")
         return out
 
-    def _without_null_n(self, value: Raw) -> Raw:
+    def _respelled(self, value: Raw) -> Raw:
+        """Return the `sampling_params` without `"n": null`, which is no integer, and with -1 for a `top_k` of 0.
+
+        Both mean all tokens: 0 to vLLM and to Hugging Face's generation, -1 to SGLang.
+        """
         kept = [{key: raw for key, raw in one.items() if key != "n" or not is_null(raw)} for one in self.sampling]
+        for one in kept:
+            if "top_k" in one and request_checks.integers(one, "top_k") == [0]:
+                one["top_k"] = Raw(b"-1")
         return Raw(msgspec.json.encode(kept if is_list(value) else kept[0]))
+
+
+def _needs_respelling(params: dict[str, Raw]) -> bool:
+    return ("n" in params and is_null(params["n"])) or (
+        "top_k" in params and request_checks.integers(params, "top_k") == [0]
+    )
 
 
 def _check_rids(given: str | list[str | None]) -> None:
@@ -249,19 +262,17 @@ def _check_rids(given: str | list[str | None]) -> None:
             raise BadRequestError(f"`rid` is longer than {LONGEST_NAME} characters")
 
 
-def _samples(sampling: list[dict[str, Raw]]) -> tuple[int, bool]:
-    """Return `n`, which must be the same for all prompts, and whether it is null anywhere. Raises BadRequestError."""
+def _samples(sampling: list[dict[str, Raw]]) -> int:
+    """Return `n`, which must be the same for all prompts. Raises BadRequestError."""
     counts: set[int] = set()
-    null_n = False
     for params in sampling:
         count = typed(params, "n", int, "an integer") if "n" in params else 1
-        null_n = null_n or count is None
         counts.add(1 if count is None else count)
     if min(counts, default=1) < 1:
         raise BadRequestError(f"`n` must be at least 1, not {min(counts)}")
     if len(counts) > 1:
         raise BadRequestError(f"`n` must be the same for all prompts of a batch, not {sorted(counts)}")
-    return max(counts, default=1), null_n
+    return max(counts, default=1)
 
 
 def _prompts(

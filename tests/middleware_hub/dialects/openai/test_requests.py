@@ -295,7 +295,6 @@ def test_of_two_limits_the_newer_field_wins() -> None:
         ("temperature", True),
         ("top_p", 0),
         ("top_p", 1.1),
-        ("top_k", 0),
         ("top_k", 2**31),
         ("top_k", 1.5),
         ("min_p", -1),

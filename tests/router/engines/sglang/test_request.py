@@ -317,6 +317,15 @@ def test_a_null_n_is_left_out() -> None:
     assert sent(batch, [1], [2])["sampling_params"] == [{"top_k": 1}, {"top_k": 2}]
 
 
+def test_a_top_k_of_0_is_all_tokens_as_sglang_spells_it() -> None:
+    asked = request(text="a", sampling_params={"top_k": 0, "top_p": 0.5})
+    assert sent(asked, [1])["sampling_params"] == {"top_k": -1, "top_p": 0.5}
+    batch = request(text=["a", "b"], sampling_params=[{"top_k": 0}, {"top_k": 2}])
+    assert sent(batch, [1], [2])["sampling_params"] == [{"top_k": -1}, {"top_k": 2}]
+    body = json.dumps({"input_ids": [1], "sampling_params": {"top_k": 0}}).encode()
+    assert json.loads(GenerateRequest.parse(body).passed_on(body))["sampling_params"] == {"top_k": -1}
+
+
 def test_a_sent_body_reads_as_the_same_request() -> None:
     asked = request(text=["a", "b"], sampling_params={"n": 2}, rid=["x", "y"], stream=True)
     again = GenerateRequest.parse(asked.with_ids([[1], [2]], force_logprobs=True))
