@@ -113,7 +113,7 @@ class Completions:
         request = completions_requests.parse(body, self._limits)
         for prompt in request.prompts:
             if not isinstance(prompt, str):
-                id_checks.check_ids(self._tokenizer.vocabulary, prompt, "prompt")
+                id_checks.check_unmatched(self._tokenizer.vocabulary, prompt, "prompt")
         return request
 
     def _choices(self, request: CompletionRequest, head: ReplyHead) -> Choices:

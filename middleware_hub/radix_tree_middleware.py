@@ -188,7 +188,8 @@ class RadixTreeMiddleware:
     def _parsed(self, body: bytes) -> GenerateRequest:
         request = GenerateRequest.parse(body, self._limits)
         for ids in request.ids or ():
-            id_checks.check_ids(self.tokenizer.vocabulary, ids)
+            check = id_checks.check_ids if request.unrecordable else id_checks.check_unmatched
+            check(self.tokenizer.vocabulary, ids)
         id_checks.check_options(self.tokenizer.vocabulary, request)
         return request
 

@@ -13,7 +13,7 @@ from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.records import Context, Namespace
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, chain_ids, pack_ids
-from middleware_hub.tokenizer.id_checks import check_ids
+from middleware_hub.tokenizer.id_checks import check_ids, check_unmatched
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from middleware_hub.trajectories.members import Membership
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
@@ -105,7 +105,9 @@ async def from_ids(
     encoded: Sequence[range] = (),
     memory: Backing | None = None,
 ) -> Prompt:
-    """Make the prompt of a request that came as (checked) ids: they are sent unchanged, whatever is remembered.
+    """Make the prompt of a request that came as ids: they are sent unchanged, whatever is remembered.
+
+    Raises BadRequestError for an id that the model lacks, as far as `check_unmatched` could not tell.
 
     Args:
         encoded: the ranges of ids that were encoded here, from segments.
@@ -129,6 +131,8 @@ async def from_ids(
     rest, start = ids[reused:], match.cut.span is None
     context = None
     try:
+        if rest and not tokenizer.vocabulary.certain:
+            check_ids(tokenizer.vocabulary, rest, FIELD if encoded else "input_ids")
         if rest or match.cut.start < len(text):
             alignment = await offload(heavy, tokenizer.align, rest, text[match.cut.start :], start=start)
             context = Context(pack_ids(rest), alignment.flags | SpanFlag.GIVEN, alignment.ends)
@@ -172,7 +176,7 @@ async def assemble(
     for number, segments in enumerate(prompts):
         for at, segment in enumerate(segments):
             if not isinstance(segment, str):
-                check_ids(tokenizer.vocabulary, segment, f"{place(number, at, batch=batch)}.ids")
+                check_unmatched(tokenizer.vocabulary, segment, f"{place(number, at, batch=batch)}.ids")
     found = []
     held = 0
     for segments in prompts:

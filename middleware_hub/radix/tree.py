@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+import numpy as np
 from msgspec.structs import replace
 
 from middleware_hub.radix.cut import FRESH, Cut, end_of, has_context_at, recorded_context, resolve_complete
@@ -304,6 +305,8 @@ class RadixTree:
         Call `settle` after one or more, when there is time.
         """
         self._ticks += 1
+        if found.span.sampled:
+            self.measure.learn(np.frombuffer(found.span.ids, dtype=np.int32))
         self._forest.restore(found, self.clock.stamp(found.version), self._ticks)
 
     def settle(self) -> None:

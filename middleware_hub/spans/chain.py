@@ -240,6 +240,10 @@ class Measure(Protocol):
         """
         ...
 
+    def learn(self, ids: NDArray[np.int32]) -> None:
+        """Note ids that a worker sampled: the model has them."""
+        ...
+
     def straddled(self, text: str, position: int) -> int | None:
         """Return the beginning of the added token that a text spells around `position`, or None."""
         ...

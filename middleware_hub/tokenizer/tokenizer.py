@@ -80,6 +80,7 @@ class Tokenizer:
         self._packed_bos = pack_ids(self.bos)
         self.vocabulary = read_vocabulary(backend, settings)
         self.vocabulary.size = max(vocabulary_size or 0, len(self.vocabulary))
+        self.vocabulary.certain = vocabulary_size is not None
         self.chat_template: str | dict[str, str] | None = None  # if several, each has a name: `default`, `tool_use`
         self.special_tokens_map: dict[str, str] = {}
 

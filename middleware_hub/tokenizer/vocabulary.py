@@ -78,14 +78,17 @@ class Vocabulary:
 
         self.size = size
         """The number of the model's ids, if known; models pad their vocabulary."""
+        self.certain = False
+        """Whether `size` is the model's. If not, an id beyond it may be one that a worker sampled."""
 
     def __len__(self) -> int:
         return len(self._pieces)
 
-    def learn(self, ids: Sequence[int]) -> None:
+    def learn(self, ids: Sequence[int] | NDArray[np.int32]) -> None:
         """Accept ids that a worker sampled as valid, whatever the tokenizer's folder says."""
-        if ids:
-            self.size = max(self.size, int(np.maximum.reduce(_as_array(ids))) + 1)
+        if len(ids):
+            largest = np.maximum.reduce(ids if isinstance(ids, np.ndarray) else _as_array(ids))
+            self.size = max(self.size, int(largest) + 1)
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes of one id; empty for an unknown one."""
