@@ -221,6 +221,18 @@ class RadixTreeMiddleware:
                 encoded[number] if encoded else (),
                 self.memory,
             )
+            try:
+                prompting.check_rest(
+                    self.tokenizer.vocabulary,
+                    prompt,
+                    request.ids[number],
+                    None if request.segments is None else request.segments[number],
+                    encoded[number] if encoded else (),
+                    number if request.batch else None,
+                )
+            except BadRequestError:
+                self.tree.unpin(prompt.match)
+                raise
         matched = "fresh" if prompt.match.cut.span is None else "continued"
         self.metrics.prompted(prompt.reused, prompt.encoded, matched, *prompt.reasons)
         return prompt

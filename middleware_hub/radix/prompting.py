@@ -15,6 +15,7 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, chain_ids, pack_ids
 from middleware_hub.tokenizer.id_checks import check_ids, check_unmatched
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
+from middleware_hub.tokenizer.vocabulary import Vocabulary
 from middleware_hub.trajectories.members import Membership
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.segments import FIELD, Segment, place
@@ -107,8 +108,6 @@ async def from_ids(
 ) -> Prompt:
     """Make the prompt of a request that came as ids: they are sent unchanged, whatever is remembered.
 
-    Raises BadRequestError for an id that the model lacks, as far as `check_unmatched` could not tell.
-
     Args:
         encoded: the ranges of ids that were encoded here, from segments.
         memory: fills the tree from a store, if there is one.
@@ -131,8 +130,6 @@ async def from_ids(
     rest, start = ids[reused:], match.cut.span is None
     context = None
     try:
-        if rest and not tokenizer.vocabulary.certain:
-            check_ids(tokenizer.vocabulary, rest, FIELD if encoded else "input_ids")
         if rest or match.cut.start < len(text):
             alignment = await offload(heavy, tokenizer.align, rest, text[match.cut.start :], start=start)
             context = Context(pack_ids(rest), alignment.flags | SpanFlag.GIVEN, alignment.ends)
@@ -141,6 +138,37 @@ async def from_ids(
         raise
     new = sum(len(run[max(0, reused - run.start) :]) for run in encoded)
     return Prompt(match, context, packed, reused, new, match.reasons)
+
+
+def check_rest(
+    vocabulary: Vocabulary,
+    prompt: Prompt,
+    ids: list[int],
+    segments: list[Segment] | None,
+    encoded: Sequence[range],
+    number: int | None,
+) -> None:
+    """Check the ids of a prompt that are not recorded, if `check_unmatched` may have let some pass. Raises BadRequestError.
+
+    Args:
+        number: that of the prompt; None outside of a batch.
+        segments: the segments that made `ids`, if there were any.
+        encoded: the ranges of ids that were encoded from their texts.
+    """
+    if vocabulary.certain:
+        return
+    if segments is None:
+        if rest := ids[prompt.reused :]:
+            check_ids(vocabulary, rest)
+        return
+    begin, texts = 0, iter(encoded)
+    for at, segment in enumerate(segments):
+        if isinstance(segment, str):
+            begin = next(texts).stop
+            continue
+        if given := segment[max(0, prompt.reused - begin) :]:
+            check_ids(vocabulary, given, f"{place(number or 0, at, batch=number is not None)}.ids")
+        begin += len(segment)
 
 
 class Assembled(msgspec.Struct, frozen=True):

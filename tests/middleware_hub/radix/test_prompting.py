@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from typing import Any
 
 import pytest
@@ -61,19 +62,31 @@ def test_a_batch_is_put_together_prompt_by_prompt() -> None:
     assert [one.ids for one in found] == [[*made.encode_start("Hello"), 7], [7, *made.encode_tail("Hello")]]
 
 
+def certain(name: Name) -> Tokenizer:
+    """One whose folder says how many ids the model has."""
+    made = copy.copy(tokenizer(name))
+    made.vocabulary = copy.copy(made.vocabulary)
+    made.vocabulary.certain = True
+    return made
+
+
 @pytest.mark.parametrize(
     ("prompts", "batch", "says"),
     [
         ([["a", [5], [6, -1]]], False, "`prompt_segments[2].ids` has -1 in it, and the vocabulary is 0 to 31999"),
         ([[[32000]]], False, "`prompt_segments[0].ids` has 32000"),
         ([["a"], ["b", [10**12]]], True, "`prompt_segments[1][1].ids` has 1000000000000"),
-        ([["a" * 10, [5] * 18]], False, "has 22 tokens, and the model's context 22"),
-        ([["a"], [[5] * 99]], True, "has 99 tokens"),
+        (
+            [["a" * 10, [5] * 18]],
+            False,
+            "maximum context length is 22 tokens. However, your messages resulted in 22 tokens",
+        ),
+        ([["a"], [[5] * 99]], True, "your messages resulted in 99 tokens"),
     ],
 )
 def test_what_cannot_be_sent_is_refused(prompts: list[list[Segment]], batch: bool, says: str) -> None:
     with pytest.raises(BadRequestError) as caught:
-        asyncio.run(assemble(tokenizer("mistral-v1"), prompts, batch=batch, max_context=22))
+        asyncio.run(assemble(certain("mistral-v1"), prompts, batch=batch, max_context=22))
     assert says in caught.value.message
 
 
