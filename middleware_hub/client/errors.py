@@ -119,7 +119,7 @@ _MENDING: Mapping[str, str] = {
     "unknown_reply": "a reply that you list was lost (a restart without --store, an eviction) or belongs elsewhere",
     "unknown_parent": "a turn named a reply that the router no longer had (a restart without --store, an eviction)",
     "retokenized": "the end of the text was never sent to a worker: leave the last observation off, or cut at `exact_chars`",
-    "edited_turn": "the loop changed a reply: append replies as they are, or ask with `cover`",
+    "edited_turn": "the loop changed a reply: append replies as they are, or ask with `cover`, which has every reply whole",
     "engine_mismatch": "the worker's ids do not spell its text: check --tokenizer-path",
     "no_logprobs": "the worker sent no logprobs: leave --force-logprobs on",
     "store_unreachable": "the store could not be asked: ask again when it is back",

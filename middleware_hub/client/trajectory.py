@@ -117,6 +117,7 @@ class Trajectory:
         extras: `routed_experts` and `indexer_topk`, if requested and reported.
         top_p: the sampling sets, if requested and reported.
         details: the other fields of the answer: `branch`, `messages`, `reward_info`, `variants`, ...
+        missing_tokens: how many sampled tokens of the listed replies are not in it.
     """
 
     tokens: list[int]
@@ -133,6 +134,7 @@ class Trajectory:
     extras: Mapping[str, TokenRows]
     top_p: TopP | None
     details: Mapping[str, Any] = field(repr=False)
+    missing_tokens: int = 0
 
     @property
     def response_length(self) -> int:
@@ -158,7 +160,12 @@ class Trajectory:
     def require_exact(self) -> Trajectory:
         """Return it. Raises NotUsableError if it must not be trained on."""
         if not self.exact:
-            raise not_usable(f"the sequence is not exact after character {self.exact_chars}", self.reasons)
+            what = f"the sequence is not exact after character {self.exact_chars}"
+            if self.missing_tokens:
+                what = f"the sequence lacks {self.missing_tokens} sampled tokens of the listed replies"
+            elif missed := self.details.get("missed_request_ids"):
+                what = f"a prompt was made without the replies {', '.join(missed)}, while the store could not be asked"
+            raise not_usable(what, self.reasons)
         return self
 
     @classmethod
@@ -187,6 +194,7 @@ class Trajectory:
             extras=extras,
             top_p=TopP.of(found["top_p"], len(tokens)) if found.get("top_p") is not None else None,
             details={name: value for name, value in found.items() if name not in _READ},
+            missing_tokens=found.get("missing_tokens", 0),
         )
         if not found["token_length"] == found["loss_mask_length"] == len(tokens):
             raise InconsistentAnswerError(f"the answer has {len(tokens)} tokens, and says {found['token_length']}")
@@ -251,7 +259,7 @@ class Trajectory:
 _READ = frozenset(
     "tokens loss_mask rollout_logp response token_length loss_mask_length exact exact_chars reasons response_length "
     "weight_versions turns routed_experts indexer_topk top_p prompt_ids response_ids response_mask "
-    "response_logprobs finish_reason".split()
+    "response_logprobs finish_reason missing_tokens".split()
 )
 
 

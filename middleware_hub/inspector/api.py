@@ -29,6 +29,7 @@ from middleware_hub.inspector.reports.drifts import Drifts
 from middleware_hub.inspector.reports.files import TYPES
 from middleware_hub.inspector.reports.run import RunReports
 from middleware_hub.persistence.backing import Backing
+from middleware_hub.radix.cut import end_of
 from middleware_hub.radix.retrieval import RETOKENIZED
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.sessions.session import Session
@@ -219,6 +220,10 @@ class Api:
             found = (await self._shelf(tenant)).ids.get(name)
         if found is None:
             raise NotFoundError(f"no conversation {name[:200]!r} is remembered: it may have been evicted, or deleted")
+        memory = self._sources.memory
+        if found.doubtful and memory is not None:
+            for leaf in found.leaves()[:MOST_BRANCHES]:
+                await memory.asked_late(found.namespace, end_of(leaf.span))
         return found
 
     async def _about(self, conversation: Conversation) -> dict[str, Any]:
@@ -287,6 +292,8 @@ class Api:
         recall = tree.recall(namespace, request.text, note=False)
         assert recall is not None, "no reply was named"
         cut = recall.cut
+        if asked and memory is not None:
+            await memory.asked_late(namespace, cut)
         flat = await offload(cut.tokens > HEAVY, flatten, cut.span, cut.take)
         reasons = list(flat.reasons if asked else flat.because(STORE_UNREACHABLE).reasons)
         if cut.recut and "cut_in_token" not in reasons:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
+from middleware_hub.radix.cut import Cut
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Context, Namespace, Recall, SampledReply
@@ -44,6 +45,13 @@ class Backing(Protocol):
         """Fill the tree with what it needs for a text, and with the replies of these names; return whether that was possible.
 
         `parent` is the name of a reply with which the text has to begin.
+        """
+        ...
+
+    async def asked_late(self, namespace: Namespace, cut: Cut) -> Sequence[str]:
+        """Ask for what the store could not be asked for when the prompts of a chain were made, and note that in its flags.
+
+        Returns the names of the replies that these prompts passed over. Where the store does not answer, the flags stay.
         """
         ...
 

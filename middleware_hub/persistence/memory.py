@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -22,11 +23,13 @@ from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.spelling import Spelling
 from middleware_hub.persistence.turns import Turns, joined
 from middleware_hub.persistence.weight_versions import LOG, VersionLog
+from middleware_hub.radix.cut import Cut, end_of
+from middleware_hub.radix.late_answers import Doubt, doubts, passed_over
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import NO_PARENT, Context, Namespace, Recall, SampledReply
 from middleware_hub.radix.tree import RadixTree
-from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.spans.chain import TokenSpan, settle
 from middleware_hub.spans.extras import Extra
 from middleware_hub.store.chains import note_on
 from middleware_hub.store.errors import DamagedRecordError, MissingRecordError, StoreError, StoreUnreachableError
@@ -40,6 +43,7 @@ logger = logging.getLogger(__name__)
 TEND_SECONDS = 20.0
 """How often the size of the store is compared with `--store-max-bytes`."""
 _MOST_ROUNDS = 8
+_AT_ONCE = 16  # look-ups for one chain
 _LEFT = "a router that died has left replies that are not in the store yet"
 
 
@@ -72,11 +76,12 @@ class Memory:
         self.saving = Saving(store) if saving is None else saving
         self._serials = serials
         self._versions = versions
-        self._turns = Turns(tree, self.saving, versions, spelling)
+        self._turns = Turns(tree, self.saving, versions, spelling, self._handed_over)
         self._max_bytes = max_bytes
         self._others = -1
         self._changes = 0  # grows with everything that is put into the tree
         self._tending: asyncio.Task[None] | None = None
+        self._asking: set[asyncio.Task[Sequence[str]]] = set()
         self.lookups: Counter[str] = Counter()
         self.size = StoreStats()
         self.restored = self.forgotten = self.forgotten_unretrieved = 0
@@ -98,6 +103,9 @@ class Memory:
         self._turns.flush()
         await self.write_versions()
         await self.saving.close()
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
 
     # Before the tree decides -------------------------------------------------------------------------------------------
 
@@ -106,7 +114,8 @@ class Memory:
         names = () if parent is None else (parent,)
         try:
             if parent == NO_PARENT:
-                await self._hear()
+                with suppress(StoreUnreachableError):  # the versions are heard of later, and no text is looked for
+                    await self._hear()
                 return match
             path = self._path(match)
             found = await self._look_up(match, path, names)
@@ -131,6 +140,47 @@ class Memory:
             self._unreachable(error)
             return False
         return True
+
+    async def asked_late(self, namespace: Namespace, cut: Cut) -> Sequence[str]:
+        """Ask for what the store could not be asked for when the prompts of a chain were made, and note that in its flags.
+
+        Returns the names of the replies that these prompts passed over. Where the store does not answer, the flags stay.
+        """
+        open_ones = doubts(namespace, cut)
+        if cut.span is None or not open_ones:
+            return ()
+        missed: dict[str, None] = {}
+        self.tree.hold(cut.span)
+        try:
+            for at in range(0, len(open_ones), _AT_ONCE):
+                some = map(self._asked_late, open_ones[at : at + _AT_ONCE])
+                for names in await asyncio.gather(*some, return_exceptions=True):
+                    if isinstance(names, BaseException):
+                        raise names
+                    missed.update(dict.fromkeys(names))
+        except StoreError as error:
+            self._unreachable(error)
+        finally:
+            self.tree.release(cut.span)
+        return list(missed)
+
+    def _handed_over(self, reply: Generation) -> None:
+        """Ask for what the store could not be asked for when the prompt of a reply was made: the reply is in the store now."""
+        task = asyncio.get_running_loop().create_task(self.asked_late(reply.namespace, end_of(reply.span)))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _asked_late(self, doubt: Doubt) -> Sequence[str]:
+        known = Relied(self.tree.stored)
+        found = await self.store.find(Query(TextPath(doubt.namespace, doubt.text), doubt.used.start, known))
+        lost = await self._restore(found, known)
+        if self.saving.incomplete:
+            raise StoreUnreachableError(_LEFT)
+        if lost:
+            raise DamagedRecordError(f"{lost} records cannot be read: run `tito-router store verify`")
+        names = passed_over(self.tree, doubt)
+        settle(doubt.span, missed=names is not None)
+        return names or ()
 
     @staticmethod
     def _path(match: PrefixMatch) -> TextPath:

@@ -102,8 +102,17 @@ class Appends(Protocol):
 class Turns:
     """See the top of this file."""
 
-    def __init__(self, tree: RadixTree, saving: Appends, versions: VersionLog, spelling: Spelling) -> None:
+    def __init__(
+        self,
+        tree: RadixTree,
+        saving: Appends,
+        versions: VersionLog,
+        spelling: Spelling,
+        handed_over: Callable[[Generation], None] = lambda _: None,
+    ) -> None:
+        """`handed_over` is called with a reply that is in the store now, and whose prompt was made without the store."""
         self._tree = tree
+        self._handed_over = handed_over
         self._saving = saving
         self._versions = versions
         self._spelling = spelling
@@ -164,13 +173,15 @@ class Turns:
         else:
             work(root)
 
-    def _over(self, turn: _Turn) -> None:
-        """Note that a turn is in the store or was given up."""
+    def _over(self, turn: _Turn, *, saved: bool) -> None:
+        """Note that a turn is in the store (`saved`) or was given up."""
         span = turn.generation.span
         work = None if turn.begins is None else self._coming.pop(turn.begins, None)
         if work is not None:
             work(span.stored.root)
         self._unsettled.discard(span.stored.id)
+        if saved and turn.match.unasked:
+            self._handed_over(turn.generation)
         self._tree.release(span)
 
     async def refill(self, store: Refill) -> None:
@@ -213,7 +224,7 @@ class Turns:
                 written.append(turn)
             except Exception:
                 logger.exception("a reply could not be written down")
-                self._over(turn)
+                self._over(turn, saved=False)
                 turn.saved.set_result(False)
         if written:
             self._append(_Group(written, batches, self._versions.news()))
@@ -253,9 +264,9 @@ class Turns:
     # Appending ---------------------------------------------------------------------------------------------------------
 
     def _append(self, group: _Group) -> None:
-        def over(_: bool) -> None:
+        def over(saved: bool) -> None:
             for turn in group.turns:
-                self._over(turn)
+                self._over(turn, saved=saved)
 
         def apart() -> None:
             group.split = True

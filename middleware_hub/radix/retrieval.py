@@ -73,6 +73,7 @@ async def retrieve(
             "ids of their own (meta_info.id); it may be of another namespace, or evicted; see POST /radix_tree/explain"
         )
     cut = recall.cut
+    missed = await memory.asked_late(namespace, cut) if memory is not None and asked else ()
     if cut.start < len(text) and request.strict:
         raise NotExactError(
             f"only the first {cut.start} of {len(text)} characters are recorded: see POST /radix_tree/explain",
@@ -88,11 +89,15 @@ async def retrieve(
     if memory is not None and expected:
         await memory.cover(namespace, text, expected)  # some replies may have been collected meanwhile
     if request.cover:
-        return await _cover(tree, namespace, text, recall, flat, request, expected, memory)
+        return await _cover(tree, namespace, text, recall, flat, request, expected, memory, missed)
     missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name, cut)]
-    flat = _with_edits(flat, expected)
-    flat, extras = await with_extras(tree, memory, flat, request)
-    body, told = await _written(heavy, partial(answer_of, tree, text, recall, flat, request, missing), extras, lists)
+    cut_off = _cut_off(flat, expected)
+    flat, extras = await with_extras(tree, memory, flat.because(EDITED_TURN) if cut_off else flat, request)
+    if expected:
+        lost = (reply.span.count for name in missing if (reply := tree.reply(namespace, name)) is not None)
+        extras["missing_tokens"] = cut_off + sum(lost)
+    answer = partial(answer_of, tree, text, recall, flat, request, missing, cut_off, missed)
+    body, told = await _written(heavy, answer, extras, lists)
     return Answered(body, [told])
 
 
@@ -123,6 +128,7 @@ async def _cover(
     request: RetrievalRequest,
     expected: Sequence[str],
     memory: Backing | None,
+    missed: Sequence[str],
 ) -> Answered:
     """Answer with the chain of the text, and the fewest others that hold the rest of the replies whole."""
     others = replies_to_add(tree, namespace, first, expected)
@@ -132,9 +138,10 @@ async def _cover(
         tree.hold(one.span)  # so that the answers contain what would be evicted while they are built
     try:
         masks.apply(0, first)
-        heavy, first = len(first.token_ids) > MANY_TOKENS, _with_edits(first, expected)
+        heavy = len(first.token_ids) > MANY_TOKENS
+        first = first.because(EDITED_TURN) if _cut_off(first, expected) else first
         first, extras = await with_extras(tree, memory, first, request)
-        answer = partial(answer_of, tree, text, recall, first, request, missing)
+        answer = partial(answer_of, tree, text, recall, first, request, missing, missed=missed)
         written = [await _written(heavy, answer, extras, lists)]
         # Each is written before the next is made: thousands of long ones are much as JSON, and several times that as numbers.
         unasked = list[str]()
@@ -148,11 +155,12 @@ async def _cover(
             whole, other = texts[number % _AT_ONCE], tree.recall_generation(one)
             if memory is not None:
                 memory.retrieved(other)
+                missed = () if unasked else await memory.asked_late(namespace, other.cut)
             heavy = other.cut.tokens > MANY_TOKENS
             flat = (await offload(heavy, flatten, other.cut.span, other.cut.take)).because(*unasked)
             masks.apply(number + 1, flat)
             flat, extras = await with_extras(tree, memory, flat, request)
-            answer = partial(answer_of, tree, whole, other, flat, request, missing)
+            answer = partial(answer_of, tree, whole, other, flat, request, missing, missed=missed)
             written.append(await _written(heavy, answer, extras, lists))
     finally:
         for one in others:
@@ -186,10 +194,14 @@ def chains_to_add(first: Trajectory, replies: Iterable[Generation]) -> list[Gene
     return sorted((one for span, one in listed.items() if span not in inside), key=lambda one: one.serial)
 
 
-def _with_edits(found: Trajectory, expected: Sequence[str]) -> Trajectory:
-    """Add the reason `edited_turn` if a sequence holds only a part of a listed reply: the caller expects all of its tokens."""
-    cut = [turn.span for turn in found.turns if turn.end - turn.start < turn.span.visible]
-    return found.because(EDITED_TURN) if len(_not_among(expected, cut)) < len(expected) else found
+def _cut_off(found: Trajectory, expected: Iterable[str]) -> int:
+    """Return how many tokens of listed replies a sequence lacks that leaves them in their middle.
+
+    A reply of which it lacks only the hidden tail is whole.
+    """
+    cut = [(turn.span, turn.end - turn.start) for turn in found.turns if turn.end - turn.start < turn.span.visible]
+    wanted = {name for listed in expected for name in names_of(listed)} if cut else set()
+    return sum(span.count - kept for span, kept in cut if not wanted.isdisjoint(span.request_ids))
 
 
 def _missing(expected: Iterable[str], found: Trajectory) -> list[str]:
@@ -212,9 +224,25 @@ def trajectory(tree: RadixTree, generation: Generation, text: str, memory: Backi
 
 
 def answer_of(
-    tree: RadixTree, text: str, recall: Recall, flat: Trajectory, request: RetrievalRequest, missing: Sequence[str]
+    tree: RadixTree,
+    text: str,
+    recall: Recall,
+    flat: Trajectory,
+    request: RetrievalRequest,
+    missing: Sequence[str],
+    cut_off: int = 0,
+    missed: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return what is known of a text, in the fields of http-api.md. Raises NotExactError if `strict` forbids the answer."""
+    """Return what is known of a text, in the fields of http-api.md.
+
+    Args:
+        missing: listed replies that are not in the sequence.
+        cut_off: how many tokens are missing of listed replies that are in it.
+        missed: replies that a prompt would have continued if the store could have been asked.
+
+    Raises:
+        NotExactError: `strict` forbids the answer.
+    """
     cut, reasons = recall.cut, list(flat.reasons)
     if cut.recut and "cut_in_token" not in reasons:
         reasons.append("cut_in_token")
@@ -222,7 +250,7 @@ def answer_of(
         reasons.append(RETOKENIZED)
     if missing and UNKNOWN_REPLY not in reasons:
         reasons.append(UNKNOWN_REPLY)
-    exact = recall.exact and INEXACT.isdisjoint(reasons)
+    exact = recall.exact and not cut_off and INEXACT.isdisjoint(reasons)
     answer: dict[str, Any] = {
         "tokens": flat.token_ids.tolist(),
         "response": text,
@@ -239,6 +267,8 @@ def answer_of(
         "request_ids": list(recall.request_ids),
         "turns": [turn.described() for turn in flat.turns],
     }
+    if missed:
+        answer["missed_request_ids"] = list(missed)
     if request.ignored:
         answer["ignored"] = list(request.ignored)
     if request.max_staleness is not None:
@@ -255,6 +285,10 @@ def answer_of(
             )
     if request.strict and not exact:
         lost = f"; of the replies that you list these are not in it: {', '.join(missing[:10])}" if missing else ""
+        if cut_off:
+            lost += (
+                f"; it lacks {cut_off} tokens of replies that you list, because the text changes them: ask with `cover`"
+            )
         raise NotExactError(
             f"the recorded reply is not exact: {', '.join(reasons)}{lost}", exact_chars=cut.start, reasons=reasons
         )

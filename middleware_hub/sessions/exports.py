@@ -107,6 +107,7 @@ async def _send_export(session: Session, export: _Export, receive: Receive, send
         shared_turns=export.shared,
         missing=missing,
         unread=unread,
+        passed_over=session.trie.passed_over,
     )
     head: dict[str, Any] = {
         "session_id": session.id,

@@ -45,7 +45,8 @@ class SessionSamples:
             unread = session.unread or not await filled(session)
             check_known(session, unread=unread)
             ends, lost = session.trie.checkpoints(terminal=True), session.lost
-            found = list(branches(ends, session.reward_info, missing=lost, unread=unread))
+            known = session.trie.passed_over
+            found = list(branches(ends, session.reward_info, missing=lost, unread=unread, passed_over=known))
             session.touch()
         finally:
             session.visitors -= 1

@@ -75,8 +75,12 @@ class SpanFlag:
     """`engine_mismatch`: a reply whose ids do not spell its text ends before these tokens; its text was encoded instead."""
     UNASKED: Final = 8192
     """`store_unreachable`: the store, which may know more of the text before these tokens, could not be asked."""
-    LOST: Final = PARENT_LOST | AFTER_MISMATCH | UNASKED
-    """Sampled tokens are, or may be, missing before these."""
+    ASKED_LATE: Final = 16384
+    """The same, but the store was asked later, and has no more of that text. Only spans in memory have it, no record."""
+    DOUBTFUL: Final = UNASKED | ASKED_LATE
+    """One of these may become the other; nothing else of a span changes."""
+    LOST: Final = PARENT_LOST | AFTER_MISMATCH | UNASKED | ASKED_LATE
+    """Sampled tokens are, or may have been, missing before these."""
 
 
 REASONS: tuple[tuple[int, str], ...] = (
@@ -247,6 +251,11 @@ class Measure(Protocol):
     def straddled(self, text: str, position: int) -> int | None:
         """Return the beginning of the added token that a text spells around `position`, or None."""
         ...
+
+
+def settle(span: TokenSpan, *, missed: bool) -> None:
+    """Note whether the store, asked late, has more of the text before a span than its prompt used."""
+    span.flags = span.flags & ~SpanFlag.DOUBTFUL | (SpanFlag.UNASKED if missed else SpanFlag.ASKED_LATE)
 
 
 def links(span: TokenSpan | None, take: int) -> Iterator[tuple[TokenSpan, int]]:

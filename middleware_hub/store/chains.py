@@ -74,7 +74,7 @@ def record_of(
         base=None if base is None else base.stored.id,
         logprobs=span.logprobs,
         versions=span.versions,
-        flags=span.flags,
+        flags=_as_recorded(span.flags),
         visible=span.visible,
         ends=span.ends if span.stored is None else span.stored.ends,
         request_ids=span.request_ids,
@@ -83,6 +83,11 @@ def record_of(
         **details,
     )
     return record if span.sampled else identified(record)
+
+
+def _as_recorded(flags: int) -> int:
+    """Return the flags that a span had when it was recorded: whether the store was asked later is found out again."""
+    return flags & ~SpanFlag.ASKED_LATE | SpanFlag.UNASKED if flags & SpanFlag.ASKED_LATE else flags
 
 
 def _is_foreign(reply: TokenSpan) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Final, NamedTuple
 
-from middleware_hub.spans.chain import INEXACT, TokenSpan
+from middleware_hub.radix.cut import Cut, end_of
+from middleware_hub.radix.node import common_length
+from middleware_hub.spans.chain import INEXACT, SpanFlag, TokenSpan, links, settle
 from middleware_hub.spans.trajectory import Trajectory, flatten
 from middleware_hub.store.chains import span_of
 from middleware_hub.store.paths import TextPath
@@ -93,6 +95,8 @@ async def read_rows(store: Store, roots: Mapping[bytes, bytes], *, at_once: int 
             text = None if session_of(record.namespace) else whole_text(record, records)
             same = [record] if text is None else await _variants(store, record, text, records)
             names = tuple(one.request_ids[0] if one.request_ids else "" for one in same)
+            if text is not None:
+                await _ask_late(store, span, records)
             rows.append(Row(record, text, flatten(span, span.count), names, found.marks.get(record.root)))
         yield rows
 
@@ -104,6 +108,36 @@ def whole_text(record: SpanRecord, records: Mapping[bytes, SpanRecord]) -> str:
         record = records[record.base]
         parts.append(record.text)
     return "".join(reversed(parts))
+
+
+async def _ask_late(store: Store, end: TokenSpan, records: Mapping[bytes, SpanRecord]) -> None:
+    """Ask for what the store could not be asked for when the prompts of a chain were made, as a router does.
+
+    Without a vocabulary nobody knows where tokens end: so a reply counts as passed over from its first character on.
+    """
+    for span, _ in links(end, end.count):
+        if not span.flags & SpanFlag.UNASKED:
+            continue
+        own = records[span.stored.id]
+        text = whole_text(own, records)[: own.start if own.sampled else own.text_end]
+        prompt = Cut(span.parent, span.take, span.start) if span.sampled else end_of(span)
+        used = prompt.sampled_base[2]
+        chain = {part.stored.id for part, _ in links(end, end.count)}
+        found = (await store.find(Query(TextPath(own.namespace, text), used, chain))).records if text else ()
+        every = {**records, **{one.id: one for one in found}}
+        missed = any(
+            _goes_on(one, whole_text(one, every), own.line, text, used) for one in found if one.id not in chain
+        )
+        settle(span, missed=missed)
+
+
+def _goes_on(reply: SpanRecord, whole: str, line: bytes | None, text: str, used: int) -> bool:
+    """Return whether a prompt has, after its first `used` characters, text of a reply: a whole one, or a part after `line`."""
+    if not reply.sampled or reply.flags & SpanFlag.MISMATCH:
+        return False
+    if text.startswith(whole):
+        return len(whole) > used
+    return reply.line == line and common_length(whole, text, 0) > max(used, reply.start)
 
 
 async def _variants(

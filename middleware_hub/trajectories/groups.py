@@ -32,7 +32,8 @@ MOST_LEDGERS: Final = 256
 """Tenants and namespaces whose ledgers are kept at once."""
 logger = logging.getLogger(__name__)
 
-_INEXACT_FLAGS: Final = sum({flag for flag, name in REASONS if name in INEXACT})
+_INEXACT_FLAGS: Final = sum({flag for flag, name in REASONS if name in INEXACT} - {SpanFlag.UNASKED})
+"""Those that stay. What the store could not be asked for is known when the sample is laid out."""
 
 
 class Groups:

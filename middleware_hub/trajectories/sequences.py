@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Raw
@@ -58,11 +59,13 @@ class Sequences:
         in_group = sample.group.members.keys()
         last = found[-1]
         recall = Recall(end_of(last.span), True, _names(last))
-        # Taken before the first await, so that they contain what is evicted meanwhile.
+        # Taken before the next await, so that they contain what is evicted meanwhile.
         first = flatten(*recall.cut[:2])
         others = retrieval.chains_to_add(first, found)
-        masks = SharedMask(first, [one.span for one in others])
         chains = [(one, self._tree.text_of(one)) for one in (last, *others)]
+        missed = await self._asked_late([last, *others])
+        first = flatten(*recall.cut[:2])  # with the reasons that are known now
+        masks = SharedMask(first, [one.span for one in others])
         answers, exact, versions = [], True, dict[str, None]()
         for number, (generation, text) in enumerate(chains):
             cut = end_of(generation.span)
@@ -78,15 +81,26 @@ class Sequences:
                 flat = flat.because(OUTSIDE_GROUP)
             flat, extras = await retrieval.with_extras(self._tree, self._memory, flat, request)
             recall = Recall(cut, True, _names(generation))
-            answer = {
-                **await offload(heavy, retrieval.answer_of, self._tree, text, recall, flat, request, []),
-                **extras,
-            }
+            answer_of = partial(retrieval.answer_of, self._tree, text, recall, flat, request, [], missed=missed[number])
+            answer = {**await offload(heavy, answer_of), **extras}
             exact = exact and answer["exact"]
             versions.update((version, None) for version, _, _ in flat.weight_versions)
             answers.append(Raw(await offload(heavy, encoded, answer)))
             await asyncio.sleep(0)
         return Built(answers, exact, tuple(versions))
+
+    async def _asked_late(self, ends: Sequence[Generation]) -> list[Sequence[str]]:
+        """Return `Backing.asked_late` of each of these chains."""
+        memory = self._memory
+        if memory is None:
+            return [()] * len(ends)
+        for one in ends:
+            self._tree.hold(one.span)
+        try:
+            return [await memory.asked_late(one.namespace, end_of(one.span)) for one in ends]
+        finally:
+            for one in ends:
+                self._tree.release(one.span)
 
     async def _found(self, members: Sequence[Member]) -> list[Generation] | None:
         """Return the replies in the order of their recording; None if one of them is lost."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.client import Client, NotUsableError
 from tests.support.asking import Asking, settle, until
 from tests.support.stack import Reply, Stack, stack
 
@@ -348,8 +349,29 @@ class TestEditedParents:
         first = say(served, "A part. ", finish={"max_new_tokens": 40})
         second = say(served, first.text[:-6] + "so. ")
         assert served.retrieve(second.text)["reasons"] == []
-        found = served.retrieve(second.text, expect_request_ids=[first.name, second.name])
-        assert (found["exact"], found["reasons"]) == (True, ["edited_turn"])
+        names = [first.name, second.name]
+        found = served.retrieve(second.text, expect_request_ids=names)
+        assert (found["exact"], found["reasons"]) == (False, ["edited_turn"])
+        kept = next(one["end"] - one["start"] for one in found["turns"] if one["request_id"] == first.name)
+        sampled = len(first.reply.record.output_ids) + len(second.reply.record.output_ids)
+        assert found["missing_tokens"] == sampled - len(ones(found)) == len(first.reply.record.output_ids) - kept > 0
+        refused = served.post("/retrieve_from_text", {"text": second.text, "expect_request_ids": names, "strict": True})
+        assert refused.status == 409
+        assert f"lacks {found['missing_tokens']} tokens" in refused.json()["error"]["message"]
+        assert "cover" in refused.json()["error"]["message"]
+        covered = served.retrieve(second.text, expect_request_ids=names, cover=True)
+        assert all(one["exact"] for one in covered["trajectories"])
+        about = served.get(f"/inspect/api/conversations/text%3A{first.name}").json()
+        size = len(first.reply.record.output_ids)
+        assert [node["cuts"] for node in about["tree"] if node["cuts"]] == [
+            {"request_id": first.name, "kept": kept, "of": size - 1}  # the client never saw the last token
+        ]
+        whole = served.retrieve(second.text, expect_request_ids=[second.name])
+        assert (whole["exact"], whole["missing_tokens"]) == (True, 0)
+        with Client(served.url) as client, pytest.raises(NotUsableError) as told:
+            client.retrieve(second.text, expect_request_ids=names).require_exact()
+        assert f"lacks {found['missing_tokens']} sampled tokens" in str(told.value)
+        assert "cover" in str(told.value)
 
     def test_fields_that_mean_nothing_are_named(self, served: Stack) -> None:
         said = say(served, "Misspelt. ")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from middleware_hub.spans.chain import ID_BYTES, TokenSpan, reasons_of, unpack_logprobs
+from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, reasons_of, unpack_logprobs
 from middleware_hub.spans.trajectory import Turn, version_runs
 
 LOOK_BACK = 64
@@ -59,7 +59,8 @@ class Chain:
         self._roles = roles or {}
         self._flags = 0
         for span, _ in links:
-            self._flags |= span.flags
+            self._flags |= span.flags & ~SpanFlag.DOUBTFUL
+        self._doubtful = [span for span, _ in links if span.flags & SpanFlag.DOUBTFUL]
 
     def __len__(self) -> int:
         return self.total
@@ -99,13 +100,18 @@ class Chain:
         """The weight versions of its sampled tokens, in the order of their first appearance."""
         return list(dict.fromkeys(name for part in self.parts for name, _, _ in versions_in(part)))
 
-    @cached_property
+    @property
     def reasons(self) -> list[str]:
         """Why it is not exact, or not in every way, as in a retrieval of its whole text."""
-        found = reasons_of(self._flags)
-        if any(part.span.sampled and part.span.logprobs is None for part in self.parts):
+        unasked = any(one.flags & SpanFlag.UNASKED for one in self._doubtful)
+        found = reasons_of(self._flags | (SpanFlag.UNASKED if unasked else SpanFlag.NONE))
+        if self._lacks_logprobs:
             found.append("no_logprobs")
         return found
+
+    @cached_property
+    def _lacks_logprobs(self) -> bool:
+        return any(part.span.sampled and part.span.logprobs is None for part in self.parts)
 
     @cached_property
     def replies(self) -> list[Turn]:

@@ -124,6 +124,13 @@ Opened = AbstractAsyncContextManager[Conversation | None]
 """Reads a conversation for an inspection; None if it has ended. Raises RouterError."""
 
 
+def cut_reply(reply: TokenSpan, kept: int) -> dict[str, Any] | None:
+    """Return how much of a reply a chain keeps that goes on after it; None if that is all of its text."""
+    if kept >= reply.visible:
+        return None
+    return {"request_id": reply.request_ids[0] if reply.request_ids else "", "kept": kept, "of": reply.visible}
+
+
 def name_branches(nodes: Mapping[str, dict[str, Any]], ends: Sequence[tuple[str, str]]) -> None:
     """Add to each node the branches that run through it, or some of them if there are many.
 

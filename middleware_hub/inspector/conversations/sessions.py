@@ -14,11 +14,12 @@ from middleware_hub.inspector.conversations.conversation import (
     PREVIEW,
     TITLE,
     Branch,
+    cut_reply,
     name_branches,
 )
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
-from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, TokenSpan, reasons_of, version_names
+from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, TokenSpan, links, reasons_of, version_names
 
 
 class SessionConversation:
@@ -46,7 +47,7 @@ class SessionConversation:
         for one in checkpoints:
             sampled += one.span.count
             versions.update(dict.fromkeys(version_names(one.span.versions)))
-            reasons.update(dict.fromkeys(one.reasons))
+            reasons.update(dict.fromkeys(session.trie.reasons_of(one)))
             if one.span.logprobs is None:
                 reasons["no_logprobs"] = None
             for span in (one.span, one.span.parent):
@@ -100,7 +101,7 @@ class SessionConversation:
         rewards = dict(self._session.reward_info)
         roles: dict[TokenSpan, str] = {}
         for turn in reversed(lineage):
-            more.update(dict.fromkeys(turn.reasons))
+            more.update(dict.fromkeys(self._session.trie.reasons_of(turn)))
             rewards.update(turn.reward or {})
             context, asked = turn.span.parent, turn.node.parent
             if turn is not lineage[-1] and context is not None and not context.sampled and asked is not None:
@@ -154,6 +155,7 @@ class SessionConversation:
 
 def _sample_node(sample: Checkpoint, above: str | None) -> dict[str, Any]:
     span = sample.span
+    before = next(((part, take) for part, take in links(span.parent, span.take) if part.sampled), None)
     return {
         "id": sample.id,
         "parent": above,
@@ -164,6 +166,7 @@ def _sample_node(sample: Checkpoint, above: str | None) -> dict[str, Any]:
         "version": next(reversed(version_names(span.versions)), None),
         "preview": partial(_preview, sample.node.message),
         "finish": sample.finish,
+        "cuts": None if before is None else cut_reply(*before),
         "branch_of": [],
     }
 
@@ -179,6 +182,7 @@ def _message_node(name: str, node: MessageNode, above: str | None) -> dict[str, 
         "version": None,
         "preview": partial(_preview, node.message),
         "finish": None,
+        "cuts": None,
         "branch_of": [],
     }
 

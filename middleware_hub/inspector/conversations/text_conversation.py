@@ -19,6 +19,7 @@ from middleware_hub.inspector.conversations.conversation import (
     PREVIEW,
     TITLE,
     Branch,
+    cut_reply,
     name_branches,
 )
 from middleware_hub.radix.node import Generation
@@ -26,6 +27,8 @@ from middleware_hub.radix.records import Namespace
 from middleware_hub.spans.chain import (
     ID_BYTES,
     INEXACT,
+    STORE_UNREACHABLE,
+    SpanFlag,
     TokenSpan,
     chain_ids,
     links,
@@ -63,26 +66,32 @@ class _Reply(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         contexts: those before it, the last one first.
         before: the reply that it continues.
-        whole: whether all of that reply that the client saw is in its chain.
+        kept: how many tokens of that reply are in its chain.
     """
 
     generation: Generation
     contexts: tuple[TokenSpan, ...]
     before: TokenSpan | None
-    whole: bool
+    kept: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of the reply before it that the client saw is in its chain."""
+        return self.before is not None and self.kept >= self.before.visible
 
     @classmethod
     def of(cls, generation: Generation) -> _Reply:
         contexts: list[TokenSpan] = []
         for part, take in links(generation.span.parent, generation.span.take):
             if part.sampled:
-                return cls(generation, tuple(contexts), part, take >= part.visible)
+                return cls(generation, tuple(contexts), part, take)
             contexts.append(part)
-        return cls(generation, tuple(contexts), None, False)
+        return cls(generation, tuple(contexts), None, 0)
 
 
 def _reasons(span: TokenSpan) -> Iterator[str]:
-    yield from reasons_of(span.flags)
+    """Yield the reasons that stay: what the store could not be asked for may be known later."""
+    yield from reasons_of(span.flags & ~SpanFlag.DOUBTFUL)
     if span.sampled and span.logprobs is None:
         yield "no_logprobs"
 
@@ -104,7 +113,17 @@ class TextConversation:
             "_contexts",
             "_continued",
         ),
-        *("_versions", "_reasons", "_sampled", "_context_tokens", "_title", "_group", "_named", "_by_name"),
+        *(
+            "_versions",
+            "_reasons",
+            "_doubtful",
+            "_sampled",
+            "_context_tokens",
+            "_title",
+            "_group",
+            "_named",
+            "_by_name",
+        ),
     )
 
     def __init__(
@@ -122,6 +141,7 @@ class TextConversation:
         self._continued: dict[TokenSpan, int] = {}
         self._versions: dict[str, int] = {}
         self._reasons: dict[str, int] = {}
+        self._doubtful: dict[TokenSpan, int] = {}
         self._sampled = self._context_tokens = 0
         self._title: str | None = None
         self._group: str | None = None
@@ -167,17 +187,26 @@ class TextConversation:
         self._count(_take, generation.span)
         self._sampled -= generation.span.count
 
-    def _count(self, count: Callable[[dict[str, int], str], int], span: TokenSpan) -> None:
+    @property
+    def doubtful(self) -> bool:
+        """Whether a prompt of it was made while the store could not be asked."""
+        return bool(self._doubtful)
+
+    def _count(self, count: Callable[[dict[Any, int], Any], int], span: TokenSpan) -> None:
         """Count the versions and reasons of a span: `count` adds one, or takes one away."""
         for name in version_names(span.versions):
             count(self._versions, name)
         for name in _reasons(span):
             count(self._reasons, name)
+        if span.flags & SpanFlag.DOUBTFUL:
+            count(self._doubtful, span)
 
     # What is shown -----------------------------------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
         reasons = list(self._reasons)
+        if any(span.flags & SpanFlag.UNASKED for span in self._doubtful):
+            reasons.append(STORE_UNREACHABLE)
         return {
             "id": self.id,
             "kind": "text",
@@ -287,20 +316,28 @@ class TextConversation:
                 truncated = True
                 break
             above = None if reply.before is None else names.get(reply.before)
+            cuts = None if reply.before is None else cut_reply(reply.before, reply.kept)
             for part in reversed(reply.contexts):
                 known = numbers.get(part)
                 if known is None:
                     known = numbers[part] = f"context:{len(numbers)}"
                     role = "prompt" if above is None else "context"
-                    nodes[known] = _node(known, above, role, part, self._preview(part))
-                above = known
+                    nodes[known] = _node(known, above, role, part, self._preview(part), cuts)
+                above, cuts = known, None
             span, name = reply.generation.span, names[reply.generation.span]
-            nodes[name] = _node(name, above, "assistant", span, self._preview(span))
+            nodes[name] = _node(name, above, "assistant", span, self._preview(span), cuts)
         name_branches(nodes, [(names[one.span], names[one.span]) for one in self.leaves()[:MOST_BRANCHES]])
         return list(nodes.values()), truncated
 
 
-def _node(name: str, above: str | None, role: str, span: TokenSpan, preview: Callable[[], str]) -> dict[str, Any]:
+def _node(
+    name: str,
+    above: str | None,
+    role: str,
+    span: TokenSpan,
+    preview: Callable[[], str],
+    cuts: dict[str, Any] | None,
+) -> dict[str, Any]:
     sampled = span.sampled
     return {
         "id": name,
@@ -312,6 +349,7 @@ def _node(name: str, above: str | None, role: str, span: TokenSpan, preview: Cal
         "version": next(reversed(version_names(span.versions)), None) if sampled else None,
         "preview": preview,
         "finish": span.finish if sampled else None,
+        "cuts": cuts,
         "branch_of": [],
     }
 

@@ -11,7 +11,7 @@ workers' replies are grouped by turn; arrays with a row for each token are joine
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -43,6 +43,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
         messages: the JSON of each message.
         extra: further fields of the workers' replies by name: `(generation id, raw value)`.
         per_token: those of `extra` that could be joined: a row for each token but the last, prompt and response.
+        missed: the replies that its prompts would have continued if the store could have been asked.
     """
 
     branch: str
@@ -59,6 +60,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
     extra: Mapping[str, list[tuple[str, Raw]]]
     per_token: Mapping[str, PerTokenArray]
+    missed: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -73,6 +75,7 @@ def branches(
     shared_turns: SharedTurns = "once",
     missing: Sequence[str] = (),
     unread: bool = False,
+    passed_over: Callable[[Checkpoint], Iterable[Checkpoint]] | None = None,
 ) -> Iterator[BranchTrajectory]:
     """Yield one trajectory for each checkpoint, as its branch is now: turns committed later are not in it.
 
@@ -83,9 +86,11 @@ def branches(
         missing: replies that the caller received and that the session does not know. A trajectory with an assistant's message
             that was not sampled here may contain one of them: it is not exact (`unknown_reply`).
         unread: whether another router may have continued the session while the store is unreachable (`store_unreachable`).
+        passed_over: `MessageTrie.passed_over`, for the turns that could not ask the store: now that all turns are known, this
+            tells what those lack. None keeps their reason.
     """
     # Take all chains now: the session may be deleted while its export is sent.
-    taken = [(one, _chain(one)) for one in checkpoints]
+    taken = [(one, _chain(one, None if unread else passed_over)) for one in checkpoints]
     return _laid_out(taken, reward_info, shared_turns, missing, (STORE_UNREACHABLE,) if unread else ())
 
 
@@ -110,15 +115,17 @@ class _Chain(msgspec.Struct, frozen=True):
 
     Attributes:
         unsampled: whether one of the assistant's messages was not sampled here.
+        missed: by the ids of the turns that could not ask the store, the replies that these would have continued.
     """
 
     spans: list[tuple[TokenSpan, int]]
     turns: list[Checkpoint]
     messages: list[bytes]
     unsampled: bool
+    missed: dict[str, list[str]]
 
 
-def _chain(checkpoint: Checkpoint) -> _Chain:
+def _chain(checkpoint: Checkpoint, passed_over: Callable[[Checkpoint], Iterable[Checkpoint]] | None) -> _Chain:
     spans = list(links(checkpoint.span, len(checkpoint.span)))
     turns = list(checkpoint.lineage())
     spans.reverse()
@@ -130,7 +137,11 @@ def _chain(checkpoint: Checkpoint) -> _Chain:
         turn = sampled.get(id(node))
         messages.append(node.message if turn is None or not turn.reasoning else _with_reasoning(node.message, turn))
     unsampled = any(node.role == "assistant" and id(node) not in sampled for node in path)
-    return _Chain(spans, turns, messages, unsampled)
+    missed = {}
+    if passed_over is not None:
+        doubtful = (turn for turn in turns if STORE_UNREACHABLE in turn.reasons)
+        missed = {turn.id: [one.id for one in passed_over(turn)] for turn in doubtful}
+    return _Chain(spans, turns, messages, unsampled, missed)
 
 
 def _with_reasoning(message: bytes, turn: Checkpoint) -> bytes:
@@ -168,7 +179,10 @@ def _trajectory(
     extra: dict[str, list[tuple[str, Raw]]] = {}
     for turn in chain.turns:
         rewards.update(turn.reward or {})
-        reasons += [reason for reason in turn.reasons if reason not in reasons]
+        settled = not chain.missed.get(turn.id, True)
+        reasons += [
+            reason for reason in turn.reasons if reason not in reasons and not (settled and reason == STORE_UNREACHABLE)
+        ]
         for name, value in turn.extra.items():
             extra.setdefault(name, []).append((turn.id, value))
     per_token = {}
@@ -192,4 +206,5 @@ def _trajectory(
         reasons=tuple(reasons),
         extra=extra,
         per_token=per_token,
+        missed=tuple(dict.fromkeys(name for names in chain.missed.values() for name in names)),
     )

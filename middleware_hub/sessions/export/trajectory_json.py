@@ -63,6 +63,7 @@ def described(trajectory: BranchTrajectory) -> dict[str, Any]:
         "multi_modal_data": None,
         "exact": trajectory.exact,
         "reasons": trajectory.reasons,
+        **({"missed_request_ids": trajectory.missed} if trajectory.missed else {}),
         "extra_fields": {
             "turns": [
                 {"generation_id": turn.request_id, "start": turn.start - begin, "end": turn.end - begin}

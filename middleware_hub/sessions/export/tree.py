@@ -197,4 +197,5 @@ def _leaf(branch: BranchTrajectory, node: int) -> dict[str, Any]:
         "finish_reason": branch.finish_reason,
         "exact": branch.exact,
         "reasons": branch.reasons,
+        **({"missed_request_ids": branch.missed} if branch.missed else {}),
     }

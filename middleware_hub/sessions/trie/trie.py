@@ -36,7 +36,7 @@ from middleware_hub.sessions.trie.nodes import (
 )
 from middleware_hub.sessions.trie.path_index import PathIndex, same_path
 from middleware_hub.sessions.trie.prepared_turn import MOST_EDITED, PreparedTurn, choose, edited_messages
-from middleware_hub.spans.chain import TokenSpan, names_of
+from middleware_hub.spans.chain import STORE_UNREACHABLE, TokenSpan, names_of
 
 _encode = msgspec.json.Encoder().encode
 
@@ -105,6 +105,25 @@ class MessageTrie:
                 break
             node = child
         return next((one for one in node.ancestors() if one.samples), None)
+
+    def passed_over(self, turn: Checkpoint) -> list[Checkpoint]:
+        """Return the samples that may be messages of a turn's prompt, as they are or edited, and whose tokens it lacks."""
+        own = set(turn.lineage())
+        found: dict[Checkpoint, None] = {}
+        for node in islice(turn.node.ancestors(), 1, None):
+            if node.role != "assistant" or node.parent is None or own.intersection(node.samples or ()):
+                continue
+            others = [*(node.parent.children or {}).values()]
+            if (elsewhere := self._paths.other(node)) is not None:
+                others.append(elsewhere)
+            for other in others:
+                found.update(dict.fromkeys(one for one in other.samples or () if one not in own))
+        return list(found)
+
+    def reasons_of(self, turn: Checkpoint) -> tuple[str, ...]:
+        """Return the reasons of a turn that hold now that all turns of the session are known."""
+        settled = STORE_UNREACHABLE in turn.reasons and not self.passed_over(turn)
+        return tuple(one for one in turn.reasons if not (settled and one == STORE_UNREACHABLE))
 
     # One generation ----------------------------------------------------------------------------------------------------
 

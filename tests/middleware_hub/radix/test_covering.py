@@ -100,6 +100,9 @@ class Away:
         self.asked.append(text)
         return text == self.known
 
+    async def asked_late(self, *_: Any) -> tuple[str, ...]:
+        return ()
+
     def retrieved(self, _: Any) -> None: ...
 
 

@@ -11,6 +11,10 @@ export function exactness(exact, reasons = []) {
   return h("span", { class: "marks" }, doubts("bad"));
 }
 
+/** That a branch leaves a reply in its middle, and how much of the reply it keeps. */
+export const edited = (cut) => h("span", { class: "mark", title: "The text leaves this reply in its middle: the rest of it is in another branch." },
+  `keeps ${cut.kept} of ${cut.of} tokens of ${cut.request_id || "a reply"}`);
+
 export const when = (seconds) => h("time", { datetime: new Date(seconds * 1000).toISOString(), title: clock(seconds) }, ago(seconds));
 
 /** Writes all ages in the page again: a list that nothing is added to stays as it is for hours. */

@@ -3,7 +3,7 @@
 import { h } from "../lib/dom.js";
 import { conversationAt } from "../lib/route.js";
 import { float, plural, short } from "../lib/words.js";
-import { exactness } from "./marks.js";
+import { edited, exactness } from "./marks.js";
 
 const MOST = 200; // lines
 const DEEP = 6; // levels that are indented
@@ -43,12 +43,14 @@ export function tree(conversation, shown) {
     const on = passes.includes(shown);
     const target = on ? shown : passes[0];
     const tokens = run.nodes.reduce((sum, node) => sum + node.tokens, 0);
+    const cut = run.nodes.find((node) => node.cuts)?.cuts;
     return h("li", { class: on ? "on" : "", style: { "--depth": Math.min(run.depth, DEEP) } },
       h("a", { href: conversationAt(conversation.id, target), "aria-current": on && run.leaf ? "true" : null },
         h("span", { class: "preview" }, h("span", { class: "dim" }, `${last.role} `), h("bdi", null, (last.preview || run.nodes[0].preview || "(no text)").trim() || "(white space)")),
         h("span", { class: "dim facts" }, `${run.nodes.length > 1 ? `${run.nodes.length} parts · ` : ""}${short(tokens)} tokens`,
           branch && branch.reward !== null && branch.reward !== undefined && ` · reward ${float(branch.reward, 2)}`,
-          branch && !branch.exact && [" ", exactness(false, branch.reasons)])));
+          branch && !branch.exact && [" ", exactness(false, branch.reasons)],
+          cut && [" ", edited(cut)])));
   });
   if (all.length > MOST) lines.push(h("li", { class: "dim" }, `and ${all.length - MOST} more: choose one in the list of branches`));
   return h("ul", { class: "tree" }, lines);
