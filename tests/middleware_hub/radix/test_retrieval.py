@@ -86,6 +86,6 @@ def test_every_field_of_an_answer_is_in_the_document() -> None:
     section = DOCUMENT.read_text().partition("\n## POST /retrieve_from_text\n")[2]
     table = section.partition("| field | meaning |")[2].partition("\n\n")[0]
     documented = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
-    asked = {"stale_tokens", "routed_experts", "indexer_topk", "top_p"}
+    asked = {"stale_tokens", "missing_tokens", "missed_request_ids", "routed_experts", "indexer_topk", "top_p"}
     answered = trajectory(talk.tree, turn.generation, turn.text).keys() | asked
     assert answered == documented, "the table of the answer, under POST /retrieve_from_text in docs/http-api.md"
