@@ -122,7 +122,7 @@ class SessionsMiddleware:
         if source is None:
             logger.info("the tokenizer has no chat template: sessions answer no turns without --chat-template FILE")
             return None
-        template = ChatTemplate(source, hub.tokenizer.special_tokens_map)
+        template = ChatTemplate(source, hub.tokenizer.special_tokens_map, late_system=sessions.late_system)
         composer = Composer(
             hub.tokenizer,
             template,
@@ -142,6 +142,7 @@ class SessionsMiddleware:
                 "--tool-call-parser": calls,
                 "--reasoning-parser": reasoning,
                 "--history": sessions.history,
+                "--late-system": sessions.late_system,
                 "--session-match": sessions.match,
             }
         backend = Backend(

@@ -95,6 +95,25 @@ def call_id(before: MessageKey, depth: int, number: int, name: str, arguments: s
     return made[:9] if short else f"call_{made[:24]}"
 
 
+def mended(echo: Message, said: Message) -> Message | None:
+    """Return an echo with the arguments of the message `said` in the place of those that are no JSON object any more.
+
+    None if the echo's calls have other ids. An id that the router gave names one call with its arguments, see `call_id`.
+    """
+    calls, own = echo.get("tool_calls") or (), said.get("tool_calls") or ()
+    if len(calls) != len(own) or any(
+        not one.get("id") or one["id"] != its.get("id") for one, its in zip(calls, own, strict=True)
+    ):
+        return None
+    whole = [
+        {**one, "function": {**one["function"], "arguments": its["function"]["arguments"]}}
+        if isinstance(one["function"]["arguments"], str)
+        else one
+        for one, its in zip(calls, own, strict=True)
+    ]
+    return {**echo, "tool_calls": whole}
+
+
 def load(name: str) -> KeyFunction:
     """Return `canonical`, `strict`, or the user's function at `pkg.mod:function`. Raises BadRequestError.
 

@@ -17,6 +17,13 @@ Message = dict[str, Any]
 `tool_call_id`, `reasoning_content`, and `tool_calls`: `[{"id", "type": "function", "function": {"name", "arguments"}}]`.
 `arguments` is an object; it is a string only if it is not a JSON object."""
 
+
+def argument_texts(message: Message) -> list[str]:
+    """Return the arguments of a message's calls that are no JSON objects, as the client wrote them."""
+    found = (call["function"]["arguments"] for call in message.get("tool_calls") or ())
+    return [one for one in found if isinstance(one, str)]
+
+
 Tool = dict[str, Any]
 """One tool as chat templates read it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 

@@ -9,6 +9,7 @@ Several parts of other authors stay parts: rendering knows whether a template ca
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -22,6 +23,11 @@ from middleware_hub.chat.messages import ChatRequest, Message, Tool
 from middleware_hub.dialects.fields import DEEPEST, RAWS, Fields, check_depth, too_deep, unsupported, wrong
 from router.engines.json import JSON_ERRORS, decode_any
 from router.errors import BadRequestError
+
+BILLING = "x-anthropic-billing-header:"
+"""Begins a line that Claude Code puts into its system prompt. It differs with every request."""
+_BILLING_LINES = re.compile(rf"(?:\r?\n[ \t]*{BILLING}[^\n]*)+\Z|^[ \t]*{BILLING}[^\n]*(?:\n|\Z)", re.MULTILINE)
+"""With the end of the line before them if they are the last ones."""
 
 ANY = "required"
 NONE = "none"
@@ -119,8 +125,17 @@ def tool_call(call_id: str | None, name: str, arguments: dict[str, Any] | str) -
     return {"id": call_id, **call} if call_id else call
 
 
-def parsed_arguments(text: str) -> dict[str, Any] | str:
-    """Return the arguments of a call: an object if templates can show it, else the text."""
+def read_arguments(place: str, given: Any) -> dict[str, Any] | str:
+    """Return the arguments of a call, an object or its JSON text: as an object if templates can show it, else as the text.
+
+    A client may have cut the text off, or have read something else than an object. Raises BadRequestError for one that is
+    nested too deeply.
+    """
+    if type(given) is dict or type(given) is list:
+        check_depth(place, given)
+    if type(given) is dict:
+        return given
+    text = given if type(given) is str else msgspec.json.encode(given).decode()
     if not text or text.isspace():
         return {}
     try:
@@ -133,6 +148,22 @@ def parsed_arguments(text: str) -> dict[str, Any] | str:
     return text if text.count("{") + text.count("[") > DEEPEST and too_deep(found) else found
 
 
+def told(place: str, content: Any) -> str | list[Message] | None:
+    """Return the `content` of a system prompt or a user, as `written` does, without lines that are about billing.
+
+    With them, no request would continue another one.
+    """
+    if type(content) is str:
+        return without_billing(content)
+    texts = _texts(place, content)
+    return None if texts is None else _parts(list(filter(None, map(without_billing, texts))))
+
+
+def without_billing(text: str) -> str:
+    """Return a text without Claude Code's lines about billing; all else stays."""
+    return _BILLING_LINES.sub("", text) if BILLING in text else text
+
+
 def written(place: str, content: Any) -> str | list[Message] | None:
     """Return the `content` of an author other than the model: a string, several parts of text, or None if it is empty.
 
@@ -141,8 +172,10 @@ def written(place: str, content: Any) -> str | list[Message] | None:
     if type(content) is str:
         return content
     texts = _texts(place, content)
-    if texts is None:
-        return None
+    return None if texts is None else _parts(texts)
+
+
+def _parts(texts: list[str]) -> str | list[Message]:
     return [{"type": "text", "text": text} for text in texts] if len(texts) > 1 else "".join(texts)
 
 

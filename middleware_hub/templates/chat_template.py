@@ -33,10 +33,18 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from middleware_hub.chat.messages import Message
+from middleware_hub.chat.messages import Message, argument_texts
 from middleware_hub.templates.clock import at_time, tells_time
-from middleware_hub.templates.renderer import Messages, Options, RenderingError, Tools, check_options, remember
+from middleware_hub.templates.renderer import (
+    Messages,
+    Options,
+    RenderingError,
+    Tools,
+    check_options,
+    remember,
+)
 from middleware_hub.templates.slots import Slots
+from middleware_hub.templates.system_messages import LateSystem
 from middleware_hub.templates.trials import CALL, CALLED, EARLIER, RESULT, SAID, SHORT, SPOKEN, TOOL
 from middleware_hub.templates.turn_forms import CLOSED, NOT_ONCE, Own, TurnForms, options_key
 from router.errors import BadRequestError
@@ -67,13 +75,17 @@ class ChatTemplate(TurnForms):
     Args:
         template: Jinja source, as in `tokenizer_config.json`.
         special_tokens: variables that every rendering sees (`bos_token`, `eos_token`, ...).
+        late_system: what becomes of a system message that the template does not write where it stands.
 
     Raises:
         BadRequestError: the template cannot be compiled.
     """
 
-    def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
-        super().__init__(template, special_tokens)
+    def __init__(
+        self, template: str, special_tokens: Mapping[str, str], *, late_system: LateSystem = "in_place"
+    ) -> None:
+        super().__init__(template, special_tokens, late_system)
+        self._late_system: LateSystem = late_system
         self._slots = Slots(template, f"slot{secrets.token_hex(12)}")
         self._plans: dict[tuple[object, ...], _Plan | None] = {
             (options_key({}), tools, called): None for tools in (False, True) for called in (False, True)
@@ -88,6 +100,7 @@ class ChatTemplate(TurnForms):
                 self._plan((), {}, tools, called)
             self.header([TOOL] if tools else None, {})
         _ = self.wants_short_ids
+        self._systems.warm()
 
     def on_other_days(self, times: Iterable[float]) -> Iterator[ChatTemplate]:
         """Yield the template with the dates of `times` (seconds since 1970) that are not today's, if it writes the date."""
@@ -99,9 +112,25 @@ class ChatTemplate(TurnForms):
                 continue
             found = self._dated.get((source,))
             if found is None:
-                found = ChatTemplate(source, self._special_tokens)
+                found = ChatTemplate(source, self._special_tokens, late_system=self._late_system)
                 remember(self._dated, (source,), found)
             yield found
+
+    def whole(self, messages: Messages, tools: Tools, options: Options, *, continue_final: bool = False) -> str:
+        """Return the text of a start: of a whole conversation, up to where the model continues.
+
+        With `continue_final` the last message is the assistant's, and the text ends with its content, whitespace kept.
+
+        Raises:
+            BadRequestError: the template refuses, in its own words.
+            RenderingError: the end of the message to be continued cannot be found.
+        """
+        if not messages:
+            raise BadRequestError("messages: at least one is needed")
+        if options:
+            check_options(options)
+        plain = [self._plain(message) for message in self._systems.placed(messages)]
+        return self._until_end(plain, tools, options, continue_final=continue_final)
 
     def tail(
         self,
@@ -129,10 +158,12 @@ class ChatTemplate(TurnForms):
             return ""
         if options:
             check_options(options)
+        if self._systems.belong_before(behind):
+            raise RenderingError("a system message belongs to the beginning, which was written before (--late-system)")
         last = self._taken(last)
         calls: Messages = last.get("tool_calls") or ()
         following, called = [], bool(calls)
-        for message in behind:
+        for message in self._systems.placed(behind, begins=False):
             following.append(self._plain(message))
             called = called or message["role"] == "tool" or "tool_calls" in following[-1]
         if self.reads((*earlier, last, *behind)) if whole is None else whole:
@@ -169,11 +200,12 @@ class ChatTemplate(TurnForms):
             RenderingError: a turn cannot be separated from its surroundings.
         """
         check_options(options)
-        plain = [self._plain(message) for message in messages]
+        marked = _at_the_same_turns(messages, placed := self._systems.placed(messages), marked)
+        plain = [self._plain(message) for message in placed]
         shown = [TOOL] if tools else None
         turns: list[tuple[str, Messages, Own | None]] = []
         for number, at in enumerate(marked):
-            calls: Messages = self._taken(messages[at]).get("tool_calls") or ()
+            calls: Messages = self._taken(placed[at]).get("tool_calls") or ()
             own = self._own_of(calls, tools, shown, options) if calls else None
             sentinel = f"{self._sentinel}{number:06}"
             turns.append((sentinel, calls, own))
@@ -198,6 +230,17 @@ class ChatTemplate(TurnForms):
                     raise RenderingError(CLOSED, "scaffold", number)
                 at += len(own.text)
         return Transcript(tuple(pieces), text[at:])
+
+    def remarks(self, messages: Messages, known: int) -> tuple[str, ...]:
+        """Return what is written otherwise than the client wrote it, behind the first `known` messages, one word each.
+
+        `system_in_place`: a system message, see `system_messages`. `arguments_text`: arguments of a call that are no JSON
+        object, for a template that writes objects.
+        """
+        found = ("system_in_place",) * self._systems.in_place(messages, known)
+        if any(map(argument_texts, messages[known:])) and self.arguments_as_text != "written":
+            found += ("arguments_text",)
+        return found
 
     def closing(self, options: Options, *, calls: bool = False) -> str:
         """Return what closes an assistant's turn that ends with text, or with calls; empty if the next role closes it."""
@@ -258,7 +301,7 @@ class ChatTemplate(TurnForms):
         continue_final: bool,
     ) -> str:
         """Return the tail in the conversation itself. The turn keeps its own text, for templates that read it."""
-        before = [self._plain(self._taken(message)) for message in earlier]
+        before = [self._plain(self._taken(message)) for message in self._systems.placed(earlier)]
         calls: Messages = last.get("tool_calls") or ()
         if calls:
             with suppress(BadRequestError, RenderingError):
@@ -320,6 +363,18 @@ class ChatTemplate(TurnForms):
             except (BadRequestError, RenderingError):
                 found.append(None)
         return found
+
+
+def _at_the_same_turns(messages: Messages, placed: Messages, marked: Sequence[int]) -> Sequence[int]:
+    """Return where turns of the assistant's are among messages as the template takes them."""
+    if len(placed) == len(messages):
+        return marked
+    turns = [at for at, message in enumerate(placed) if message["role"] == "assistant"]
+    number: dict[int, int] = {}
+    for at, message in enumerate(messages):
+        if message["role"] == "assistant":
+            number[at] = turns[len(number)]
+    return [number[at] for at in marked]
 
 
 def _plain_option(value: object) -> bool:

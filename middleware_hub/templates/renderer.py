@@ -10,12 +10,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, cached_property, lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
-from middleware_hub.chat.messages import Message, Tool
+from middleware_hub.chat.messages import Message, Tool, argument_texts
 from middleware_hub.templates.named import differs_with_tools
 from middleware_hub.templates.trials import RESULT, SHORT, TOOL, calling
 from middleware_hub.tokenizer.library_logs import quiet_their_handlers
@@ -86,24 +86,6 @@ class Renderer:
         except _FAILURES:  # it compiles; its objections to a conversation come later
             pass
 
-    # Renderings --------------------------------------------------------------------------------------------------------
-
-    def whole(self, messages: Messages, tools: Tools, options: Options, *, continue_final: bool = False) -> str:
-        """Return the text of a start, up to where the model continues.
-
-        With `continue_final` the last message is the assistant's, and the text ends with its content, whitespace kept.
-
-        Raises:
-            BadRequestError: the template refuses, in its own words.
-            RenderingError: the end of the message to be continued cannot be found.
-        """
-        if not messages:
-            raise BadRequestError("messages: at least one is needed")
-        if options:
-            check_options(options)
-        plain = [self._plain(message) for message in messages]
-        return self._until_end(plain, tools, options, continue_final=continue_final)
-
     # Messages as a template wants them --------------------------------------------------------------------------------------
 
     def _plain(self, message: Message) -> Message:
@@ -115,8 +97,26 @@ class Renderer:
         plain["content"] = content if type(content) is str else self._content(plain.get("role"), content)
         calls = plain.pop("tool_calls", None)
         if calls:
+            if argument_texts(message):
+                plain["content"], calls = self._without_texts(plain["content"], calls)
             plain["tool_calls"] = [_spelled(call) for call in calls] if self._wants_text else calls
         return plain
+
+    def _without_texts(self, content: str | list[Message], calls: Messages) -> tuple[str | list[Message], Messages]:
+        """Return the content and calls of a message in which not all arguments are JSON objects.
+
+        `null` stands for none. Where a text is refused, it becomes a line of the content.
+        """
+        left, lines = [], []
+        for call in calls:
+            given = call["function"]["arguments"]
+            if isinstance(given, str) and (given.strip() == "null" or self.arguments_as_text == "refused"):
+                call = {**call, "function": {**call["function"], "arguments": {}}}
+                lines += [given] * (given.strip() != "null")
+            left.append(call)
+        if isinstance(content, list):
+            return [*content, *({"type": "text", "text": line} for line in lines)], left
+        return "\n".join(filter(None, [content, *lines])), left
 
     def _content(self, role: object, content: Messages | None) -> str | list[Message]:
         if not content:
@@ -135,6 +135,18 @@ class Renderer:
         if written is not None and "{'a': 1}" not in written:
             return False
         return self._attempt([*SHORT, calling('{"a": 1}')]) is not None
+
+    @cached_property
+    def arguments_as_text(self) -> Literal["written", "quoted", "refused"]:
+        """What the template makes of arguments that are no JSON object: it writes them as they are, or as a JSON string.
+
+        `refused`: or it refuses or drops them, because it writes each argument by itself.
+        """
+        given = f'{{"{self._end}": '
+        text = self._attempt([*SHORT, calling(given)])
+        if text is None or self._end not in text:
+            return "refused"
+        return "written" if given in text else "quoted"
 
     @cached_property
     def wants_short_ids(self) -> bool:

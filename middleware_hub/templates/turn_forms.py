@@ -28,6 +28,7 @@ from middleware_hub.templates.renderer import (
     check_options,
     remember,
 )
+from middleware_hub.templates.system_messages import LateSystem, SystemMessages
 from middleware_hub.templates.trials import ASKED, ASKING, CALL, ONE, RESULT, SHORT, TOOL, TWO
 from router.errors import BadRequestError
 
@@ -66,8 +67,13 @@ _PLACES: tuple[Literal["arguments", "content"], ...] = ("arguments", "content")
 class TurnForms(Renderer):
     """Knows the forms of turns, and remembers them per set of options and tools."""
 
-    def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, template: str, special_tokens: Mapping[str, str], late_system: LateSystem) -> None:
         super().__init__(template, special_tokens, f"end{secrets.token_hex(12)}")
+        self._systems = SystemMessages(
+            lambda messages: self._attempt([self._plain(message) for message in messages]),
+            f"mark{secrets.token_hex(12)}",
+            late_system,
+        )
         self._reads = reads_of(template)
         # Letters and digits: no filter escapes, strips or splits them. Random: no client can write them.
         self._sentinel = f"sentinel{secrets.token_hex(12)}"
@@ -123,7 +129,7 @@ class TurnForms(Renderer):
         """Return the generation prompt rendered from these messages; empty if the text does not end with it."""
         try:
             check_options(options)
-            _, found = self._parted([self._plain(message) for message in messages], tools, options)
+            _, found = self._parted([self._plain(one) for one in self._systems.placed(messages)], tools, options)
         except BadRequestError:
             return ""
         if not found or not text.endswith(found):

@@ -9,6 +9,7 @@ from router.config.flag import SHARE, Section, at_least, flag
 from router.config.token_budget import DEFAULT_BUDGET, token_budget
 
 History = Literal["keep", "template"]
+LateSystem = Literal["in_place", "merge", "refuse"]
 
 CALL_PARSERS = (
     *("hermes", "qwen-coder", "llama3", "glm", "deepseek", "deepseek-v32", "kimi-k2", "minimax-m2", "mistral"),
@@ -44,6 +45,12 @@ class SessionsConfig(Section):
         "keep",
         "where a template renders earlier turns differently: keep what the model saw, or begin a branch with the new"
         " rendering, in which turns keep their ids where they can",
+    )
+    late_system: LateSystem = flag(
+        "--late-system",
+        "in_place",
+        "what to do with a system message that is not the first, if the template does not write it where it stands: write"
+        " it there as a marked message of the user's, join it to the first one, or refuse the request",
     )
     verify_rate: float = flag(
         "--verify-rate", 0.01, "share of turns to check against a rendering of the whole conversation", limit=SHARE

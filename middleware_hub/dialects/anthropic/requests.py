@@ -15,7 +15,6 @@ from middleware_hub.dialects.fields import (
     STRINGS,
     Fields,
     Kind,
-    check_depth,
     unsupported,
     wrong,
 )
@@ -30,9 +29,12 @@ from middleware_hub.dialects.messages import (
     each_message,
     open_body,
     part_text,
+    read_arguments,
     string,
+    told,
     tool_call,
     whole_request,
+    without_billing,
     written,
 )
 from middleware_hub.dialects.sampling import LARGEST, add_stops, finish, read_sampling, schema_text
@@ -46,7 +48,6 @@ _ELSEWHERE = {"n": 1, "logprobs": False, "top_logprobs": 0}
 """Fields whose results have no place in a message of this dialect, and the values they may have."""
 
 _CHOICES = {"auto": AUTO, "any": ANY, "none": NONE}
-_BILLING = "x-anthropic-billing-header:"
 
 _FLAG: Kind[bool | int] = Kind(bool | int, "left out")
 _SYSTEM: Kind[str | list[Any]] = Kind(str | list[Any], "a string, or a list of blocks of text")
@@ -117,28 +118,25 @@ def _message(place: str, wrote: dict[str, Any]) -> list[Message]:
     if role == "assistant":
         return [_assistant(place, content)]
     if role == "system":
-        return [{"role": "system", "content": written(f"{place}.content", content) or ""}]
+        return [{"role": "system", "content": told(f"{place}.content", content) or ""}]
     raise wrong(f"{place}.role", role, '"user" or "assistant"')
 
 
 def _system(wrote: str | list[Any] | None) -> str | None:
-    """Return the system prompt, with one line for each block, like SGLang.
-
-    Claude Code's billing header is removed: it differs with every request, so every turn would start a new conversation.
-    """
+    """Return the system prompt, with one line for each block, like SGLang."""
     if isinstance(wrote, str):
-        return wrote.partition("\n")[2] if wrote.startswith(_BILLING) else wrote
+        return without_billing(wrote)
     if not wrote:
         return None
-    texts = [part_text(f"system[{at}]", block) for at, block in enumerate(wrote)]
-    return "\n".join(text for text in texts if text and not text.startswith(_BILLING))
+    texts = [without_billing(part_text(f"system[{at}]", block)) for at, block in enumerate(wrote)]
+    return "\n".join(filter(None, texts))
 
 
 def _user(place: str, content: Any) -> list[Message]:
     """Return a user's message, preceded by a separate message for each tool result in it."""
     place += ".content"
     if type(content) is str:
-        return [{"role": "user", "content": content}]
+        return [{"role": "user", "content": told(place, content)}]
     if type(content) is not list or not content:
         raise wrong(place, content, "a string, or a list of at least one block")
     results: list[Message] = []
@@ -150,7 +148,7 @@ def _user(place: str, content: Any) -> list[Message]:
             # Checked in its own place, so that an error names it.
             part_text(f"{place}[{at}]", block)
             rest.append(block)
-    said = written(place, rest)
+    said = told(place, rest)
     return results if results and not said else [*results, {"role": "user", "content": said or ""}]
 
 
@@ -185,14 +183,9 @@ def _assistant(place: str, content: Any) -> Message:
 
 
 def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
-    call_id, arguments = block.get("id"), block.get("input")
+    call_id, arguments = block.get("id"), read_arguments(f"{place}.input", block.get("input", ""))
     if call_id is not None:
         string(f"{place}.id", call_id)
-    if arguments is None:
-        arguments = {}
-    elif type(arguments) is not dict:
-        raise wrong(f"{place}.input", arguments, "an object")
-    check_depth(f"{place}.input", arguments)
     return tool_call(call_id, string(f"{place}.name", block.get("name")), arguments)
 
 

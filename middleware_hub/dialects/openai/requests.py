@@ -31,9 +31,10 @@ from middleware_hub.dialects.messages import (
     checked_tool,
     each_message,
     open_body,
-    parsed_arguments,
+    read_arguments,
     said,
     string,
+    told,
     tool_call,
     whole_request,
     written,
@@ -107,7 +108,8 @@ def _message(place: str, wrote: dict[str, Any]) -> tuple[Message]:
     if role == "assistant":
         message = _assistant(place, wrote)
     else:
-        content = written(f"{place}.content", wrote.pop("content", None))
+        read = written if role in ("tool", "function") else told
+        content = read(f"{place}.content", wrote.pop("content", None))
         if role == "user":
             if content is None:
                 raise BadRequestError(f"`{place}.content` is missing: it must be a string", param=f"{place}.content")
@@ -165,13 +167,9 @@ def _call(place: str, call: Any) -> dict[str, Any]:
     function = call.get("function")
     if type(function) is not dict:
         raise wrong(f"{place}.function", function, "an object with `name` and `arguments`")
-    call_id, arguments = call.get("id"), function.get("arguments")
+    call_id, arguments = call.get("id"), read_arguments(f"{place}.function.arguments", function.get("arguments", ""))
     if call_id is not None:
         string(f"{place}.id", call_id)
-    if type(arguments) is dict:
-        check_depth(f"{place}.function.arguments", arguments)
-    else:
-        arguments = parsed_arguments(string(f"{place}.function.arguments", "" if arguments is None else arguments))
     return tool_call(call_id, string(f"{place}.function.name", function.get("name")), arguments)
 
 

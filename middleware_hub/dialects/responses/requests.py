@@ -32,10 +32,12 @@ from middleware_hub.dialects.messages import (
     assistant_message,
     checked_choice,
     checked_tool,
-    parsed_arguments,
+    read_arguments,
     said,
     string,
+    told,
     tool_call,
+    without_billing,
     written,
 )
 from middleware_hub.dialects.sampling import LARGEST, add_format, finish, read_sampling
@@ -86,7 +88,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     for key, value in wanted.items():
         if value:
             raise BadRequestError("logprobs have no place in this dialect: use /v1/chat/completions", param=key)
-    instructions = fields.take("instructions", STRING)
+    instructions = without_billing(fields.take("instructions", STRING) or "")
     messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     messages += _messages(fields.need("input", _INPUT))
     continues = fields.take("continue_final_message", BOOLEAN) or False
@@ -155,7 +157,7 @@ def _reply_of(item: dict[str, Any]) -> str:
 def _messages(given: str | list[Any]) -> list[Message]:
     """Return the messages of all items. Raises BadRequestError."""
     if isinstance(given, str):
-        return [{"role": "user", "content": given}]
+        return [{"role": "user", "content": told("input", given)}]
     if not given:
         raise BadRequestError("`input` is empty: give a text, or at least one item", param="input")
     found: list[Message] = []
@@ -196,7 +198,7 @@ def _kind(place: str, item: dict[str, Any]) -> str:
 
 def _told(place: str, item: dict[str, Any]) -> Message:
     """Return a message that the model did not say."""
-    role, content = item.get("role"), written(f"{place}.content", _as_texts(item.get("content")))
+    role, content = item.get("role"), told(f"{place}.content", _as_texts(item.get("content")))
     if role in _SYSTEM:
         return {"role": "system", "content": content or ""}
     if role != "user":
@@ -230,9 +232,9 @@ def _reasoning(place: str, item: dict[str, Any]) -> str:
 
 
 def _call(place: str, item: dict[str, Any]) -> dict[str, Any]:
-    arguments = string(f"{place}.arguments", item.get("arguments"))
+    arguments = read_arguments(f"{place}.arguments", item.get("arguments", ""))
     call_id, name = string(f"{place}.call_id", item.get("call_id")), string(f"{place}.name", item.get("name"))
-    return tool_call(call_id, name, parsed_arguments(arguments))
+    return tool_call(call_id, name, arguments)
 
 
 def _tools(fields: Fields) -> list[Tool] | None:

@@ -11,6 +11,8 @@ unfaithful          the sampled tokens may not be what the client was shown
 left_out            a turn that had stopped is continued in place, without the token that it stopped with
 edited_turn         a message is an edited echo of a sampled one: the chain covers what they have in common
 rendered_whole      the short rendering of a tail was not what the template writes for these messages: all is rendered now
+system_in_place     a system message is written where it stands, as a marked message of the user's
+arguments_text      arguments of a call that was not sampled here are no JSON object, and the template writes objects
 template_mismatch   the verifier found that the ids and a full rendering differ in more than sampled text
 """
 
@@ -24,6 +26,8 @@ from middleware_hub.spans.chain import TokenSpan, links
 
 EDITED_TURN = "edited_turn"
 LEFT_OUT = "left_out"
+REMARKS = frozenset({EDITED_TURN, "system_in_place", "arguments_text"})
+"""Reasons that do not say why a prompt was rendered anew."""
 FALLBACKS = frozenset({"divergence", "sentinel_collision", "scaffold", "unfaithful", "template_error"})
 """Why earlier turns did not keep their ids, or not all of them."""
 

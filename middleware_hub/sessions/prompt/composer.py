@@ -89,6 +89,13 @@ class Composer:
 
         `start` encodes whole prompts; without it, no part of them is remembered.
         """
+        prompt = await self._continued(turn, request, start)
+        known = 0 if prompt.checkpoint is None else prompt.checkpoint.node.depth
+        remarks = self._template.remarks(request.messages, known)
+        return msgspec.structs.replace(prompt, reasons=(*prompt.reasons, *remarks)) if remarks else prompt
+
+    async def _continued(self, turn: PreparedTurn, request: ChatRequest, start: EncodeStart | None) -> ComposedPrompt:
+        """Return the prompt of a turn: behind what was sampled, as far as the request goes on from it."""
         found = None if turn.elsewhere is None else await self._residents(turn.elsewhere, request)
         reach = 0 if found is None or found.last is None else found.last.node.depth
         own, reply, replied = None, "", 0

@@ -23,8 +23,8 @@ from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.keys import KeyFunction, adapter_of, canonical
-from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
+from middleware_hub.chat.keys import KeyFunction, adapter_of, canonical, mended
+from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey, argument_texts
 from middleware_hub.sessions.trie.memo import WalkedMessages
 from middleware_hub.sessions.trie.nodes import (
     BranchHandle,
@@ -100,7 +100,7 @@ class MessageTrie:
         if node is None:
             return None
         for message in messages[node.depth :]:
-            child = (node.children or {}).get(self.key_of(message))
+            child = self._child(node, self.key_of(message), message)
             if child is None:
                 break
             node = child
@@ -272,11 +272,28 @@ class MessageTrie:
             node = self._root(setting)
         for message in messages[node.depth :] if node.depth else messages:
             key = message.key if isinstance(message, KeyedMessage) else self.key(message)
-            child = None if node.children is None else node.children.get(key)
+            child = self._child(node, key, message)
             node = child if child is not None else self._attach(node, key, message)
         if walked is not None:
             walked.ends_at(setting, node)
         return node
+
+    def _child(self, node: MessageNode, key: MessageKey, message: Message) -> MessageNode | None:
+        """Return the node of a message behind another one, if there is one.
+
+        An echo with arguments that are no JSON object is the sampled message that the ids of its calls name: the client has
+        cut them off. Everything else in it must be the same.
+        """
+        if node.children is None:
+            return None
+        child = node.children.get(key)
+        if (child is not None and child.samples) or "tool_calls" not in message or not argument_texts(message):
+            return child
+        for other in reversed(node.children.values()):
+            whole = mended(message, msgspec.json.decode(other.message)) if other.samples else None
+            if whole is not None and self.key(whole) == other.key:
+                return other
+        return child
 
     def _root(self, setting: bytes) -> MessageNode:
         found = self._roots.get(setting)

@@ -14,7 +14,7 @@ from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.log.events import Touched
 from middleware_hub.sessions.metrics import SessionMetrics
-from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, FALLBACKS, LEFT_OUT, ComposedPrompt
+from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, FALLBACKS, LEFT_OUT, REMARKS, ComposedPrompt
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.prompt.known_text import EncodeStart
 from middleware_hub.sessions.registry import SessionRegistry
@@ -175,7 +175,7 @@ class Turns:
             self._metrics.fallbacks.labels(reason).inc()
         why = ""
         if kind in ("anew", "spliced"):
-            why = next((reason for reason in prompt.reasons if reason != EDITED_TURN), "")
+            why = next((reason for reason in prompt.reasons if reason not in REMARKS), "")
         turns[kind, why] += 1
         for note in notes:
             if note == EDITED_TURN:

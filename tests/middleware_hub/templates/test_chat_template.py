@@ -555,9 +555,12 @@ def test_a_template_that_refuses_all_that_it_is_tried_with_is_rendered_in_full()
 
 
 def test_a_system_message_that_is_written_at_the_head_is_not_lost_in_silence() -> None:
-    """DeepSeek's template collects them there, where the model has long been."""
+    """This template collects them there if there is a question behind them, which no trial shows."""
+    asked = "{% for m in messages if m.role == 'system' and messages[-1].content == 'Go?' %}{{ m.content }}{% endfor %}"
+    rest = "{% for m in messages if m.role != 'system' or messages[-1].content != 'Go?' %}"
+    template = ChatTemplate(f"{asked}{rest};\n[{{{{ m.role }}}}]{{{{ m.content }}}}{{% endfor %}}", {})
     with pytest.raises(RenderingError, match="system"):
-        made("deepseekv3").tail(said("Hello"), [system("Be brief."), user("Go")], None, {}, earlier=[user("Hi")])
+        template.tail(said("Hello"), [system("Be brief."), user("Go?")], None, {}, earlier=[user("Hi")])
     assert "Be brief." in made("qwen3").tail(
         *CASE[:1], [system("Be brief."), user("Go")], None, {}, earlier=[user("Hi")]
     )

@@ -63,6 +63,8 @@ def test_the_least_there_can_be() -> None:
         ([text("Be brief."), text(""), text("Be kind.")], "Be brief.\nBe kind."),
         ("x-anthropic-billing-header: cc_version=2; cch=1;\nBe brief.", "Be brief."),
         ([text("x-anthropic-billing-header: cc_version=2; cch=1;"), text("Be brief.")], "Be brief."),
+        ([text("x-anthropic-billing-header: cch=1;\nBe brief."), text("Be kind.")], "Be brief.\nBe kind."),
+        ([text("Be brief."), text("Be kind.\nx-anthropic-billing-header: cch=1;")], "Be brief.\nBe kind."),
     ],
 )
 def test_a_system_prompt_comes_first(system: Any, meant: str) -> None:
@@ -166,7 +168,6 @@ def test_what_is_not_text_is_refused_by_name(kind: str) -> None:
         ),
         ({"role": "assistant"}, "messages[0].content"),
         ({"role": "assistant", "content": [{"type": "thinking"}]}, "messages[0].content[0].thinking"),
-        ({"role": "assistant", "content": [{**USE, "input": "{}"}]}, "messages[0].content[0].input"),
         ({"role": "assistant", "content": [{**USE, "input": nested(201)}]}, "messages[0].content[0].input"),
         ({"role": "assistant", "content": [{**USE, "name": None}]}, "messages[0].content[0].name"),
         ({"role": "assistant", "content": [{**USE, "id": 5}]}, "messages[0].content[0].id"),
@@ -377,3 +378,12 @@ def test_nothing_is_more_than_refused(body: dict[str, Any]) -> None:
     except BadRequestError:
         return
     msgspec.json.encode(request)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("{}", {}), ('{"a": 1', '{"a": 1'), ([1], "[1]"), ("", {}), (5, "5"), ('{"a": 1}', {"a": 1})]
+)
+def test_an_input_that_is_no_object(given: Any, meant: Any) -> None:
+    """A client that could not read what the model wrote sends it back as it is."""
+    listed = [{"role": "assistant", "content": [{**USE, "input": given}]}, {"role": "user", "content": [result("a")]}]
+    assert parse(messages=listed).messages[0]["tool_calls"][0]["function"]["arguments"] == meant

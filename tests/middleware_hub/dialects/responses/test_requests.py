@@ -184,7 +184,7 @@ def test_what_is_null_is_absent() -> None:
         ({"input": [{"content": "a"}]}, "input[0].type", "a string"),
         ({"input": [{"role": "robot", "content": "a"}]}, "input[0].role", '"assistant"'),
         ({"input": [{"role": "user"}]}, "input[0].content", "is missing"),
-        ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments", "a string"),
+        ({"input": [{**CALL, "arguments": nested(201)}]}, "input[0].arguments", "levels"),
         ({"input": [{**CALL, "call_id": None}]}, "input[0].call_id", "a string"),
         ({"input": [{**RESULT, "call_id": 1}]}, "input[0].call_id", "a string"),
         ({"input": [{**thought(""), "content": "x"}]}, "input[0].content", "a list"),
