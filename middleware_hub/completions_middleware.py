@@ -22,6 +22,7 @@ from middleware_hub.dialects.completions_answer import CompletionAnswer
 from middleware_hub.dialects.completions_replies import Choices
 from middleware_hub.dialects.openai.replies import error_body
 from middleware_hub.served_models import ServedModels
+from middleware_hub.spans.reply_names import of_several
 from middleware_hub.store.errors import NOT_SAVED_COMMENT
 from middleware_hub.tokenizer import id_checks
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -83,7 +84,7 @@ class Completions:
         if adapter is not None:
             extra = {**request.extra, "lora_path": Raw(msgspec.json.encode(adapter))}
             request = msgspec.structs.replace(request, extra=extra)
-        rid = new_rid()
+        rid = of_several(new_rid(), request.replies)
         body = await offload(heavy, request.generate, rid)
         choices = self._choices(request, ReplyHead(f"cmpl-{rid}", int(time.time()), request.model or "default"))
         answers = [CompletionAnswer(request, self._tokenizer.vocabulary) for _ in range(request.replies)]

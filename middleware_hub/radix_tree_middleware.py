@@ -32,6 +32,7 @@ from middleware_hub.radix.responder import Recorder, Responder
 from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.spans.answer_json import Lists
 from middleware_hub.spans.chain import printed_ids
+from middleware_hub.spans.reply_names import check_one
 from middleware_hub.tokenizer import id_checks
 from middleware_hub.trajectories.calls import Calls
 from middleware_hub.trajectories.members import HEADERS, memberships
@@ -360,4 +361,8 @@ class RadixTreeMiddleware:
 def _parents(given: str, prompts: int) -> list[str | None]:
     """Return the parent of each prompt. One name counts for all prompts; a list must have one name for each."""
     names = [name.strip() or None for name in given.split(",")] if given and prompts > 1 else []
-    return names if len(names) == prompts else [given or None] * prompts
+    found = names if len(names) == prompts else [given or None] * prompts
+    for name in set(found):
+        if name is not None:
+            check_one(name, "x-radix-parent")
+    return found

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.spans.per_token import ROW_FIELDS, TOP_P
+from middleware_hub.spans.reply_names import check_one
 from router.engines.json import JSON_ERRORS, decode_object
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.prompt_fields import read_texts
@@ -77,6 +78,8 @@ class RetrievalRequest(msgspec.Struct):
 
     def check_expected(self) -> None:
         expected = self.expect_request_ids
+        if self.request_id is not None:
+            check_one(self.request_id, "`request_id`")
         if self.cover and (expected is None or not isinstance(self.text, str)):
             raise BadRequestError("`cover` needs one `text`, and `expect_request_ids`: the replies of its rollout")
         if expected is None:
@@ -87,8 +90,11 @@ class RetrievalRequest(msgspec.Struct):
         ):
             shape = "one list of request ids for each text" if several else "a list of request ids"
             raise BadRequestError(f"`expect_request_ids` must be {shape}")
-        if not all(name for one in expected for name in ([one] if isinstance(one, str) else one)):
-            raise BadRequestError("`expect_request_ids` has an empty request id in it")
+        for one in expected:
+            for name in [one] if isinstance(one, str) else one:
+                if not name:
+                    raise BadRequestError("`expect_request_ids` has an empty request id in it")
+                check_one(name, "of `expect_request_ids`,")
 
     def expected(self, number: int) -> list[str]:
         found = self.expect_request_ids

@@ -22,6 +22,7 @@ from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import MemoRoom
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey, end_what_was_read
 from middleware_hub.sessions.turn.generation import MANY_LOGPROBS, TurnGeneration
+from middleware_hub.spans.reply_names import check_one, of_several
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from router.engines.sglang.worker_request import new_rid
 from router.errors import ClientDisconnectedError
@@ -81,6 +82,8 @@ class Chats:
         request = session.defaults.complete(request, self._models.adapter_of(request.model))
         headers = first_values(scope)
         parent = headers.get(b"x-parent-generation") or headers.get(b"x-radix-parent")
+        if parent:
+            check_one(text_of(parent), "the parent")
         given = headers.get(b"idempotency-key")
         idempotency = None if given is None else given.decode("latin-1")
         key = RequestKey(idempotency, body, type(dialect).__name__, text_of(parent) if parent else None)
@@ -147,7 +150,9 @@ class _ChatReply:
     _began: int
 
     def _head(self) -> ReplyHead:
-        return ReplyHead(self._exchange.generations[0].id, self._began, self._request.model or "default")
+        generations = self._exchange.generations
+        name = of_several(generations[0].id, len(generations))
+        return ReplyHead(name, self._began, self._request.model or "default")
 
     async def whole(self) -> None:
         await self._exchange.all_over()

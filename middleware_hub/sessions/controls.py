@@ -28,6 +28,7 @@ from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import LOOK_SECONDS, Act, Session, SessionPhase
+from middleware_hub.spans.reply_names import check_one
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
 from middleware_hub.tokenizer.id_checks import check_options
 from middleware_hub.tokenizer.vocabulary import Vocabulary
@@ -205,6 +206,8 @@ class Controls:
             raise BadRequestError("`reward_info` is missing: give an object")
         info = typed(fields, "reward_info", dict[str, Any], "an object") or {}
         branch = typed(fields, "branch", str, "the id of a generation")
+        if branch is not None:
+            check_one(branch, "`branch`")
         saved = await self._rewarded(session, info, branch)
         session.touch()
         await _send_summary(send, session, saved)

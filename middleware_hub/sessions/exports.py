@@ -21,6 +21,7 @@ from middleware_hub.sessions.log.events import Exported
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY
+from middleware_hub.spans.reply_names import check_one
 from middleware_hub.store.errors import NOT_SAVED, StoreError, StoreUnreachableError
 from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
@@ -67,6 +68,8 @@ class _Export(msgspec.Struct, frozen=True):
         expected = typed(fields, "expect_request_ids", list[str], "a list of request ids")
         if expected is None and "expect_request_ids" in query:
             expected = [name for name in query["expect_request_ids"].split(",") if name]
+        for name in expected or ():
+            check_one(name, "of `expect_request_ids`,")
         ignored = sorted((fields.keys() | query.keys()) - _FINALIZE_FIELDS)
         return cls(every, shared, form, expected, ignored)  # type: ignore[arg-type]  # checked
 

@@ -25,6 +25,7 @@ from msgspec import Raw
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from middleware_hub.persistence.backing import Backing
+from middleware_hub.spans.reply_names import check_one
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
 from middleware_hub.trajectories.answers import described, in_pieces
@@ -269,6 +270,7 @@ def _rewarded(journal: Journal, fields: dict[str, Raw]) -> tuple[Member, float |
     if fields.keys().isdisjoint(("reward", "reward_info")):  # it would complete the sample, without a reward
         raise BadRequestError("`reward` is missing: give a number, or null")
     if name is not None:
+        check_one(name, "`request_id`")
         found = journal.ledger.reply(name, group)
     else:
         assert group is not None
