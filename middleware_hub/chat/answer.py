@@ -31,6 +31,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         generation_id: its name in this router.
         content: text for the reader; empty if there is none.
+        ended: when it was whole, in seconds since 1970.
         pieces: reasoning, texts and calls in the order in which they were sampled, neighbours of one kind joined; none if the
             order is unknown.
         matched: the stop string (or stop token id) that ended it, if any.
@@ -56,6 +57,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     ids: Sequence[int] | None = None
     prompt_ids: Raw | None = None
     pieces: Sequence[Piece] = ()
+    ended: int = 0
 
     @property
     def said(self) -> Sequence[Piece]:

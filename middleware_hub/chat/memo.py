@@ -32,8 +32,23 @@ class Recalled(msgspec.Struct, frozen=True):
     source: object = None
 
 
+class GivenTurn(msgspec.Struct, frozen=True):
+    """A turn that was sampled here, and the conversation that it ends.
+
+    Attributes:
+        id: of its generation.
+        messages: the conversation; the last message is the turn, with its reasoning.
+    """
+
+    id: str
+    messages: Sequence[Message]
+
+
 class Memo(Protocol):
-    """Remembers what earlier bodies were parsed into."""
+    """Remembers what earlier bodies were parsed into, and what was answered."""
+
+    def given(self, reply: str) -> GivenTurn | None:
+        """Return the turn that was answered under this id; None if it was answered elsewhere, or never."""
 
     def recall(self, body: bytes) -> Recalled | None:
         """Return the known part of the body's messages. At least one message is left to parse."""

@@ -79,18 +79,43 @@ Piece = Text | Reasoning | ToolCall
 """The pieces of a stream to a client."""
 
 
+FUNCTION = "function"
+CUSTOM = "custom"
+"""The types of tools that have names: the second is called with a text."""
+
+
+class ToolForm(msgspec.Struct, frozen=True):
+    """How a client writes a tool that the prompt shows as a function of another name or form.
+
+    Attributes:
+        kind: the dialect's type of the tool (`function`, `custom`, `local_shell`, ...).
+        name: the client's name of it.
+        namespace: the namespace in which the client has it; empty for none.
+    """
+
+    kind: str
+    name: str
+    namespace: str = ""
+
+
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A client's request, parsed and checked.
 
     Attributes:
         messages: the conversation; a system prompt, if there is one, comes first.
         tools: the tools that the template shows; None if there are none.
+        deferred: tools that the template does not show, and whose calls are read all the same.
+        forms: by their names in the prompt, the tools that the client writes in another form.
+        ignored_tools: the types of tools that were left out, because nobody runs them here.
         template: further variables for the template (`chat_template_kwargs`, `documents`, `reasoning_effort`).
         sampling: `sampling_params` for SGLang's `/generate`. `max_new_tokens` is missing if the client set no limit.
         samples: `n`.
         continue_final: continue the last message, the assistant's, instead of starting a new one.
         parallel_calls: whether one turn may contain more than one tool call.
         call_choice: `auto`, `none` (what looks like a call is text), `required`, or the name of the only tool to call.
+        allowed: the names of the tools that may be called; empty for all of them.
+        reply: the id of the reply that the last turn of the assistant is, where the request says so; else empty.
+        echoed: fields of the request that its response repeats, in the dialect's own words.
         logprobs: whether the client wants logprobs; `top_logprobs` is the number of alternatives for each token.
         stream_usage: whether a stream ends with the token counts.
         token_ids: whether the client wants the ids of prompt and reply.
@@ -100,6 +125,9 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: Sequence[Message]
     tools: Sequence[Tool] | None = None
+    deferred: Sequence[Tool] = ()
+    forms: dict[str, ToolForm] = {}
+    ignored_tools: tuple[str, ...] = ()
     template: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
     samples: int = 1
@@ -108,12 +136,20 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     continue_final: bool = False
     parallel_calls: bool = True
     call_choice: str = "auto"
+    allowed: tuple[str, ...] = ()
+    reply: str = ""
+    echoed: dict[str, Any] = {}
     logprobs: bool = False
     top_logprobs: int = 0
     token_ids: bool = False
     tokens_as_ids: bool = False
     model: str = ""
     extra: dict[str, Raw] = {}
+
+    @property
+    def callable_tools(self) -> Sequence[Tool]:
+        """Return all tools whose calls are read."""
+        return [*(self.tools or ()), *self.deferred]
 
     @property
     def lora(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 from middleware_hub.dialects.completion import CompletionRequest, Prompts
@@ -19,11 +20,14 @@ from middleware_hub.dialects.fields import (
 )
 from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling, schema_text
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
+from router.engines.sglang.prompt_fields import read_texts
 from router.errors import BadRequestError
+from router.http.json_cost import LIGHT
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default."""
 
+_TEXTS = re.compile(rb'\s*(\[\s*)?"')
 _PROMPT = "the prompt is `prompt`: a string, a list of strings, a list of token ids, or a list of such lists"
 _REFUSED = {
     "text": _PROMPT,
@@ -46,7 +50,7 @@ def parse(body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> CompletionReques
     for key, reason in _REFUSED.items():
         if key in fields and fields.take(key, ANYTHING) is not None:
             raise BadRequestError(f"`{key}` cannot be used here: {reason}", param=key)
-    texts, listed = fields.take_long_texts("prompt", limits)
+    texts, listed = _long_texts(fields, limits)
     written = (texts if listed else texts[0]) if texts else fields.need("prompt", _WRITTEN)
     prompts, batch = _prompts(cast(str | _Listed, written))
     samples = fields.take_within("n", 1, MOST_SAMPLES) or 1
@@ -78,6 +82,15 @@ def parse(body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> CompletionReques
         model=fields.take("model", STRING) or "",
         extra=fields.rest(),
     )
+
+
+def _long_texts(fields: Fields, limits: PromptLimits) -> tuple[list[str] | None, bool]:
+    """Take the texts of a long prompt, and whether they are a list. Any other prompt is left, and None returned."""
+    raw = fields.raw("prompt")
+    if raw is None or len(raw) <= LIGHT or not _TEXTS.match(raw):
+        return None, False
+    fields.drop(("prompt",))
+    return read_texts({"prompt": raw}, "prompt", limits)
 
 
 def _prompts(written: str | _Listed) -> tuple[Prompts, bool]:

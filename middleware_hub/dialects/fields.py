@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Raw
 
-from router.engines.json import JSON_ERRORS, is_null
+from router.engines.json import JSON_ERRORS, decode_any, is_null
 from router.engines.sglang.fields import parse_object
-from router.engines.sglang.limits import PromptLimits
-from router.engines.sglang.prompt_fields import read_texts
 from router.errors import BadRequestError
-from router.http.json_cost import LIGHT
 
 T = TypeVar("T")
-_TEXTS = re.compile(rb'\s*(\[\s*)?"')
 
 MOST_SAMPLES = 128
 MOST_TOP_LOGPROBS = 20
@@ -108,12 +103,14 @@ class Fields:
             return None
         return decoded(key, raw, kind)
 
-    def take_long_texts(self, key: str, limits: PromptLimits) -> tuple[list[str] | None, bool]:
-        """Take the texts of a long field, and whether they are a list. Any other field is left, and None returned."""
+    def peek(self, key: str, kind: Kind[T]) -> T | None:
+        """Return a field as `take` does, and leave it."""
         raw = self._left.get(key)
-        if raw is None or len(raw) <= LIGHT or not _TEXTS.match(raw):
-            return None, False
-        return read_texts({key: self._left.pop(key)}, key, limits)
+        return None if raw is None or is_null(raw) else decoded(key, raw, kind)
+
+    def raw(self, key: str) -> Raw | None:
+        """Return a field as it is written, and leave it; None if it is absent."""
+        return self._left.get(key)
 
     def need(self, key: str, kind: Kind[T]) -> T:
         """Take a required field."""
@@ -169,6 +166,36 @@ def wrong(place: str, value: object, expected: str) -> BadRequestError:
 def unsupported(message: str, place: str) -> BadRequestError:
     """Return the error for well-formed content that a text model cannot handle."""
     return BadRequestError(message, param=place, code="unsupported_content")
+
+
+def string(place: str, value: Any) -> str:
+    """Return a value that is a string. Raises BadRequestError if it is not."""
+    if type(value) is not str:
+        raise wrong(place, value, "a string")
+    return value
+
+
+def read_arguments(place: str, given: Any) -> dict[str, Any] | str:
+    """Return the arguments of a call, an object or its JSON text: as an object if templates can show it, else as the text.
+
+    A client may have cut the text off, or have read something else than an object. Raises BadRequestError for one that is
+    nested too deeply.
+    """
+    if type(given) is dict or type(given) is list:
+        check_depth(place, given)
+    if type(given) is dict:
+        return given
+    text = given if type(given) is str else msgspec.json.encode(given).decode()
+    if not text or text.isspace():
+        return {}
+    try:
+        found = decode_any(text)
+    except JSON_ERRORS:
+        return text
+    if not isinstance(found, dict):
+        return text
+    # Fewer brackets than levels cannot be nested too deeply, and counting them is cheap.
+    return text if text.count("{") + text.count("[") > DEEPEST and too_deep(found) else found
 
 
 def check_depth(place: str, value: dict[str, Any] | list[Any]) -> None:

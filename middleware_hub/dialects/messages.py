@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.chat.memo import Memo, Recalled
-from middleware_hub.chat.messages import ChatRequest, Message, Tool
-from middleware_hub.dialects.fields import DEEPEST, RAWS, Fields, check_depth, too_deep, unsupported, wrong
+from middleware_hub.chat.messages import ChatRequest, Message
+from middleware_hub.dialects.fields import RAWS, Fields, string, unsupported, wrong
 from router.engines.json import JSON_ERRORS, decode_any
 from router.errors import BadRequestError
 
@@ -28,10 +28,6 @@ BILLING = "x-anthropic-billing-header:"
 """Begins a line that Claude Code puts into its system prompt. It differs with every request."""
 _BILLING_LINES = re.compile(rf"(?:\r?\n[ \t]*{BILLING}[^\n]*)+\Z|^[ \t]*{BILLING}[^\n]*(?:\n|\Z)", re.MULTILINE)
 """With the end of the line before them if they are the last ones."""
-
-ANY = "required"
-NONE = "none"
-AUTO = "auto"
 
 _TEXTS = {"text": "text", "refusal": "refusal"}
 """The types of parts that are text, and the key of the text."""
@@ -125,29 +121,6 @@ def tool_call(call_id: str | None, name: str, arguments: dict[str, Any] | str) -
     return {"id": call_id, **call} if call_id else call
 
 
-def read_arguments(place: str, given: Any) -> dict[str, Any] | str:
-    """Return the arguments of a call, an object or its JSON text: as an object if templates can show it, else as the text.
-
-    A client may have cut the text off, or have read something else than an object. Raises BadRequestError for one that is
-    nested too deeply.
-    """
-    if type(given) is dict or type(given) is list:
-        check_depth(place, given)
-    if type(given) is dict:
-        return given
-    text = given if type(given) is str else msgspec.json.encode(given).decode()
-    if not text or text.isspace():
-        return {}
-    try:
-        found = decode_any(text)
-    except JSON_ERRORS:
-        return text
-    if not isinstance(found, dict):
-        return text
-    # Fewer brackets than levels cannot be nested too deeply, and counting them is cheap.
-    return text if text.count("{") + text.count("[") > DEEPEST and too_deep(found) else found
-
-
 def told(place: str, content: Any) -> str | list[Message] | None:
     """Return the `content` of a system prompt or a user, as `written` does, without lines that are about billing.
 
@@ -197,13 +170,6 @@ def part_text(place: str, part: Any) -> str:
     return string(f"{place}.{key}", part.get(key))
 
 
-def string(place: str, value: Any) -> str:
-    """Return a value that is a string. Raises BadRequestError if it is not."""
-    if type(value) is not str:
-        raise wrong(place, value, "a string")
-    return value
-
-
 def _texts(place: str, content: Any) -> list[str] | None:
     """Return the texts of parts, without the empty ones; None without parts."""
     if content is None or content == []:
@@ -211,38 +177,3 @@ def _texts(place: str, content: Any) -> list[str] | None:
     if type(content) is not list:
         raise wrong(place, content, "a string, or a list of parts of text")
     return [text for at, part in enumerate(content) if (text := part_text(f"{place}[{at}]", part))]
-
-
-def checked_tool(place: str, tool: Tool) -> Tool:
-    """Return a tool in OpenAI's form, kept as it was written. Raises BadRequestError."""
-    if "type" not in tool:
-        # First, the usual order: templates show tools as JSON, and another order makes other tokens.
-        tool = {"type": "function", **tool}
-    if tool["type"] != "function":
-        raise wrong(f"{place}.type", tool["type"], '"function": no other tools can be called here')
-    function = tool.get("function")
-    if type(function) is not dict:
-        raise wrong(f"{place}.function", function, "an object with the `name` and `parameters` of the function")
-    if not isinstance(function.get("name"), str) or not function["name"]:
-        raise wrong(f"{place}.function.name", function.get("name"), "the function's name")
-    if function.get("parameters") is not None and type(function["parameters"]) is not dict:
-        raise wrong(f"{place}.function.parameters", function["parameters"], "a JSON schema, an object")
-    check_depth(place, tool)
-    return tool
-
-
-def checked_choice(choice: str, named: bool, tools: Sequence[Tool] | None) -> str:
-    """Return `call_choice` if it fits the tools: without tools, nothing is a call. Raises BadRequestError.
-
-    Args:
-        choice: `auto`, `none`, `required`, or a name.
-        named: whether it is a name.
-        tools: the tools to choose from.
-    """
-    if not tools:
-        if named or choice == ANY:
-            raise BadRequestError("`tool_choice` asks for a call, and there are no `tools`", param="tool_choice")
-        return NONE
-    if named and all(tool["function"]["name"] != choice for tool in tools):
-        raise BadRequestError(f"`tool_choice` names {choice!r}, which is not among the `tools`", param="tool_choice")
-    return choice

@@ -162,6 +162,12 @@ def finish(sampling: dict[str, Any], limit: int | None) -> dict[str, Any]:
     return sampling
 
 
+def form_field(sampling: dict[str, Any]) -> str | None:
+    """Return the client's name of the field that sets the form of a reply; None if there is none."""
+    name = next((name for name in (*_GRAMMARS, "structured_outputs") if sampling.get(name)), None)
+    return "response_format" if name in ("json_schema", "structural_tag") else name
+
+
 def schema_text(place: str, schema: Any) -> str:
     """Return a JSON schema in SGLang's form. Raises BadRequestError if it is not a schema."""
     if type(schema) is not dict:

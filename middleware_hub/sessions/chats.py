@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub import affinity
@@ -31,8 +33,12 @@ from router.http.headers import HeaderList, first_values, text_of
 from router.http.offload import offload
 from router.http.responses import send_json
 
+logger = logging.getLogger(__name__)
+
 PING_SECONDS = 15.0
 """How long a stream may be silent. Proxies and clients take a longer silence for its end."""
+_CLIENTS_OWN = ("max_new_tokens", "stop")
+"""What a reply repeats only as its client wrote it: the router lowers limits, and stops at the ends of calls."""
 PIECES_AT_ONCE = 256
 """Pieces of a stream that are written in one step. Thousands may wait: the client was slow, or it adopts a whole reply."""
 
@@ -80,6 +86,8 @@ class Chats:
             await self._models.ask(scope)
             session.require(Act.GENERATE)
         request = session.defaults.complete(request, self._models.adapter_of(request.model))
+        if request.ignored_tools:
+            logger.info("tools are left out, because nobody runs them here: %s", ", ".join(request.ignored_tools))
         headers = first_values(scope)
         parent = headers.get(b"x-parent-generation") or headers.get(b"x-radix-parent")
         if parent:
@@ -154,6 +162,13 @@ class _ChatReply:
         name = of_several(generations[0].id, len(generations))
         return ReplyHead(name, self._began, self._request.model or "default")
 
+    def _shown(self) -> ChatRequest:
+        """Return the request as its reply repeats it: with the sampling that the session may have set or changed."""
+        given = {name: value for name, value in self._request.sampling.items() if name in _CLIENTS_OWN}
+        used = self._exchange.generations[0].sampling
+        sampling = {name: value for name, value in used.items() if name not in _CLIENTS_OWN}
+        return msgspec.structs.replace(self._request, sampling={**sampling, **given})
+
     async def whole(self) -> None:
         await self._exchange.all_over()
         # The choices of a reply in one piece are numbered without those that failed.
@@ -164,7 +179,7 @@ class _ChatReply:
                 answered.append(one)
         if not answers:
             raise self._exchange.failure
-        request, head = self._request, self._head()
+        request, head = self._shown(), self._head()
         if request.logprobs:
             told = (1 + request.top_logprobs) * sum(len(one.logprobs or ()) for one in answers)
             body = await offload(told > MANY_LOGPROBS, self._dialect.whole, request, head, answers)
@@ -181,7 +196,7 @@ class _ChatReply:
         headers: HeaderList = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
         headers += self._headers(generations, "pending")
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        stream = self._dialect.stream(self._request, self._head())
+        stream = self._dialect.stream(self._shown(), self._head())
         out = [stream.begin(generations[0].prompt.tokens)]
         sent, running = [0] * len(generations), set(range(len(generations)))
         while running:
@@ -255,6 +270,9 @@ class _ChatReply:
         headers.append((affinity.HEADER, self._affinity()))
         if first.prompt.spliced:
             headers.append((b"x-radix-spliced-turns", b"%d" % first.prompt.spliced))
+        if self._request.ignored_tools:
+            ignored = ", ".join(self._request.ignored_tools)
+            headers.append((b"x-radix-ignored-tools", ignored.encode("latin-1", "replace")))
         if self._exchange.notes:
             headers.append((b"x-radix-reasons", ", ".join(self._exchange.notes).encode("latin-1")))
         if first.worker:

@@ -33,7 +33,7 @@ ID_BYTES = 4
 PRINTED = 300_000
 """Ids below this are printed from a table (2.4 MB): no vocabulary is larger. A list with other ids takes longer."""
 
-_DIALECTS = ("chatcmpl-", "cmpl-", "msg_")
+_DIALECTS = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 """The prefixes that dialects add to a generation's id in the `id` of their replies."""
 
 Versions = str | tuple[tuple[str, int], ...]

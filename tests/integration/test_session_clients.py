@@ -249,9 +249,9 @@ class TestResponses:
 
     def test_errors_are_its_own(self, session: AgentSession) -> None:
         client = openai.OpenAI(base_url=f"{url(session)}/v1", api_key="none", max_retries=0)
-        with pytest.raises(openai.BadRequestError, match="whole conversation in `input`") as refused:
+        with pytest.raises(openai.NotFoundError, match="this session has not given") as refused:
             client.responses.create(model="m", input="a", previous_response_id="resp_1")
-        assert refused.value.param == "previous_response_id"
+        assert (refused.value.param, refused.value.code) == ("previous_response_id", "previous_response_not_found")
         with pytest.raises(
             openai.NotFoundError, match=r"there is nothing at .* a session has v1/chat/completions, .* finalize"
         ):

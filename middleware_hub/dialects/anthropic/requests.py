@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from middleware_hub.chat.memo import Memo
-from middleware_hub.chat.messages import ChatRequest, Message, Tool
+from middleware_hub.chat.messages import CUSTOM, ChatRequest, Message
+from middleware_hub.dialects.anthropic.tools import CLIENT_TOOLS
 from middleware_hub.dialects.fields import (
     BOOLEAN,
     OBJECT,
@@ -15,30 +18,36 @@ from middleware_hub.dialects.fields import (
     STRINGS,
     Fields,
     Kind,
+    read_arguments,
+    string,
     unsupported,
     wrong,
 )
 from middleware_hub.dialects.messages import (
-    ANY,
-    AUTO,
-    NONE,
     OpenedBody,
     assistant_message,
-    checked_choice,
-    checked_tool,
     each_message,
     open_body,
     part_text,
-    read_arguments,
-    string,
     told,
     tool_call,
     whole_request,
     without_billing,
     written,
 )
-from middleware_hub.dialects.sampling import LARGEST, add_stops, finish, read_sampling, schema_text
+from middleware_hub.dialects.sampling import LARGEST, add_stops, finish, form_field, read_sampling, schema_text
 from middleware_hub.dialects.template_variables import read_variables
+from middleware_hub.dialects.tools import (
+    ANY,
+    AUTO,
+    NONE,
+    OfferedTools,
+    check_forced,
+    check_name,
+    checked_choice,
+    definitions,
+    function,
+)
 from router.errors import BadRequestError
 
 _BOOKKEEPING = "metadata service_tier betas cache_control container context_management inference_geo speed".split()
@@ -46,6 +55,11 @@ _BOOKKEEPING = "metadata service_tier betas cache_control container context_mana
 
 _ELSEWHERE = {"n": 1, "logprobs": False, "top_logprobs": 0}
 """Fields whose results have no place in a message of this dialect, and the values they may have."""
+
+_REFERENCE = b'"tool_reference"'
+_ANTHROPICS_OWN = re.compile(r"[a-z_]+_[0-9]{8}|mcp_toolset")
+"""The types of tools that Anthropic defines: a name and a date. It runs those that the client does not run."""
+_OWN = ", ".join(f"{name}_DATE" for name in CLIENT_TOOLS)
 
 _CHOICES = {"auto": AUTO, "any": ANY, "none": NONE}
 
@@ -56,8 +70,12 @@ _SYSTEM: Kind[str | list[Any]] = Kind(str | list[Any], "a string, or a list of b
 def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     """Read a body. Raises BadRequestError with `param`, the wrong field."""
     opened = open_body(body, memo)
+    if opened.recalled is not None and isinstance(opened.rest, Fields) and _REFERENCE in body:
+        # Remembered messages hold the definitions of the tools that their request offered.
+        opened = open_body(body, None)
     if isinstance(opened.rest, ChatRequest):
-        request, read = opened.rest, each_message(opened, _message)
+        known = definitions(opened.rest.callable_tools) if _REFERENCE in body else {}
+        request, read = opened.rest, each_message(opened, partial(_message, known))
     else:
         limit = opened.rest.take_within("max_tokens", 1, LARGEST)
         if limit is None:
@@ -83,13 +101,14 @@ def _read(fields: Fields, opened: OpenedBody, limit: int | None) -> tuple[ChatRe
     """Read the fields, whose only message is the system prompt, and separately the listed messages."""
     system = _system(fields.take("system", _SYSTEM))
     front: list[Message] = [{"role": "system", "content": system}] if system else []
-    read = each_message(opened, _message)
-    tools = _tools(fields)
+    offered = _tools(fields)
+    read = each_message(opened, partial(_message, definitions(offered.all)))
     sampling = read_sampling(fields)
     add_stops(sampling, "stop_sequences", fields.take("stop_sequences", STRINGS))
     template = read_variables(fields)
-    _add_output(fields, template, sampling)
-    choice, parallel = _choice(fields, tools)
+    shaped = form_field(sampling)
+    shaped = _add_output(fields, template, sampling) or shaped
+    choice, parallel = _choice(fields, offered, shaped)
     for key, only in _ELSEWHERE.items():
         if key in fields and fields.take(key, _FLAG) not in (None, only):
             raise BadRequestError(f"`{key}` has no place in this dialect: use /v1/chat/completions", param=key)
@@ -98,7 +117,9 @@ def _read(fields: Fields, opened: OpenedBody, limit: int | None) -> tuple[ChatRe
     fields.drop(_BOOKKEEPING)
     request = ChatRequest(
         messages=front,
-        tools=tools,
+        tools=offered.shown or None,
+        deferred=tuple(offered.deferred),
+        ignored_tools=tuple(offered.ignored),
         template=template,
         sampling=finish(sampling, limit),
         stream=fields.take("stream", BOOLEAN) or False,
@@ -111,10 +132,11 @@ def _read(fields: Fields, opened: OpenedBody, limit: int | None) -> tuple[ChatRe
     return request, read
 
 
-def _message(place: str, wrote: dict[str, Any]) -> list[Message]:
+def _message(definitions: Mapping[str, str], place: str, wrote: dict[str, Any]) -> list[Message]:
+    """Read one message. `definitions`: the texts of tools, for results that refer to them."""
     role, content = wrote.get("role"), wrote.get("content")
     if role == "user":
-        return _user(place, content)
+        return _user(definitions, place, content)
     if role == "assistant":
         return [_assistant(place, content)]
     if role == "system":
@@ -132,7 +154,7 @@ def _system(wrote: str | list[Any] | None) -> str | None:
     return "\n".join(filter(None, texts))
 
 
-def _user(place: str, content: Any) -> list[Message]:
+def _user(definitions: Mapping[str, str], place: str, content: Any) -> list[Message]:
     """Return a user's message, preceded by a separate message for each tool result in it."""
     place += ".content"
     if type(content) is str:
@@ -143,7 +165,7 @@ def _user(place: str, content: Any) -> list[Message]:
     rest: list[Any] = []
     for at, block in enumerate(content):
         if type(block) is dict and block.get("type") == "tool_result":
-            results.append(_result(f"{place}[{at}]", block))
+            results.append(_result(definitions, f"{place}[{at}]", block))
         else:
             # Checked in its own place, so that an error names it.
             part_text(f"{place}[{at}]", block)
@@ -152,14 +174,29 @@ def _user(place: str, content: Any) -> list[Message]:
     return results if results and not said else [*results, {"role": "user", "content": said or ""}]
 
 
-def _result(place: str, block: dict[str, Any]) -> Message:
-    message: Message = {"role": "tool", "content": written(f"{place}.content", block.get("content")) or ""}
+def _result(definitions: Mapping[str, str], place: str, block: dict[str, Any]) -> Message:
+    content = block.get("content")
+    if type(content) is list:
+        content = [_found(definitions, f"{place}.content[{at}]", part) for at, part in enumerate(content)]
+    message: Message = {"role": "tool", "content": written(f"{place}.content", content) or ""}
     call_id = block.get("tool_use_id")
     if call_id is not None:
         message["tool_call_id"] = string(f"{place}.tool_use_id", call_id)
     if block.get("is_error") is True:
         message["is_error"] = True
     return message
+
+
+def _found(definitions: Mapping[str, str], place: str, part: Any) -> Any:
+    """Return a part of a result; a reference to a tool becomes the text of its definition. Raises BadRequestError."""
+    if type(part) is not dict or part.get("type") != "tool_reference":
+        return part
+    name = string(f"{place}.tool_name", part.get("tool_name"))
+    if name not in definitions:
+        raise BadRequestError(
+            f"`{place}` refers to {name!r}, which is not among the `tools`", param=f"{place}.tool_name"
+        )
+    return {"type": "text", "text": definitions[name]}
 
 
 def _assistant(place: str, content: Any) -> Message:
@@ -189,40 +226,60 @@ def _call(place: str, block: dict[str, Any]) -> dict[str, Any]:
     return tool_call(call_id, string(f"{place}.name", block.get("name")), arguments)
 
 
-def _tools(fields: Fields) -> list[Tool] | None:
-    listed: list[Tool] = []
+def _tools(fields: Fields) -> OfferedTools:
+    offered = OfferedTools()
     tools = fields.take("tools", OBJECTS) or []
     for at, tool in enumerate(tools):
-        if tool.get("type") not in (None, "custom"):
+        _offer(offered, f"tools[{at}]", tool)
+    return offered
+
+
+def _offer(offered: OfferedTools, place: str, tool: dict[str, Any]) -> None:
+    """Add a tool. Raises BadRequestError."""
+    kind, schema, description = tool.get("type"), tool.get("input_schema"), tool.get("description")
+    if kind is not None and kind != CUSTOM:
+        if not isinstance(kind, str):
+            raise wrong(f"{place}.type", kind, "a string")
+        own = CLIENT_TOOLS.get(kind.rpartition("_")[0])
+        if own is None and not _ANTHROPICS_OWN.fullmatch(kind):
             message = (
-                f"`tools[{at}]` is a tool that Anthropic's servers run: offer one of your own, with `input_schema`"
+                f'`{place}` is of the type "{kind[:40]}": offer a tool with `input_schema`, or of the types {_OWN}'
             )
-            raise unsupported(message, f"tools[{at}].type")
-        schema = tool.get("input_schema")
-        if type(schema) is not dict:
-            raise wrong(f"tools[{at}].input_schema", schema, "a JSON schema, an object")
-        described = {} if tool.get("description") is None else {"description": tool["description"]}
-        function = {"name": tool.get("name"), **described, "parameters": schema}
-        listed.append(checked_tool(f"tools[{at}]", {"type": "function", "function": function}))
-    return listed or None
+            raise unsupported(message, f"{place}.type")
+        if own is None:
+            offered.ignore(kind)
+            return
+        schema, description = own.parameters, description or own.description
+    if type(schema) is not dict:
+        raise wrong(f"{place}.input_schema", schema, "a JSON schema, an object")
+    described = function(check_name(f"{place}.name", tool.get("name")), description, schema)
+    offered.add(place, described, deferred=tool.get("defer_loading") is True)
 
 
-def _choice(fields: Fields, tools: list[Tool] | None) -> tuple[str, bool]:
-    """Return the tool choice, and whether several calls are allowed."""
+def _choice(fields: Fields, offered: OfferedTools, shaped: str | None) -> tuple[str, bool]:
+    """Return the tool choice, and whether several calls are allowed. Raises BadRequestError.
+
+    `shaped`: the field that sets the form of the reply; None if there is none.
+    """
     wanted = fields.take("tool_choice", OBJECT)
     if wanted is None:
-        return checked_choice(AUTO, False, tools), True
-    parallel = wanted.get("disable_parallel_tool_use") is not True
+        return checked_choice(AUTO, False, offered.all), True
     kind = wanted.get("type")
     if kind == "tool":
-        return checked_choice(string("tool_choice.name", wanted.get("name")), True, tools), parallel
-    if not isinstance(kind, str) or kind not in _CHOICES:
+        choice = checked_choice(string("tool_choice.name", wanted.get("name")), True, offered.all)
+    elif not isinstance(kind, str) or kind not in _CHOICES:
         raise wrong("tool_choice.type", kind, '"auto", "any", "tool" or "none"')
-    return checked_choice(_CHOICES[kind], False, tools), parallel
+    else:
+        choice = checked_choice(_CHOICES[kind], False, offered.all)
+    check_forced(choice, "tool_choice", wanted, shaped)
+    return choice, wanted.get("disable_parallel_tool_use") is not True
 
 
-def _add_output(fields: Fields, template: dict[str, Any], sampling: dict[str, Any]) -> None:
-    """Read `output_config`, with an effort for the template and a schema for the reply; `output_format` is its older form."""
+def _add_output(fields: Fields, template: dict[str, Any], sampling: dict[str, Any]) -> str | None:
+    """Read `output_config`, with an effort for the template and a schema for the reply; `output_format` is its older form.
+
+    Returns the field that has the schema; None if there is none.
+    """
     config = fields.take("output_config", OBJECT) or {}
     effort = config.get("effort")
     if effort is not None:
@@ -230,7 +287,8 @@ def _add_output(fields: Fields, template: dict[str, Any], sampling: dict[str, An
     older = fields.take("output_format", OBJECT)
     wanted = config.get("format") or older
     if wanted is None:
-        return
+        return None
     if type(wanted) is not dict or wanted.get("type") != "json_schema":
         raise wrong("output_config.format", wanted, 'an object of the type "json_schema"')
     sampling["json_schema"] = schema_text("output_config.format.schema", wanted.get("schema"))
+    return "output_config.format" if config.get("format") else "output_format"

@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
-from middleware_hub.chat.messages import ChatRequest, Piece, Text, ToolCall
+from middleware_hub.chat.custom_tools import custom_input
+from middleware_hub.chat.messages import CUSTOM, ChatRequest, Piece, Text, ToolCall
 from router.errors import RouterError
 
 UNLIKELY = -9999.0
@@ -35,7 +36,7 @@ def whole(request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> b
         "object": "chat.completion",
         "created": head.created,
         "model": head.model,
-        "choices": [_choice(index, answer, as_ids=request.tokens_as_ids) for index, answer in enumerate(answers)],
+        "choices": [_choice(index, answer, request) for index, answer in enumerate(answers)],
         "usage": usage(answers, answers[:1]),
     }
     if answers[0].ids is not None:
@@ -72,7 +73,7 @@ class OpenAIStream:
         """Return one delta. A call is whole, with its index among the calls of the choice."""
         delta: dict[str, Any]
         if isinstance(piece, ToolCall):
-            delta = {"tool_calls": [{"index": self._calls[index], **piece.as_openai()}]}
+            delta = {"tool_calls": [{"index": self._calls[index], **_called(self._request, piece)}]}
             self._calls[index] += 1
         elif not piece.text and not logprobs:
             return b""
@@ -130,13 +131,21 @@ def _named(reply_id: str) -> str:
     return reply_id if reply_id.startswith("chatcmpl-") else f"chatcmpl-{reply_id}"
 
 
-def _choice(index: int, answer: Answer, *, as_ids: bool) -> dict[str, Any]:
+def _called(request: ChatRequest, call: ToolCall) -> dict[str, Any]:
+    """Return a call in the form of its tool's type."""
+    form = request.forms.get(call.name)
+    if form is None or form.kind != CUSTOM:
+        return call.as_openai()
+    return {"id": call.id, "type": CUSTOM, CUSTOM: {"name": form.name, "input": custom_input(call.arguments)}}
+
+
+def _choice(index: int, answer: Answer, request: ChatRequest) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.content or (None if answer.tool_calls else "")}
     message["refusal"] = None
     message["reasoning_content"] = answer.reasoning or None
     if answer.tool_calls:
-        message["tool_calls"] = [call.as_openai() for call in answer.tool_calls]
-    logprobs = _logprobs(answer.logprobs, as_ids=as_ids)
+        message["tool_calls"] = [_called(request, call) for call in answer.tool_calls]
+    logprobs = _logprobs(answer.logprobs, as_ids=request.tokens_as_ids)
     return {"index": index, "message": message, "logprobs": logprobs, **ending(answer, chat=True)}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Raw
 
 from middleware_hub.chat.memo import Memo
-from middleware_hub.chat.messages import ChatRequest, Message, Tool
+from middleware_hub.chat.messages import CUSTOM, FUNCTION, ChatRequest, Message, ToolForm
 from middleware_hub.dialects.fields import (
     BOOLEAN,
     MOST_SAMPLES,
@@ -19,28 +19,33 @@ from middleware_hub.dialects.fields import (
     Fields,
     Kind,
     check_depth,
+    read_arguments,
+    string,
     unsupported,
     wrong,
 )
 from middleware_hub.dialects.messages import (
-    ANY,
-    AUTO,
-    NONE,
     assistant_message,
-    checked_choice,
-    checked_tool,
     each_message,
     open_body,
-    read_arguments,
     said,
-    string,
     told,
     tool_call,
     whole_request,
     written,
 )
-from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling
+from middleware_hub.dialects.sampling import LARGEST, finish, form_field, read_sampling
 from middleware_hub.dialects.template_variables import read_variables
+from middleware_hub.dialects.tools import (
+    ANY,
+    AUTO,
+    NONE,
+    OfferedTools,
+    allowed_tools,
+    check_forced,
+    check_name,
+    checked_choice,
+)
 from router.engines.json import decode_any
 from router.errors import BadRequestError
 
@@ -69,7 +74,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
 
 def _read(fields: Fields) -> ChatRequest:
     """Read everything except the messages. `continue_final` is the value of the field of that name."""
-    tools = _tools(fields)
+    offered = _tools(fields)
     sampling = read_sampling(fields)
     older = fields.take_within("max_tokens", 1, LARGEST)
     newer = fields.take_within("max_completion_tokens", 1, LARGEST)
@@ -82,9 +87,12 @@ def _read(fields: Fields) -> ChatRequest:
     if modalities and modalities != ["text"]:
         raise unsupported('`modalities` must be ["text"]: this model\'s replies are texts', "modalities")
     fields.drop(_BOOKKEEPING)
+    choice, allowed = _choice(fields, offered, sampling)
     return ChatRequest(
         messages=(),
-        tools=tools,
+        tools=offered.shown or None,
+        deferred=tuple(offered.deferred),
+        forms=offered.forms,
         template=read_variables(fields),
         sampling=finish(sampling, older if newer is None else newer),
         samples=fields.take_within("n", 1, MOST_SAMPLES) or 1,
@@ -92,7 +100,8 @@ def _read(fields: Fields) -> ChatRequest:
         stream_usage=bool(options is not None and options.include_usage),
         continue_final=fields.take("continue_final_message", BOOLEAN) or False,
         parallel_calls=fields.take("parallel_tool_calls", BOOLEAN) is not False,
-        call_choice=_choice(fields, tools),
+        call_choice=choice,
+        allowed=allowed,
         logprobs=logprobs,
         top_logprobs=top_logprobs,
         token_ids=fields.take("return_token_ids", BOOLEAN) or False,
@@ -162,8 +171,10 @@ def _call(place: str, call: Any) -> dict[str, Any]:
     """Return one call, without what streams and SDKs add to it (`index`, `parsed_arguments`)."""
     if type(call) is not dict:
         raise wrong(place, call, "an object with `id` and `function`")
-    if call.get("type") not in ("function", None):
-        raise wrong(f"{place}.type", call["type"], '"function": no other tools can be called here')
+    if call.get("type") == CUSTOM:
+        return _custom_call(place, call)
+    if call.get("type") not in (FUNCTION, None):
+        raise wrong(f"{place}.type", call["type"], '"function" or "custom": no other tools can be called here')
     function = call.get("function")
     if type(function) is not dict:
         raise wrong(f"{place}.function", function, "an object with `name` and `arguments`")
@@ -173,27 +184,71 @@ def _call(place: str, call: Any) -> dict[str, Any]:
     return tool_call(call_id, string(f"{place}.function.name", function.get("name")), arguments)
 
 
-def _tools(fields: Fields) -> list[Tool] | None:
+def _custom_call(place: str, call: dict[str, Any]) -> dict[str, Any]:
+    custom, call_id = call.get(CUSTOM), call.get("id")
+    if type(custom) is not dict:
+        raise wrong(f"{place}.custom", custom, "an object with `name` and `input`")
+    if call_id is not None:
+        string(f"{place}.id", call_id)
+    text = {"input": string(f"{place}.custom.input", custom.get("input"))}
+    return tool_call(call_id, string(f"{place}.custom.name", custom.get("name")), text)
+
+
+def _tools(fields: Fields) -> OfferedTools:
     tools = fields.take("tools", OBJECTS) or []
     functions = fields.take("functions", OBJECTS) or []
-    listed = [checked_tool(f"tools[{at}]", tool) for at, tool in enumerate(tools)]
-    listed += [checked_tool(f"functions[{at}]", {"function": function}) for at, function in enumerate(functions)]
-    return listed or None
+    offered = OfferedTools()
+    for at, tool in enumerate(tools):
+        _offer(offered, f"tools[{at}]", tool)
+    for at, function in enumerate(functions):
+        offered.add(f"functions[{at}]", {"function": function})
+    return offered
 
 
-def _choice(fields: Fields, tools: list[Tool] | None) -> str:
+def _offer(offered: OfferedTools, place: str, tool: dict[str, Any]) -> None:
+    """Add a tool. Raises BadRequestError."""
+    if tool.get("type") != CUSTOM:
+        offered.add(place, tool)
+        return
+    custom = tool.get(CUSTOM)
+    if type(custom) is not dict:
+        raise wrong(f"{place}.custom", custom, "an object with the `name` of the tool")
+    check_depth(place, tool)
+    name, form = check_name(f"{place}.custom.name", custom.get("name")), custom.get("format")
+    grammar = form.get("grammar") if type(form) is dict else None
+    offered.add_custom(place, custom, grammar if type(grammar) is dict else {}, name, ToolForm(CUSTOM, name))
+
+
+def _choice(fields: Fields, offered: OfferedTools, sampling: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """Return the choice, and the names of the tools that are allowed; none if all are. Raises BadRequestError."""
     key, older = "tool_choice", fields.take("function_call", _CHOICE)
     wanted = fields.take(key, _CHOICE)
     if wanted is None and older is not None:
         key, wanted = "function_call", older if isinstance(older, str) else {"function": older}
-    if isinstance(wanted, dict):
-        function = wanted.get("function")
-        if wanted.get("type", "function") != "function" or type(function) is not dict:
-            raise wrong(key, wanted, f'"{NONE}", "{AUTO}", "{ANY}", or an object that names a function')
-        return checked_choice(string(f"{key}.function.name", function.get("name")), True, tools)
-    if wanted not in (None, NONE, AUTO, ANY):
+    allowed: tuple[str, ...] = ()
+    if isinstance(wanted, dict) and wanted.get("type") == "allowed_tools":
+        inner = wanted.get("allowed_tools")
+        place = f"{key}.allowed_tools"
+        choice, allowed = allowed_tools(
+            inner if type(inner) is dict else {}, place, offered, lambda one, at: _chosen(one, at, offered)
+        )
+    elif isinstance(wanted, dict):
+        choice = _chosen(wanted, key, offered)
+    elif wanted not in (None, NONE, AUTO, ANY):
         raise wrong(key, wanted, f'"{NONE}", "{AUTO}", "{ANY}", or an object that names a function')
-    return checked_choice(wanted or AUTO, False, tools)
+    else:
+        choice = checked_choice(wanted or AUTO, False, offered.all)
+    check_forced(choice, key, wanted, form_field(sampling))
+    return choice, allowed
+
+
+def _chosen(wanted: dict[str, Any], place: str, offered: OfferedTools) -> str:
+    """Return the name in the prompt of the tool that an object names. Raises BadRequestError."""
+    kind = wanted.get("type", FUNCTION)
+    named = wanted.get(kind) if kind in (FUNCTION, CUSTOM) else None
+    if type(named) is not dict:
+        raise wrong(place, wanted, f'"{NONE}", "{AUTO}", "{ANY}", or an object that names a function')
+    return offered.called(kind, string(f"{place}.{kind}.name", named.get("name")))
 
 
 def _continues(request: ChatRequest, last: Message, wrote: Raw) -> bool:

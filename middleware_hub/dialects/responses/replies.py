@@ -12,13 +12,36 @@ from typing import Any, Final
 import msgspec
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
-from middleware_hub.chat.messages import ChatRequest, Piece, Reasoning, Text, ToolCall
-from middleware_hub.dialects.messages import ANY, AUTO, NONE
+from middleware_hub.chat.messages import FUNCTION, ChatRequest, Piece, Reasoning, Text, Tool, ToolCall
 from middleware_hub.dialects.openai.replies import error_body
+from middleware_hub.dialects.responses.tools import PREFIXES, call_item
+from middleware_hub.dialects.tools import ANY, AUTO, NONE
 from router.errors import RouterError
 
 _INCOMPLETE: Final = {"length": "max_output_tokens", "abort": "abort"}
 """`abort` is SGLang's word. OpenAI has no such word, and any of its own words would make half a reply look complete."""
+
+_ENCRYPTED: Final = "dGl0by1yb3V0ZXI="
+"""The `encrypted_content` of reasoning, for clients that ask for it: they drop reasoning without. It is not read when it comes
+back; the id of its item says which reasoning it is."""
+
+_UNSET: Final[dict[str, Any]] = {
+    "instructions": None,
+    "max_tool_calls": None,
+    "metadata": {},
+    "previous_response_id": None,
+    "prompt_cache_key": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "service_tier": "default",
+    "store": True,
+    "text": {"format": {"type": "text"}},
+    "truncation": "disabled",
+}
+"""What a response says of fields that its request left out. A session keeps its responses for `previous_response_id`."""
+
+_SAMPLING: Final = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""OpenAI's defaults of what it calls by the same names as `sampling_params`."""
 
 _encode = msgspec.json.encode
 
@@ -28,10 +51,49 @@ def whole(request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> b
     answer = answers[0]
     status = _status(answer)
     said = answer.said or [Text("")]
-    output = [_item(head, index, piece) for index, piece in enumerate(said)]
+    items = _Items(request, head)
+    output = [items.next(piece) for piece in said]
     if status == "incomplete" and not isinstance(said[-1], ToolCall):  # calls are whole
         output[-1]["status"] = status
     return _encode(_response(request, head, output, answer))
+
+
+class _Items:
+    """Makes the items of one response. Their ids name the reply, and number its items of each kind."""
+
+    def __init__(self, request: ChatRequest, head: ReplyHead) -> None:
+        self._request = request
+        self._reply = head.id
+        self._counts: dict[str, int] = {}
+
+    def next(self, piece: Piece) -> dict[str, Any]:
+        """Return the complete item of a piece, which is the next one of its kind."""
+        item = self.of(piece)
+        prefix = item["id"].partition("_")[0]
+        self._counts[prefix] = self._counts.get(prefix, 0) + 1
+        return item
+
+    def of(self, piece: Piece) -> dict[str, Any]:
+        """Return the same, without counting it."""
+        if isinstance(piece, ToolCall):
+            form = self._request.forms.get(piece.name)
+            return self._named(PREFIXES[FUNCTION if form is None else form.kind], call_item(piece, form))
+        if isinstance(piece, Reasoning):
+            content = [{"type": "reasoning_text", "text": piece.text}]
+            asked = "reasoning.encrypted_content" in self._request.echoed.get("include", ())
+            sealed: dict[str, Any] = {"summary": [], "encrypted_content": _ENCRYPTED if asked else None}
+            return self._named("rs", {"type": "reasoning", **sealed, "content": content})
+        text = {"type": "output_text", "text": piece.text, "annotations": [], "logprobs": []}
+        return self._named("msg", {"type": "message", "role": "assistant", "content": [text]})
+
+    def _named(self, prefix: str, item: dict[str, Any]) -> dict[str, Any]:
+        # The calls of a turn are numbered together, whatever their types.
+        number = self._counts.get(prefix, 0) if prefix in ("rs", "msg") else self._calls
+        return {"id": f"{prefix}_{self._reply}_{number}", "status": "completed", **item}
+
+    @property
+    def _calls(self) -> int:
+        return sum(count for prefix, count in self._counts.items() if prefix not in ("rs", "msg"))
 
 
 class ResponsesStream:
@@ -40,9 +102,11 @@ class ResponsesStream:
     def __init__(self, request: ChatRequest, head: ReplyHead) -> None:
         self._request = request
         self._head = head
+        self._items = _Items(request, head)
         self._events = 0
         self._output: list[dict[str, Any]] = []
         self._open: type[Text | Reasoning] | None = None
+        self._item_id = ""
         self._texts: list[str] = []
 
     def begin(self, prompt_tokens: int) -> bytes:
@@ -75,6 +139,10 @@ class ResponsesStream:
     def failed(self, error: RouterError) -> bytes:
         """Return an error as the last event: OpenAI's own fields, and an object `error`, for which its library looks."""
         found = error_body(error)["error"]
+        if not isinstance(
+            found.get("code"), str
+        ):  # in a body it is the status; an event has none, and its code is a word
+            found["code"] = found["type"]
         shown = {key: found.get(key) for key in ("code", "message", "param")}
         return self._event("error", **shown, error=found)
 
@@ -94,15 +162,15 @@ class ResponsesStream:
     @property
     def _place(self) -> dict[str, Any]:
         """The place of the open item's only part."""
-        assert self._open is not None
-        return {**self._at, "item_id": _item_id(self._head, len(self._output), self._open), "content_index": 0}
+        return {**self._at, "item_id": self._item_id, "content_index": 0}
 
     def _opened(self, kind: type[Text | Reasoning]) -> bytes:
         if self._open is kind:
             return b""
         closed = self._closed()
         self._open, self._texts = kind, []
-        item = _item(self._head, len(self._output), kind(""))
+        item = self._items.of(kind(""))
+        self._item_id = item["id"]
         (part,) = item["content"]
         item = {**item, "content": [], "status": "in_progress"}
         added = self._event("response.output_item.added", **self._at, item=item)
@@ -113,22 +181,30 @@ class ResponsesStream:
         kind = self._open
         if kind is None:
             return b""
-        item = {**_item(self._head, len(self._output), kind("".join(self._texts))), "status": status}
+        item = {**self._items.of(kind("".join(self._texts))), "status": status}
         (part,) = item["content"]
         more: dict[str, Any] = {"logprobs": []} if kind is Text else {}
         done = self._event(f"response.{_WORDS[kind]}.done", **self._place, text=part["text"], **more)
         done += self._event("response.content_part.done", **self._place, part=part)
+        self._items.next(kind(""))
         self._open = None
         return done + self._done(item)
 
     def _called(self, call: ToolCall) -> bytes:
-        item = _item(self._head, len(self._output), call)
-        empty = {**item, "arguments": "", "status": "in_progress"}
+        item = self._items.next(call)
         place = {**self._at, "item_id": item["id"]}
+        if item["type"] == "function_call":
+            field, kind, more = "arguments", "function_call_arguments", {"name": item["name"]}
+        elif item["type"] == "custom_tool_call":
+            field, kind, more = "input", "custom_tool_call_input", {}
+        else:  # OpenAI has no events for what such a call has in it, or clients do not wait for them
+            added = self._event("response.output_item.added", **self._at, item={**item, "status": "in_progress"})
+            return added + self._done(item)
+        whole = item[field]
         return (
-            self._event("response.output_item.added", **self._at, item=empty)
-            + self._event("response.function_call_arguments.delta", **place, delta=call.arguments)
-            + self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.arguments)
+            self._event("response.output_item.added", **self._at, item={**item, field: "", "status": "in_progress"})
+            + self._event(f"response.{kind}.delta", **place, delta=whole)
+            + self._event(f"response.{kind}.done", **place, **more, **{field: whole})
             + self._done(item)
         )
 
@@ -141,27 +217,6 @@ class ResponsesStream:
 _WORDS: Final[dict[type[Piece], str]] = {Text: "output_text", Reasoning: "reasoning_text"}
 """The word for each kind of text in the types of events."""
 
-_IDS: Final[dict[type[Piece], str]] = {Text: "msg", Reasoning: "rs", ToolCall: "fc"}
-
-
-def _item_id(head: ReplyHead, index: int, kind: type[Piece]) -> str:
-    return f"{_IDS[kind]}_{head.id}_{index}"
-
-
-def _item(head: ReplyHead, index: int, piece: Piece) -> dict[str, Any]:
-    """Return a complete item of the output."""
-    named = {"id": _item_id(head, index, type(piece)), "status": "completed"}
-    if isinstance(piece, ToolCall):
-        call = {"call_id": piece.id, "name": piece.name, "arguments": piece.arguments}
-        return {"type": "function_call", **named, **call}
-    if isinstance(piece, Reasoning):
-        return {
-            **{"type": "reasoning", **named, "summary": [], "encrypted_content": None},
-            "content": [{"type": "reasoning_text", "text": piece.text}],
-        }
-    text = {"type": "output_text", "text": piece.text, "annotations": [], "logprobs": []}
-    return {"type": "message", **named, "role": "assistant", "content": [text]}
-
 
 def _status(answer: Answer) -> str:
     return "incomplete" if answer.finish in _INCOMPLETE else "completed"
@@ -172,24 +227,28 @@ def _response(
 ) -> dict[str, Any]:
     """Return a response; `answer` is None while it is made. Its request is shown as it was understood."""
     why = None if answer is None else _INCOMPLETE.get(answer.finish)
+    status = "in_progress" if answer is None else _status(answer)
+    echoed = {**_UNSET, **request.echoed}
+    echoed["reasoning"] = {**_UNSET["reasoning"], **echoed["reasoning"]}
+    echoed.pop("include", None)
     response: dict[str, Any] = {
         "id": head.id if head.id.startswith("resp_") else f"resp_{head.id}",
         "object": "response",
         "created_at": head.created,
-        "status": "in_progress" if answer is None else _status(answer),
+        "completed_at": answer.ended if answer is not None and status == "completed" else None,
+        "status": status,
         "background": False,
         "error": None,
         "incomplete_details": why and {"reason": why},
         "model": head.model,
         "output": output,
-        "previous_response_id": None,
-        "store": False,
         "parallel_tool_calls": request.parallel_calls,
         "tool_choice": _choice(request),
-        "tools": [{**tool["function"], "type": "function", "strict": False} for tool in request.tools or ()],
+        "tools": [_tool(tool) for tool in request.tools or ()],
         "max_output_tokens": request.sampling.get("max_new_tokens"),
-        "temperature": request.sampling.get("temperature"),
-        "top_p": request.sampling.get("top_p"),
+        **{name: request.sampling.get(name, default) for name, default in _SAMPLING.items()},
+        "top_logprobs": 0,
+        **echoed,
         "usage": answer and _usage(answer),
     }
     if answer is not None:
@@ -197,6 +256,11 @@ def _response(
         if answer.extra:
             response["meta_info"] = answer.extra
     return response
+
+
+def _tool(tool: Tool) -> dict[str, Any]:
+    unset = {"description": None, "parameters": None, "strict": False}
+    return {"type": FUNCTION, **unset, **tool["function"]}
 
 
 def _choice(request: ChatRequest) -> str | dict[str, str]:

@@ -57,12 +57,15 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
         return self.named is not None and sample.span.named(self.named)
 
 
-def choose(node: MessageNode, echo: Message) -> tuple[Checkpoint, bool]:
+def choose(node: MessageNode, echo: Message, reply: str = "") -> tuple[Checkpoint, bool]:
     """Return the sample of a node to continue, and whether the request may mean another.
 
-    The sample is the newest, or the newest with the reasoning of the echo. Clients may have stripped that.
+    The sample is the one of the id `reply`, else the newest, or the newest with the reasoning of the echo. Clients may have
+    stripped that.
     """
     equal = samples = node.samples or []
+    if reply and (named := next((sample for sample in samples if sample.id == reply), None)):
+        return named, False
     if len(samples) > 1 and (reasoning := echo.get("reasoning_content")):
         alike = [sample for sample in samples if sample.reasoning.strip() == reasoning.strip()]
         equal = [sample for sample in alike if sample.reasoning == reasoning] or alike or samples

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from middleware_hub.chat.keys import KeyFunction, adapter_of, canonical, mended
+from middleware_hub.chat.memo import GivenTurn
 from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey, argument_texts
 from middleware_hub.sessions.trie.memo import WalkedMessages
 from middleware_hub.sessions.trie.nodes import (
@@ -77,6 +78,20 @@ class MessageTrie:
         """Return the sample of a generation, by its id or by the id that a dialect derived from it."""
         return next((one for name in names_of(generation_id) if (one := self._checkpoints.get(name))), None)
 
+    def given(self, reply: str) -> GivenTurn | None:
+        """Return the turn of a generation, by its id or a dialect's, and the conversation that it ends."""
+        found = self.checkpoint(reply)
+        if found is None:
+            return None
+        thought = {id(one.node): one.reasoning for one in found.lineage()}
+        messages = []
+        for node in found.node.path():
+            message: Message = msgspec.json.decode(node.message)
+            if reasoning := thought.get(id(node)):
+                message["reasoning_content"] = reasoning
+            messages.append(KeyedMessage(message, node.key))
+        return GivenTurn(found.id, messages)
+
     def checkpoints(self, *, terminal: bool = False) -> list[Checkpoint]:
         """Return all samples in the order of their commits; with `terminal`, only those at the end of a branch."""
         return [found for found in self._checkpoints.values() if found.terminal or not terminal]
@@ -127,7 +142,9 @@ class MessageTrie:
 
     # One generation ----------------------------------------------------------------------------------------------------
 
-    def prepare(self, setting: bytes, messages: Sequence[Message], *, parent: str | None = None) -> PreparedTurn:
+    def prepare(
+        self, setting: bytes, messages: Sequence[Message], *, parent: str | None = None, reply: str = ""
+    ) -> PreparedTurn:
         """Walk down along a conversation and add the nodes that are missing.
 
         The caller opens at least one handle on the turn: without one, the added nodes would stay.
@@ -135,6 +152,7 @@ class MessageTrie:
         Args:
             setting: the key of the tools and options that render it.
             parent: the id of the generation to continue, for requests that match several. It wins wherever it is.
+            reply: the id of the sample that the last turn of the assistant says it is. It decides among equal samples.
         """
         if self.closed:
             raise TrieClosedError
@@ -148,11 +166,11 @@ class MessageTrie:
         if named is not None and named.node.setting == setting:
             chosen, elsewhere = named, None
         elif deepest is not None:
-            chosen, ambiguous = choose(deepest, messages[depth - 1])
+            chosen, ambiguous = choose(deepest, messages[depth - 1], reply)
         unknown = parent is not None and (named is None or chosen is not named)
         covered = 0 if chosen is None else chosen.node.depth
         if named is None and len(self._roots) > 1:
-            elsewhere = self._elsewhere(node, messages, covered)
+            elsewhere = self._elsewhere(node, messages, covered, reply)
         edited = tuple(islice(edited_messages(node, depth), MOST_EDITED))
         return PreparedTurn(node, chosen, covered, ambiguous, unknown, parent, elsewhere, edited, setting)
 
@@ -302,14 +320,14 @@ class MessageTrie:
             self._roots[setting] = found
         return found
 
-    def _elsewhere(self, node: MessageNode, messages: Sequence[Message], depth: int) -> Checkpoint | None:
+    def _elsewhere(self, node: MessageNode, messages: Sequence[Message], depth: int, reply: str) -> Checkpoint | None:
         """Return the deepest sample of these messages under another setting, below `depth`."""
         for passed in node.ancestors():
             if passed.depth <= depth:
                 break
             found = self._paths.other(passed)
             if found is not None:
-                return choose(found, messages[passed.depth - 1])[0]
+                return choose(found, messages[passed.depth - 1], reply)[0]
         return None
 
     def _named(self, node: MessageNode, generation_id: str) -> Checkpoint | None:

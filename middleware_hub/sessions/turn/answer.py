@@ -6,6 +6,7 @@ Parsing never touches tokens. If a parser fails, the rest of the text is passed 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter, itemgetter
@@ -160,6 +161,7 @@ class AnswerBuilder:
             content="".join(texts[Text]),
             reasoning="".join(texts[Reasoning]),
             pieces=said,
+            ended=int(time.time()),
             tool_calls=tuple(self.calls),
             finish="tool_calls" if finish == "stop" and self.calls else finish,
             prompt_tokens=prompt_tokens,

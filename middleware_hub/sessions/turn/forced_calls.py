@@ -15,13 +15,16 @@ from middleware_hub.parsers.formats.hermes import Hermes
 from router.errors import BadRequestError
 
 
-def structural_tag(parser: str, tools: Sequence[Tool], choice: str, *, parallel: bool, reasoning: bool) -> str:
+def structural_tag(
+    parser: str, tools: Sequence[Tool], choice: str, allowed: Sequence[str] = (), *, parallel: bool, reasoning: bool
+) -> str:
     """Return the JSON text of the grammar.
 
     Args:
         parser: the name of the parser that will read the calls.
         tools: all tools of the request.
-        choice: `required`, or the name of one of them.
+        choice: `required`, the name of one of them, or `auto` if some of them are not allowed.
+        allowed: the names of the tools that may be called; empty for all of them.
         parallel: whether several calls are allowed.
         reasoning: whether the prompt ends inside reasoning, which is then completed first.
 
@@ -35,7 +38,15 @@ def structural_tag(parser: str, tools: Sequence[Tool], choice: str, *, parallel:
             param="tool_choice",
             code="unsupported_tool_choice",
         )
-    named = [tool["function"] for tool in tools if choice in ("required", tool["function"]["name"])]
+    named = [
+        tool["function"]
+        for tool in tools
+        if choice in ("auto", "required", tool["function"]["name"])
+        and (not allowed or tool["function"]["name"] in allowed)
+    ]
+    if choice == "auto":  # text, and behind it calls of these tools
+        free = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [_tag(function) for function in named]}
+        return json.dumps({"type": "structural_tag", "format": {**free, "stop_after_first": False}}, ensure_ascii=False)
     calls: dict[str, Any] = {
         "type": "tags_with_separator",  # `triggered_tags` would allow any text after the first call
         "tags": [_tag(function) for function in named],

@@ -109,7 +109,7 @@ class TurnGeneration:
         self._aborting = False
         self.id = handle.generation_id
         self.prompt = plan.prompt
-        short_ids = bool(plan.request.tools) and backend.short_ids()
+        short_ids = bool(plan.request.callable_tools) and backend.short_ids()
         vocabulary = backend.judge.vocabulary
         self.building = AnswerBuilder(self.id, plan.request, plan.turn.node, parser, vocabulary, short_ids=short_ids)
         self._inner, self._body = plan.generate(self.id, logprobs=self._logprobs)
@@ -121,6 +121,11 @@ class TurnGeneration:
         self.commit_seconds: float | None = None
         self.begun = self.over = False
         self.saved = True
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The `sampling_params` that the worker gets."""
+        return self._plan.sampling
 
     def __repr__(self) -> str:
         state = "answered" if self.answer else f"failed: {self.error}" if self.error else "in flight"

@@ -59,11 +59,12 @@ class ReplyParsers:
         """
         request = plan.request
         found: dict[str, Any] = {}
-        if request.call_choice not in ("auto", "none"):
+        if request.call_choice not in ("auto", "none") or request.allowed:
             found["structural_tag"] = structural_tag(
                 self._call_parser,
-                request.tools or (),
+                request.callable_tools,
                 request.call_choice,
+                request.allowed,
                 parallel=request.parallel_calls,
                 reasoning=self._opens_reasoning(plan),
             )
@@ -73,7 +74,7 @@ class ReplyParsers:
 
     def parser(self, plan: TurnPlan) -> SampledParser:
         def calls() -> CallParser:
-            return self._of(plan.request).of(plan.request.tools)
+            return self._of(plan.request).of(plan.request.callable_tools)
 
         if self._reader is None:
             return self._resumed(calls(), plan) if plan.request.continue_final else calls()
@@ -89,7 +90,7 @@ class ReplyParsers:
             return calls
         spelled = self._end_of(plan, _TOKENS_A_CHARACTER * (len(_said(plan)) + len(plan.reasoning_before())) + _MARKERS)
         at = spelled.rfind(Harmony.opening)
-        other = self._of(plan.request).of(plan.request.tools)
+        other = self._of(plan.request).of(plan.request.callable_tools)
         return ResumedParser(calls, other, spelled[at:]) if at >= 0 else calls
 
     def _opens_reasoning(self, plan: TurnPlan) -> bool:
@@ -102,7 +103,7 @@ class ReplyParsers:
         return bool(found) and isinstance(found[-1], Reasoning)
 
     def _of(self, request: ChatRequest) -> parsers.Calls:
-        return self._no_calls if request.call_choice == "none" or not request.tools else self._calls
+        return self._no_calls if request.call_choice == "none" or not request.callable_tools else self._calls
 
     def _beginning(self, plan: TurnPlan) -> _Beginning:
         assert self._reader is not None

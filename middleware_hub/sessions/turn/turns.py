@@ -90,7 +90,7 @@ class Turns:
             self._registry.require_room(session)
         begun = time.perf_counter()
         with self._backend.tracer.span("prepare", messages=len(request.messages)) as span:
-            turn = session.trie.prepare(setting_in(request), request.messages, parent=key.parent)
+            turn = session.trie.prepare(setting_in(request), request.messages, parent=key.parent, reply=request.reply)
             if key.parent == NO_PARENT:  # all of the conversation is context
                 turn = PreparedTurn(turn.node, None, 0, named=NO_PARENT, setting=turn.setting)
             # From here on, while the tail is encoded, handles hold what the turn may continue.

@@ -222,10 +222,29 @@ def test_a_call_cannot_be_required_without_tools() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["web_search_20250305", "bash_20250124", "computer_20250124", "code_execution_20250522"]
+    "kind", ["web_search_20250305", "computer_20250124", "code_execution_20250522", "tool_search_tool_regex_20251119"]
 )
-def test_tools_of_anthropics_servers_are_refused(kind: str) -> None:
-    found = error(tools=[ADD, {"type": kind, "name": "x"}])
+def test_tools_that_nobody_runs_here_are_left_out(kind: str) -> None:
+    request = parse(tools=[ADD, {"type": kind, "name": "x"}])
+    assert (request.tools, request.ignored_tools) == (parse(tools=[ADD]).tools, (kind,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("bash_20250124", {"command", "restart"}),
+        ("text_editor_20250728", {"command", "path", "file_text", "old_str", "new_str", "insert_line", "view_range"}),
+        ("memory_20250818", {"command", "path", "old_path", "new_path"}),
+    ],
+)
+def test_tools_that_the_client_runs_have_their_schemas(kind: str, fields: set[str]) -> None:
+    (tool,) = parse(tools=[{"type": kind, "name": "mine"}]).tools or ()
+    assert tool["function"]["name"] == "mine"
+    assert fields <= tool["function"]["parameters"]["properties"].keys()
+
+
+def test_a_type_of_tools_that_anthropic_does_not_have() -> None:
+    found = error(tools=[ADD, {"type": "websearch", "name": "x"}])
     assert found.details == {"param": "tools[1].type", "code": "unsupported_content"}
 
 
@@ -233,7 +252,7 @@ def test_tools_of_anthropics_servers_are_refused(kind: str) -> None:
     ("tool", "param"),
     [
         ({"name": "f"}, "tools[0].input_schema"),
-        ({"input_schema": {}}, "tools[0].function.name"),
+        ({"input_schema": {}}, "tools[0].name"),
         ({"name": "f", "input_schema": nested(200)}, "tools[0]"),
     ],
 )

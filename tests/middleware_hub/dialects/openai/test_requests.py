@@ -197,8 +197,8 @@ def test_what_is_not_text_is_refused_by_name(kind: str) -> None:
         ({"role": "assistant", "tool_calls": [{}]}, "messages[0].tool_calls[0].function", "null"),
         (
             {"role": "assistant", "tool_calls": [{"type": "custom", "custom": {}}]},
-            "messages[0].tool_calls[0].type",
-            "custom",
+            "messages[0].tool_calls[0].custom.input",
+            "a string",
         ),
         (
             {"role": "assistant", "tool_calls": [{"id": 1, "function": {"name": "f"}}]},
@@ -442,7 +442,9 @@ def test_a_choice_that_is_none(choice: Any) -> None:
     ("tool", "param"),
     [
         ({}, "tools[0].function"),
-        ({"type": "custom", "custom": {}}, "tools[0].type"),
+        ({"type": "custom", "custom": {}}, "tools[0].custom.name"),
+        ({"type": "custom", "custom": 1}, "tools[0].custom"),
+        ({"type": "web_search"}, "tools[0].type"),
         ({"type": "function", "name": "f"}, "tools[0].function"),
         ({"type": "function", "function": {}}, "tools[0].function.name"),
         ({"type": "function", "function": {"name": ""}}, "tools[0].function.name"),

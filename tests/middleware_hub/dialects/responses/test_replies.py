@@ -34,6 +34,7 @@ ANSWER = Answer(
     reasoning_tokens=1,
     weight_version="7",
     extra={"routed_experts": msgspec.Raw(b'"AAEC"')},
+    ended=1_700_000_009,
 )
 
 
@@ -61,6 +62,7 @@ def test_a_whole_reply() -> None:
         "id": "resp_0123abcd",
         "object": "response",
         "created_at": 1_700_000_000,
+        "completed_at": 1_700_000_009,
         "status": "completed",
         "background": False,
         "error": None,
@@ -77,14 +79,14 @@ def test_a_whole_reply() -> None:
             },
             {
                 "type": "message",
-                "id": "msg_0123abcd_1",
+                "id": "msg_0123abcd_0",
                 "status": "completed",
                 "role": "assistant",
                 "content": [{"type": "output_text", "text": "Let me look.", "annotations": [], "logprobs": []}],
             },
             {
                 "type": "function_call",
-                "id": "fc_0123abcd_2",
+                "id": "fc_0123abcd_0",
                 "status": "completed",
                 "call_id": "call_1",
                 "name": "add",
@@ -92,13 +94,27 @@ def test_a_whole_reply() -> None:
             },
         ],
         "previous_response_id": None,
-        "store": False,
+        "store": True,
+        "instructions": None,
+        "max_tool_calls": None,
+        "metadata": {},
+        "prompt_cache_key": None,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": None,
+        "service_tier": "default",
+        "text": {"format": {"type": "text"}},
+        "truncation": "disabled",
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "top_logprobs": 0,
         "parallel_tool_calls": True,
         "tool_choice": "auto",
-        "tools": [{"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}],
+        "tools": [
+            {"type": "function", "name": "add", "description": None, "parameters": {"type": "object"}, "strict": False}
+        ],
         "max_output_tokens": 9,
         "temperature": 0.5,
-        "top_p": None,
+        "top_p": 1.0,
         "usage": {
             "input_tokens": 10,
             "input_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 0},

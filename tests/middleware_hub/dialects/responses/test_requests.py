@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -164,9 +165,26 @@ def test_the_last_message_may_be_continued() -> None:
     assert parse(input=[USER, said("The answer")], continue_final_message=True).continue_final
 
 
-@pytest.mark.parametrize("key", ["store", "metadata", "truncation", "service_tier", "prompt_cache_key", "user"])
-def test_bookkeeping_reaches_no_worker(key: str) -> None:
-    assert parse(**{key: "x"}) == parse()
+SENT = {
+    "store": False,
+    "metadata": {"run": "7"},
+    "truncation": "auto",
+    "service_tier": "flex",
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "s",
+    "max_tool_calls": 3,
+    "user": "u",
+}
+
+
+@pytest.mark.parametrize("key", SENT)
+def test_bookkeeping_is_for_the_reply_only(key: str) -> None:
+    assert parse(**{key: SENT[key]}) == msgspec.structs.replace(parse(), echoed={key: SENT[key]})
+
+
+def test_hints_reach_no_worker() -> None:
+    assert parse(client_metadata={"a": "b"}, stream_options={"include_obfuscation": False}) == parse()
 
 
 def test_what_is_null_is_absent() -> None:
@@ -192,7 +210,10 @@ def test_what_is_null_is_absent() -> None:
         ({"tools": [{"type": "function"}]}, "tools[0].name", "name"),
         ({"tools": [{**ADD, "parameters": 1}]}, "tools[0].parameters", "schema"),
         ({"tools": [{**ADD, "parameters": nested(300)}]}, "tools[0]", "nested"),
-        ({"tools": [ADD], "tool_choice": {"type": "mcp"}}, "tool_choice.type", '"function"'),
+        ({"tools": [ADD], "tool_choice": {"type": "mcp"}}, "tool_choice", "OpenAI's servers run"),
+        ({"tools": [ADD], "tool_choice": {"type": "pick"}}, "tool_choice.type", '"function"'),
+        ({"metadata": {"a": 1}}, "metadata", "an object of strings"),
+        ({"truncation": "middle"}, "truncation", '"auto" or "disabled"'),
         ({"tools": [ADD], "tool_choice": "all"}, "tool_choice", '"required"'),
         ({"tool_choice": "required"}, "tool_choice", "there are no `tools`"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "json_schema"),
@@ -218,12 +239,10 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, words: str) 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": {"id": "conv_1"}}, "conversation"),
         ({"background": True}, "background"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
+        ({"tools": [{"type": "functoin"}]}, "tools[0].type"),
         ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
     ],

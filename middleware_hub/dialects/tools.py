@@ -1,0 +1,202 @@
+"""Tools of all types, as functions that a prompt can show, and their calls on the way back.
+
+Chat templates know functions only. A tool of another type that the client runs is shown as a function; its calls are answered
+in the form of its own type (`ChatRequest.forms`). A tool that a provider's own servers run is left out, because nobody runs it
+here, and its type is reported (`ChatRequest.ignored_tools`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from middleware_hub.chat.messages import FUNCTION, Tool, ToolForm
+from middleware_hub.dialects.fields import check_depth, wrong
+from router.errors import BadRequestError
+
+ANY = "required"
+NONE = "none"
+AUTO = "auto"
+
+_ABOUT_CUSTOM = "Takes a text."
+"""Some templates (gpt-oss) refuse a tool without a description."""
+
+_SHOWN = 100
+"""Characters of a client's value in a message."""
+
+_encode = msgspec.json.encode
+
+
+class OfferedTools:
+    """Collects the tools of a request.
+
+    Attributes:
+        shown: those that the prompt shows.
+        deferred: those that it does not show (`defer_loading`), and whose calls are read.
+        forms: by their names in the prompt, those that the client writes in another form.
+        ignored: the types of those that were left out.
+    """
+
+    def __init__(self) -> None:
+        self.shown: list[Tool] = []
+        self.deferred: list[Tool] = []
+        self.forms: dict[str, ToolForm] = {}
+        self.ignored: list[str] = []
+        self._plain: set[str] = set()
+
+    def add(self, place: str, tool: Tool, form: ToolForm | None = None, *, deferred: bool = False) -> Tool:
+        """Add a tool in OpenAI's form, and return it. Raises BadRequestError."""
+        tool = checked_tool(place, tool)
+        name: str = tool["function"]["name"]
+        if (form is None and name in self.forms) or (form is not None and name in self._plain | self.forms.keys()):
+            raise BadRequestError(f"`{place}` has the name {name!r}, which another tool has too", param=f"{place}.name")
+        if form is None:
+            self._plain.add(name)
+        else:
+            self.forms[name] = form
+        (self.deferred if deferred else self.shown).append(tool)
+        return tool
+
+    def add_custom(
+        self,
+        place: str,
+        custom: dict[str, Any],
+        grammar: dict[str, Any],
+        name: str,
+        form: ToolForm,
+        *,
+        deferred: bool = False,
+    ) -> None:
+        """Add a custom tool: a function whose only argument, `input`, is a text. Raises BadRequestError.
+
+        Args:
+            custom: the tool, with its `description`.
+            grammar: the `definition` and `syntax` of the text; empty if it may be any text. It is shown and not enforced.
+            name: its name in the prompt.
+        """
+        text: dict[str, Any] = {"type": "string"}
+        if grammar:
+            text["description"] = f"Text of this grammar ({grammar.get('syntax')}):\n{grammar.get('definition')}"
+        schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
+        self.add(place, function(name, custom.get("description") or _ABOUT_CUSTOM, schema), form, deferred=deferred)
+
+    def ignore(self, kind: str) -> None:
+        """Leave out a tool that nobody runs here."""
+        if kind not in self.ignored:
+            self.ignored.append(kind)
+
+    @property
+    def all(self) -> Sequence[Tool]:
+        return [*self.shown, *self.deferred]
+
+    def called(self, kind: str, name: str) -> str:
+        """Return the name in the prompt of a tool that a choice names by its type and by its own name or that of the prompt.
+
+        Raises BadRequestError.
+        """
+        for tool in self.all:
+            shown = tool["function"]["name"]
+            form = self.forms.get(shown, ToolForm(FUNCTION, shown))
+            if form.kind == kind and name in (shown, form.name):
+                return str(shown)
+        if not self.all:
+            raise BadRequestError("`tool_choice` asks for a call, and there are no `tools`", param="tool_choice")
+        raise BadRequestError(f"`tool_choice` names {name!r}, which is not among the `tools`", param="tool_choice")
+
+
+def checked_tool(place: str, tool: Tool) -> Tool:
+    """Return a tool in OpenAI's form, kept as it was written. Raises BadRequestError."""
+    if "type" not in tool:
+        # First, the usual order: templates show tools as JSON, and another order makes other tokens.
+        tool = {"type": "function", **tool}
+    if tool["type"] != "function":
+        raise wrong(f"{place}.type", tool["type"], '"function": no other tools can be called here')
+    function = tool.get("function")
+    if type(function) is not dict:
+        raise wrong(f"{place}.function", function, "an object with the `name` and `parameters` of the function")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise wrong(f"{place}.function.name", function.get("name"), "the function's name")
+    if function.get("parameters") is not None and type(function["parameters"]) is not dict:
+        raise wrong(f"{place}.function.parameters", function["parameters"], "a JSON schema, an object")
+    check_depth(place, tool)
+    return tool
+
+
+def function(name: Any, description: Any, parameters: Any) -> Tool:
+    """Return a function in OpenAI's form. What is None is left out."""
+    described = {"name": name, "description": description, "parameters": parameters}
+    return {"type": FUNCTION, "function": {key: value for key, value in described.items() if value is not None}}
+
+
+def definition(tool: Tool) -> str:
+    """Return the definition of a tool as the text of a result, in the form in which most templates show tools."""
+    return _encode(tool).decode()
+
+
+def definitions(tools: Sequence[Tool]) -> dict[str, str]:
+    """Return the definitions of tools, by name."""
+    return {tool["function"]["name"]: definition(tool) for tool in tools}
+
+
+def check_forced(choice: str, place: str, written: Any, form: str | None) -> None:
+    """Raise BadRequestError if a call is forced although the reply must have another form.
+
+    Args:
+        choice: as in `ChatRequest.call_choice`.
+        place, written: the client's own choice, and its field.
+        form: the field that sets the form of the reply; None if there is none.
+    """
+    if form is None or choice in (AUTO, NONE):
+        return
+    shown = _encode(written).decode()[:_SHOWN]
+    raise BadRequestError(
+        f"`{place}` {shown} asks for a call, and `{form}` for a reply of another form: leave out one of them",
+        param=place,
+    )
+
+
+def checked_choice(choice: str, named: bool, tools: Sequence[Tool] | None) -> str:
+    """Return `call_choice` if it fits the tools: without tools, nothing is a call. Raises BadRequestError.
+
+    Args:
+        choice: `auto`, `none`, `required`, or a name.
+        named: whether it is a name.
+        tools: the tools to choose from.
+    """
+    if not tools:
+        if named or choice == ANY:
+            raise BadRequestError("`tool_choice` asks for a call, and there are no `tools`", param="tool_choice")
+        return NONE
+    if named and all(tool["function"]["name"] != choice for tool in tools):
+        raise BadRequestError(f"`tool_choice` names {choice!r}, which is not among the `tools`", param="tool_choice")
+    return choice
+
+
+def allowed_tools(
+    wanted: dict[str, Any], place: str, offered: OfferedTools, named: Callable[[dict[str, Any], str], str]
+) -> tuple[str, tuple[str, ...]]:
+    """Read a choice of the type `allowed_tools`: its mode, and the names in the prompt of the tools that may be called.
+
+    Args:
+        named: returns the name in the prompt of one of them, given its place.
+
+    Raises:
+        BadRequestError: none is allowed, or one is not among the `tools`.
+    """
+    mode, tools = wanted.get("mode"), wanted.get("tools")
+    if mode not in (AUTO, ANY):
+        raise wrong(f"{place}.mode", mode, f'"{AUTO}" or "{ANY}"')
+    if not isinstance(tools, list) or not tools or not all(isinstance(one, dict) for one in tools):
+        raise wrong(f"{place}.tools", tools, "a list of at least one tool")
+    names = {named(one, f"{place}.tools[{at}]") for at, one in enumerate(tools)}
+    kept = tuple(name for tool in offered.all if (name := tool["function"]["name"]) in names)
+    return mode, kept if len(kept) < len(offered.all) else ()
+
+
+def check_name(place: str, name: Any) -> str:
+    """Return the name of a tool. Raises BadRequestError."""
+    if not isinstance(name, str) or not name:
+        raise wrong(place, name, "the tool's name")
+    return name
