@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -83,6 +83,15 @@ def adapter_of(setting: bytes) -> bytes:
 
 def tools_of(setting: bytes) -> bytes:
     return setting[_DIGEST : 2 * _DIGEST]
+
+
+def offers_tools(setting: bytes) -> bool:
+    return tools_of(setting) not in (_NO_TOOLS, b"")
+
+
+def system_digest(contents: Sequence[Any]) -> str:
+    """Return the digest of the contents of system messages."""
+    return _digest([_content(content) for content in contents]).hex()
 
 
 def call_id(before: MessageKey, depth: int, number: int, name: str, arguments: str, *, short: bool = False) -> str:
@@ -188,3 +197,6 @@ _decode = msgspec.json.Decoder(float_hook=_number).decode
 
 def _digest(value: Any) -> bytes:
     return blake2b(_encode(value), digest_size=_DIGEST).digest()
+
+
+_NO_TOOLS = _digest(None)

@@ -83,6 +83,7 @@ class ExportOptions(TypedDict, total=False):
 
     expect_request_ids: Sequence[str] | None
     shared_turns: str
+    roots: str
     export_all_checkpoints: bool
 
 

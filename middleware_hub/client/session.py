@@ -44,8 +44,8 @@ class SessionCalls:
         listed: ExportOptions = {"expect_request_ids": self.replies} if self.replies else {}
         return operations.finalize(self.id, {**listed, **options})
 
-    def tree_call(self) -> Operation[dict[str, Any]]:
-        return operations.in_session("POST", self.id, "/finalize", {"format": "tree"})
+    def tree_call(self, roots: str) -> Operation[dict[str, Any]]:
+        return operations.in_session("POST", self.id, "/finalize", {"format": "tree", "roots": roots})
 
 
 class AsyncSession(SessionCalls):
@@ -86,9 +86,12 @@ class AsyncSession(SessionCalls):
         """End it; return a trajectory for each branch. May be called again."""
         return await self.client.run(self.finalize_call(options))
 
-    async def tree(self) -> dict[str, Any]:
-        """End it; return its tree, in which shared turns are once. See `middleware_hub.integrations.tree`."""
-        return await self.client.run(self.tree_call())
+    async def tree(self, *, roots: str = "all") -> dict[str, Any]:
+        """End it; return its tree, in which shared turns are once. See `middleware_hub.integrations.tree`.
+
+        `roots`: `head` leaves out what the agent asked beside its task.
+        """
+        return await self.client.run(self.tree_call(roots))
 
     async def delete(self) -> None:
         """Abort running generations, and forget everything."""

@@ -306,9 +306,12 @@ class Session(SessionCalls):
         """End it; return a trajectory for each branch. May be called again."""
         return self.client.run(self.finalize_call(options))
 
-    def tree(self) -> dict[str, Any]:
-        """End it; return its tree, in which shared turns are once. See `middleware_hub.integrations.tree`."""
-        return self.client.run(self.tree_call())
+    def tree(self, *, roots: str = "all") -> dict[str, Any]:
+        """End it; return its tree, in which shared turns are once. See `middleware_hub.integrations.tree`.
+
+        `roots`: `head` leaves out what the agent asked beside its task.
+        """
+        return self.client.run(self.tree_call(roots))
 
     def delete(self) -> None:
         """Abort running generations, and forget everything."""

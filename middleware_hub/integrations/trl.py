@@ -75,7 +75,7 @@ def agent_rollout(
         weights: a folder that the engines see under the same name; see `Weights`.
         sampling: further `sampling_params`, as SGLang knows them.
 
-    TRL takes one sequence of a rollout: the branch of the last reply; `branches_left_out` counts the others.
+    TRL takes one sequence of a rollout: the task's branch of the last reply; `branches_left_out` counts the others.
     """
 
     async def one(client: AsyncClient, trainer: Any, fields: dict[str, Any]) -> Trajectory:
@@ -100,7 +100,8 @@ def agent_rollout(
                 fields["branches_left_out"] = 0
                 return LOST
         fields["branches_left_out"] = max(len(found.trajectories) - 1, 0)
-        return found.trajectories[-1] if found.trajectories else NOTHING
+        task = [one for one in found.trajectories if not one.details.get("side_request")]
+        return task[-1] if task else NOTHING
 
     return _function(router, one, Weights(weights))
 

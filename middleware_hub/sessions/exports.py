@@ -29,8 +29,9 @@ from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList
 
-_FINALIZE_FIELDS = frozenset({"export_all_checkpoints", "shared_turns", "format", "expect_request_ids"})
+_FINALIZE_FIELDS = frozenset({"export_all_checkpoints", "shared_turns", "format", "expect_request_ids", "roots"})
 """The fields of an export, in its body or its query. Others are ignored, and named in the reply: one may be misspelt."""
+_ROOTS = ("all", "head")
 _PIECE_BYTES = 64 * 1024
 EndOfSession = Callable[[Session], Awaitable[None]]
 """Notes that a session has ended."""
@@ -42,6 +43,7 @@ class _Export(msgspec.Struct, frozen=True):
     Attributes:
         every: whether to export one trajectory for each sample.
         shared: which trajectories have the mask of a shared turn.
+        roots: `head`: only trajectories of the task's root; or `all`.
         form: `json`, or one of `FORMATS`.
         expected: the replies that the client received; None if it does not say.
         ignored: the fields of the request that mean nothing.
@@ -49,6 +51,7 @@ class _Export(msgspec.Struct, frozen=True):
 
     every: bool
     shared: SharedTurns
+    roots: str
     form: str
     expected: Sequence[str] | None
     ignored: Sequence[str]
@@ -62,6 +65,9 @@ class _Export(msgspec.Struct, frozen=True):
         shared = typed(fields, "shared_turns", str, "a string") or query.get("shared_turns") or "once"
         if shared not in get_args(SharedTurns):
             raise BadRequestError(f"`shared_turns` must be one of {', '.join(get_args(SharedTurns))}, not {shared!r}")
+        roots = typed(fields, "roots", str, "a string") or query.get("roots") or "all"
+        if roots not in _ROOTS:
+            raise BadRequestError(f"`roots` must be one of {', '.join(_ROOTS)}, not {roots!r}")
         form = typed(fields, "format", str, "a string") or query.get("format") or "json"
         if form != "json" and form not in FORMATS:
             raise BadRequestError(f"`format` must be one of json, {', '.join(FORMATS)}, not {form!r}")
@@ -71,7 +77,7 @@ class _Export(msgspec.Struct, frozen=True):
         for name in expected or ():
             check_one(name, "of `expect_request_ids`,")
         ignored = sorted((fields.keys() | query.keys()) - _FINALIZE_FIELDS)
-        return cls(every, shared, form, expected, ignored)  # type: ignore[arg-type]  # checked
+        return cls(every, shared, roots, form, expected, ignored)  # type: ignore[arg-type]  # checked
 
 
 class Exports:
@@ -104,13 +110,15 @@ async def _send_export(session: Session, export: _Export, receive: Receive, send
     check_known(session, unread=unread)
     missing = [name for name in export.expected or () if session.trie.checkpoint(name) is None]
     missing += [name for name in session.lost if name not in missing]
+    head_root = session.trie.head_root
     found = branches(
-        session.trie.checkpoints(terminal=not export.every),
+        session.trie.checkpoints(terminal=not export.every, root=head_root if export.roots == "head" else None),
         session.reward_info,
         shared_turns=export.shared,
         missing=missing,
         unread=unread,
         passed_over=session.trie.passed_over,
+        head=head_root,
     )
     head: dict[str, Any] = {
         "session_id": session.id,

@@ -45,8 +45,8 @@ class SessionSamples:
             unread = session.unread or not await filled(session)
             check_known(session, unread=unread)
             ends, lost = session.trie.checkpoints(terminal=True), session.lost
-            known = session.trie.passed_over
-            found = list(branches(ends, session.reward_info, missing=lost, unread=unread, passed_over=known))
+            known, head = session.trie.passed_over, session.trie.head_root
+            found = list(branches(ends, session.reward_info, missing=lost, unread=unread, passed_over=known, head=head))
             session.touch()
         finally:
             session.visitors -= 1

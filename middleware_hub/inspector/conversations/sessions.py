@@ -34,7 +34,7 @@ class SessionConversation:
 
     @property
     def updated(self) -> int:
-        head = self._session.trie.head
+        head = self._session.trie.newest
         return int(max(self._session.created_at, 0.0 if head is None else head.time) * 1e9)
 
     def summary(self) -> dict[str, Any]:

@@ -12,6 +12,8 @@ workers' replies are grouped by turn; arrays with a row for each token are joine
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -19,7 +21,8 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
-from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.chat.keys import offers_tools, system_digest, tools_of
+from middleware_hub.sessions.trie.nodes import Checkpoint, Root
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links
 from middleware_hub.spans.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined
 from middleware_hub.spans.trajectory import Turn, flatten_chain
@@ -44,6 +47,10 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
         extra: further fields of the workers' replies by name: `(generation id, raw value)`.
         per_token: those of `extra` that could be joined: a row for each token but the last, prompt and response.
         missed: the replies that its prompts would have continued if the store could have been asked.
+        root: the number of its root (see `trie.roots`).
+        system_digest, tools_digest: equal for equal system messages and equal tools; None if there are none.
+        side_request: whether its conversation is not the task's: it has no tools where the task has some, or another system
+            prompt.
     """
 
     branch: str
@@ -61,6 +68,10 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     extra: Mapping[str, list[tuple[str, Raw]]]
     per_token: Mapping[str, PerTokenArray]
     missed: tuple[str, ...] = ()
+    root: int = 0
+    system_digest: str | None = None
+    tools_digest: str | None = None
+    side_request: bool = False
 
     @property
     def exact(self) -> bool:
@@ -76,6 +87,7 @@ def branches(
     missing: Sequence[str] = (),
     unread: bool = False,
     passed_over: Callable[[Checkpoint], Iterable[Checkpoint]] | None = None,
+    head: Root | None = None,
 ) -> Iterator[BranchTrajectory]:
     """Yield one trajectory for each checkpoint, as its branch is now: turns committed later are not in it.
 
@@ -88,9 +100,10 @@ def branches(
         unread: whether another router may have continued the session while the store is unreachable (`store_unreachable`).
         passed_over: `MessageTrie.passed_over`, for the turns that could not ask the store: now that all turns are known, this
             tells what those lack. None keeps their reason.
+        head: the root of the session's task.
     """
     # Take all chains now: the session may be deleted while its export is sent.
-    taken = [(one, _chain(one, None if unread else passed_over)) for one in checkpoints]
+    taken = [(one, _chain(one, None if unread else passed_over, head)) for one in checkpoints]
     return _laid_out(taken, reward_info, shared_turns, missing, (STORE_UNREACHABLE,) if unread else ())
 
 
@@ -116,6 +129,7 @@ class _Chain(msgspec.Struct, frozen=True):
     Attributes:
         unsampled: whether one of the assistant's messages was not sampled here.
         missed: by the ids of the turns that could not ask the store, the replies that these would have continued.
+        beginning: the values of the fields `root` to `side_request`.
     """
 
     spans: list[tuple[TokenSpan, int]]
@@ -123,9 +137,12 @@ class _Chain(msgspec.Struct, frozen=True):
     messages: list[bytes]
     unsampled: bool
     missed: dict[str, list[str]]
+    beginning: dict[str, Any]
 
 
-def _chain(checkpoint: Checkpoint, passed_over: Callable[[Checkpoint], Iterable[Checkpoint]] | None) -> _Chain:
+def _chain(
+    checkpoint: Checkpoint, passed_over: Callable[[Checkpoint], Iterable[Checkpoint]] | None, head: Root | None
+) -> _Chain:
     spans = list(links(checkpoint.span, len(checkpoint.span)))
     turns = list(checkpoint.lineage())
     spans.reverse()
@@ -141,7 +158,15 @@ def _chain(checkpoint: Checkpoint, passed_over: Callable[[Checkpoint], Iterable[
     if passed_over is not None:
         doubtful = (turn for turn in turns if STORE_UNREACHABLE in turn.reasons)
         missed = {turn.id: [one.id for one in passed_over(turn)] for turn in doubtful}
-    return _Chain(spans, turns, messages, unsampled, missed)
+    system = [msgspec.json.decode(node.message)["content"] for node in takewhile(attrgetter("is_system"), path)]
+    setting = checkpoint.node.setting
+    beginning = {
+        "root": checkpoint.root.number,
+        "system_digest": system_digest(system) if system else None,
+        "tools_digest": tools_of(setting).hex() if offers_tools(setting) else None,
+        "side_request": head is not None and checkpoint.root.beside(head),
+    }
+    return _Chain(spans, turns, messages, unsampled, missed, beginning)
 
 
 def _with_reasoning(message: bytes, turn: Checkpoint) -> bytes:
@@ -207,4 +232,5 @@ def _trajectory(
         extra=extra,
         per_token=per_token,
         missed=tuple(dict.fromkeys(name for names in chain.missed.values() for name in names)),
+        **chain.beginning,
     )

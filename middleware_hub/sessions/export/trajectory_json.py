@@ -54,6 +54,10 @@ def described(trajectory: BranchTrajectory) -> dict[str, Any]:
     return {
         "branch": trajectory.branch,
         "parent_branch": trajectory.parent_branch,
+        "root": trajectory.root,
+        "system_digest": trajectory.system_digest,
+        "tools_digest": trajectory.tools_digest,
+        "side_request": trajectory.side_request,
         "messages": [Raw(message) for message in trajectory.messages],
         "weight_versions": [{"version": v, "start": low, "end": high} for v, low, high in trajectory.weight_versions],
         "num_turns": len(trajectory.turns),

@@ -193,6 +193,10 @@ def _leaf(branch: BranchTrajectory, node: int) -> dict[str, Any]:
     return {
         "branch": branch.branch,
         "node": node,
+        "root": branch.root,
+        "system_digest": branch.system_digest,
+        "tools_digest": branch.tools_digest,
+        "side_request": branch.side_request,
         "reward_info": branch.reward_info,
         "finish_reason": branch.finish_reason,
         "exact": branch.exact,

@@ -115,7 +115,7 @@ class Finalized(SessionEvent, tag="finalized", frozen=True):
 
 
 class Exported(SessionEvent, tag="exported", frozen=True):
-    """All `samples` samples reached a client."""
+    """The session was exported to a client when it had `samples` samples: all of them, or as many as the client wants."""
 
     samples: int
 

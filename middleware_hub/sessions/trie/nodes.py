@@ -12,6 +12,26 @@ from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.hidden_tail import HiddenToken
 
 
+class Root(msgspec.Struct, gc=False, eq=False):
+    """What conversations begin with (see `roots`).
+
+    Attributes:
+        number: in the order of first commits, from 0.
+        tools: whether it offers tools.
+        system: the keys of its system messages.
+        samples: the number of turns in it.
+    """
+
+    number: int
+    tools: bool
+    system: tuple[MessageKey, ...] = ()
+    samples: int = 0
+
+    def beside(self, head: Root) -> bool:
+        """Whether its conversations are not the task's, which are `head`'s: no tools, or another system prompt."""
+        return (head.tools and not self.tools) or self.system != head.system
+
+
 class Checkpoint(msgspec.Struct, gc=False, eq=False):
     """One sampled turn, and with it the whole exact sequence that ends there.
 
@@ -35,6 +55,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
         edited: whether its path holds an edited echo in the place of `parent`'s message.
         reward: the reward attached to it.
         time: when it was committed, in seconds since 1970.
+        root: of its conversation.
     """
 
     id: str
@@ -55,6 +76,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
     edited: bool = False
     reward: dict[str, Any] | None = None
     time: float = 0.0
+    root: Root = msgspec.field(default_factory=lambda: Root(0, tools=False))
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.id}: turn {self.depth}, {self.span!r}>"
@@ -108,6 +130,10 @@ class MessageNode(msgspec.Struct, gc=False, eq=False):
     def __repr__(self) -> str:
         state = "" if self.committed else ", pending"
         return f"<MessageNode {self.role or 'root'} at {self.depth}: {len(self.samples or ())} samples{state}>"
+
+    @property
+    def is_system(self) -> bool:
+        return self.role == "system"
 
     def ancestors(self) -> Iterator[MessageNode]:
         """Yield this node, its parent, and so on up; the root is left out."""

@@ -31,12 +31,14 @@ from middleware_hub.sessions.trie.nodes import (
     BranchHandle,
     Checkpoint,
     MessageNode,
+    Root,
     any_committed,
     mark_committed,
     unlink,
 )
 from middleware_hub.sessions.trie.path_index import PathIndex, same_path
 from middleware_hub.sessions.trie.prepared_turn import MOST_EDITED, PreparedTurn, choose, edited_messages
+from middleware_hub.sessions.trie.roots import Roots
 from middleware_hub.spans.chain import STORE_UNREACHABLE, TokenSpan, names_of
 
 _encode = msgspec.json.Encoder().encode
@@ -55,6 +57,7 @@ class MessageTrie:
         self._checkpoints: dict[str, Checkpoint] = {}
         self._handles: dict[str, BranchHandle] = {}
         self._paths = PathIndex()
+        self._beginnings = Roots(self._paths.other)
         self._commits = 0
         self.nodes = 0
         """The number of messages, pending ones included, roots left out."""
@@ -71,7 +74,19 @@ class MessageTrie:
         return len(self._handles)
 
     @property
+    def head_root(self) -> Root | None:
+        """The root of the task; None before the first turn."""
+        return self._beginnings.head
+
+    @property
     def head(self) -> Checkpoint | None:
+        """The newest sample of the task; None before the first turn."""
+        root = self.head_root
+        return next((one for one in reversed(self._checkpoints.values()) if one.root is root), None)
+
+    @property
+    def newest(self) -> Checkpoint | None:
+        """The newest sample of all."""
         return next(reversed(self._checkpoints.values()), None)
 
     def checkpoint(self, generation_id: str) -> Checkpoint | None:
@@ -92,9 +107,13 @@ class MessageTrie:
             messages.append(KeyedMessage(message, node.key))
         return GivenTurn(found.id, messages)
 
-    def checkpoints(self, *, terminal: bool = False) -> list[Checkpoint]:
-        """Return all samples in the order of their commits; with `terminal`, only those at the end of a branch."""
-        return [found for found in self._checkpoints.values() if found.terminal or not terminal]
+    def checkpoints(self, *, terminal: bool = False, root: Root | None = None) -> list[Checkpoint]:
+        """Return all samples in the order of their commits; with `terminal`, only those at the end of a branch.
+
+        `root`: only those of this root.
+        """
+        found = self._checkpoints.values()
+        return [one for one in found if (one.terminal or not terminal) and (root is None or one.root is root)]
 
     def each_node(self) -> Iterator[MessageNode]:
         """Yield every node but the roots, parents before their children."""
@@ -245,6 +264,7 @@ class MessageTrie:
         if not node.samples:
             self._paths.gone(node)
         del self._checkpoints[checkpoint.id]
+        self._beginnings.dropped(checkpoint)
         if checkpoint.parent is not None:
             checkpoint.parent.users -= 1
             checkpoint.parent.continued -= not checkpoint.apart
@@ -277,6 +297,7 @@ class MessageTrie:
             node.parent = node.children = node.samples = node.contexts = None
         self._checkpoints.clear()
         self._paths.clear()
+        self._beginnings.clear()
         self._roots.clear()
         self.nodes = 0
 
@@ -360,7 +381,14 @@ class MessageTrie:
         key = self.key(message)
         node = (above.children or {}).get(key) or self._attach(above, key, message)
         checkpoint = Checkpoint(
-            handle.generation_id, node, span, handle.checkpoint, self._commits, apart=handle.apart, **details
+            handle.generation_id,
+            node,
+            span,
+            handle.checkpoint,
+            self._commits,
+            apart=handle.apart,
+            root=self._beginnings.committed(above),
+            **details,
         )
         self._commits += 1
         if checkpoint.parent is not None:

@@ -362,7 +362,7 @@ class TestElsewhere:
         assert turn.elsewhere is mine, "the one with the same tools"
         talk.trie.abandon(handle)
         turn, _ = talk.open(user("a"), assistant("b"), user("c"), setting=ONE + b"n" * 16 + ON)
-        assert turn.elsewhere is talk.trie.head, "the newest"
+        assert turn.elsewhere is talk.trie.newest, "the newest"
 
     def test_another_adapter_is_another_model(self) -> None:
         talk = Talk()
