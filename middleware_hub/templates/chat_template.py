@@ -122,15 +122,24 @@ class ChatTemplate(TurnForms):
         With `continue_final` the last message is the assistant's, and the text ends with its content, whitespace kept.
 
         Raises:
-            BadRequestError: the template refuses, in its own words.
+            BadRequestError: the template refuses, in its own words, or has no place for a system message.
             RenderingError: the end of the message to be continued cannot be found.
         """
         if not messages:
             raise BadRequestError("messages: at least one is needed")
         if options:
             check_options(options)
-        plain = [self._plain(message) for message in self._systems.placed(messages)]
-        return self._until_end(plain, tools, options, continue_final=continue_final)
+        placed = self._systems.placed(messages)
+        plain = [self._plain(message) for message in placed]
+        text = self._until_end(plain, tools, options, continue_final=continue_final)
+        if placed is not messages:
+            for at, message in enumerate(messages):
+                if message["role"] == "system" and not _holds(text, message.get("content") or ""):
+                    raise BadRequestError(
+                        f"messages[{at}]: the chat template writes this system message in no place: put its text into the "
+                        "first message, or into a message of the user's"
+                    )
+        return text
 
     def tail(
         self,

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from router.config import StoreConfig
+from router.embedded.worker import EmbeddedWorker
 from tests.support import three_dialects
 from tests.support.agents import TOOLS, ids_of, system, user
 from tests.support.chat_models import chat_model
 from tests.support.client import Answer
+from tests.support.lives import Router
 from tests.support.shapes import ChatModel
 from tests.support.stack import Stack, stack
 from tests.support.three_dialects import PLACES, Message
@@ -359,3 +363,31 @@ def test_one_in_parts_without_one_at_the_beginning(served: tuple[str, Stack]) ->
     answer = at.ask([user("Hello"), {"role": "developer", "content": parts}])
     assert reasons(answer) == ["system_in_place"]
     assert f"<system>\n{LATER}\n\n{LAST}\n</system>" in at.text
+
+
+@pytest.mark.parametrize("session", [True, False])
+@pytest.mark.parametrize("name", ["qwen3_5_think", "gptoss", "gemma3", "qwen3"])
+def test_at_another_router_and_after_a_restart(name: str, session: bool, tmp_path: Path) -> None:
+    """The same ids wherever the conversation goes on: the chain, and behind it what any router writes."""
+    kept = StoreConfig(url=f"sqlite:{tmp_path / 'store.db'}")
+    folder = chat_model(name)
+    with EmbeddedWorker(folder, token_delay=0) as worker:
+        routers = [Router(worker, kept, folder=folder), Router(worker, kept, folder=folder)]
+        try:
+            at = Place(routers[0].stack, ChatModel(name))
+            if session:
+                at.session = at.served.post("/sessions", {}).json()["session_id"]
+            messages, chain = [system(FIRST), system("You are kind."), user("Hello"), system(LATER)], []
+            for number in range(4):
+                at.served = routers[number % 2].stack
+                answer = at.ask(messages, says=f"Reply {number}.")
+                assert at.sent[: len(chain)] == chain
+                assert reasons(answer) == ([] if name in OWN else ["system_in_place"])
+                assert answer.headers["x-radix-reused-tokens"] == str(len(chain))
+                chain = at.chain
+                messages += [at.reply(answer), system(f"It is {number}."), user("And?")]
+                if number == 1:
+                    routers[0].restart()
+        finally:
+            for router in routers:
+                router.stop()

@@ -107,6 +107,14 @@ def test_it_is_joined_to_a_result_where_no_user_may_follow_one() -> None:
     assert text.endswith("[R]Flour.\n\n<system>\nB\n</system>\n\n<system>\nC\n</system>[/R]")
 
 
+def test_one_that_is_written_in_no_place_is_no_silence() -> None:
+    """This template writes no results, and takes no message of the user's behind one."""
+    with pytest.raises(
+        BadRequestError, match=r"messages\[3\]: the chat template writes this system message in no place"
+    ):
+        made("cohere2").whole([user("Hi"), CALL, RESULT, system("Be brief.")], None, {})
+
+
 @pytest.mark.parametrize("name", [*APART, *ALTERNATING])
 def test_the_first_ones_are_one(name: str) -> None:
     template = made(name)
