@@ -450,6 +450,7 @@ STREAM_FAULTS: list[Fault] = [
     "nan_logprob",
     "null_logprob",
     "missing_logprob",
+    "missing_last_logprob",
 ]
 
 

@@ -225,6 +225,7 @@ FAULTS: list[Fault] = [
     "wrong_logprob_ids",
     "null_logprob",
     "missing_logprob",
+    "missing_last_logprob",
     "no_logprobs",
 ]
 LOUD = {"not_json", "no_done", "dies", "http_500", "http_503", "error_event", "abort_503"}

@@ -43,6 +43,8 @@ def spoil(payload: dict[str, Any], fault: Fault) -> None:
             logprobs[-1] = (float("nan"), *logprobs[-1][1:])
         case "null_logprob" if logprobs:
             logprobs[-1] = (None, *logprobs[-1][1:])
+        case "missing_last_logprob" if logprobs and meta["finish_reason"] is not None:
+            logprobs.pop()
         case "missing_logprob" if logprobs:
             logprobs.pop()
             meta["output_token_logprobs_length"] = len(logprobs)

@@ -23,6 +23,7 @@ Fault = Literal[
     "nan_logprob",  # the literal NaN, which Python's json reads
     "null_logprob",  # how orjson, and so SGLang, prints a NaN
     "missing_logprob",
+    "missing_last_logprob",  # of a stream, only in its last event
     "no_logprobs",
 ]
 

@@ -237,7 +237,7 @@ class StreamedReply:
         count = inner.count(b",") + 1 if inner else 0
         before = len(self.ids)
         self._check_first(before, count, completed)
-        if before and self._is_delta(count, completed, inner, self._raw_ids):
+        if before and self._is_delta(before, count, completed, inner, self._raw_ids):
             self._cumulative_ids = False
             self.ids += msgspec.json.decode(raw, type=list[int])
             return
@@ -256,7 +256,10 @@ class StreamedReply:
         plain = b'"' not in inner  # otherwise the entries contain texts, with any character
         count = (inner.count(b"[") if plain else len(decode_any(raw))) if inner else 0
         self._check_first(len(self._entries or ()), count, completed)
-        if self._entries and self._is_delta(count, completed, inner, self._raw_logprobs):
+        known = len(self._entries or ())
+        # No form has deltas of logprobs beside ids that repeat all before them.
+        if known and not self._grows_ids and self._is_delta(known, count, completed, inner, self._raw_logprobs):
+            assert self._entries is not None
             self._cumulative_text = False
             self._entries += decode_entries(raw)
             return
@@ -274,8 +277,11 @@ class StreamedReply:
         if not before and completed is not None and count < completed:
             self._miscounted = True
 
-    def _is_delta(self, count: int, completed: int | None, inner: bytes, previous: bytes) -> bool:
+    def _is_delta(self, before: int, count: int, completed: int | None, inner: bytes, previous: bytes) -> bool:
         """Return whether a later list holds only what is new: then it is shorter than `completed`.
+
+        A list that repeats all before it is cumulative, although tokens are missing at its end: with what was there before it,
+        it would have too many.
 
         A cumulative list may be longer than `completed`: SGLang 0.5.23 counts the tokens when it creates an event and prints
         the list when it sends the event, and a busy worker adds to the list in between. In a stream that miscounts, no list is
@@ -283,7 +289,10 @@ class StreamedReply:
         """
         if self._miscounted:
             return False
-        return count < completed if completed is not None else not inner.startswith(previous)
+        repeats = inner.startswith(previous)
+        if completed is None:
+            return not repeats
+        return count < completed and not (repeats and before <= count and before + count > completed)
 
     def _take_text(self, raw: bytes) -> None:
         form_is_known = self._entries is not None or self._cumulative_ids

@@ -26,6 +26,7 @@ def test_spoilt_replies(worker: EmbeddedWorker) -> None:
     assert spoilt("null_logprob")["meta_info"]["output_token_logprobs"][-1][0] is None
     assert spoilt("wrong_logprob_ids")["meta_info"]["output_token_logprobs"][-1][1] != worker.log[6].output_ids[-1]
     assert not [key for key in spoilt("no_logprobs")["meta_info"] if "logprob" in key]
+    assert len(spoilt("missing_last_logprob")["meta_info"]["output_token_logprobs"]) == 2
     assert generate(worker)["text"] == worker.log[-1].text
 
 

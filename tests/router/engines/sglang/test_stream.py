@@ -450,6 +450,26 @@ def test_a_stream_that_counts_too_many_tokens_is_never_exact(
         assert list(reply.ids) == [token[0] for step in steps for token in step]
 
 
+@pytest.mark.parametrize("missing", ["output_token_logprobs", "output_ids"])
+@given(steps=STEPS, data=st.data())
+def test_a_cumulative_event_that_lacks_tokens_at_its_end_repeats_no_text(
+    missing: str, steps: list[list[Token]], data: st.DataObject
+) -> None:
+    """It is no event of another form: the text is read once, and the reply contradicts itself."""
+    events = payloads(steps, "cumulative")
+    last = json.loads(events[-1])
+    found = last["meta_info"] if missing in last["meta_info"] else last
+    known = sum(map(len, steps[:-1]))
+    del found[missing][data.draw(st.integers(known, max(known, len(found[missing]) - 1))) :]
+    told = [*events[:-1], json.dumps(last, separators=(",", ":")).encode()]
+    text = "".join(token[2] for step in steps for token in step)
+    reply = read(told).reply()
+    assert reply is not None
+    assert reply.text == text
+    assert "".join(added(told)) == text
+    assert (reply.fault(4, logprobs_asked=True) is None) == (not steps[-1])
+
+
 @given(STEPS)
 @example([[(9, -0.5, "a")], [(9, -0.5, "a")], [(9, -0.5, "a")]])
 def test_logprobs_that_come_one_event_late_are_those_of_their_tokens(steps: list[list[Token]]) -> None:
