@@ -112,6 +112,9 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         samples: `n`.
         continue_final: continue the last message, the assistant's, instead of starting a new one.
         parallel_calls: whether one turn may contain more than one tool call.
+        old_calls: whether the client reads calls as OpenAI's old `function_call`, of which a turn has one.
+        separate_reasoning: whether reasoning is told apart from the text. Otherwise it stays there, with its tags.
+        include_reasoning: whether the client is shown the reasoning.
         call_choice: `auto`, `none` (what looks like a call is text), `required`, or the name of the only tool to call.
         allowed: the names of the tools that may be called; empty for all of them.
         reply: the id of the reply that the last turn of the assistant is, where the request says so; else empty.
@@ -135,6 +138,9 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream_usage: bool = False
     continue_final: bool = False
     parallel_calls: bool = True
+    old_calls: bool = False
+    separate_reasoning: bool = True
+    include_reasoning: bool = True
     call_choice: str = "auto"
     allowed: tuple[str, ...] = ()
     reply: str = ""

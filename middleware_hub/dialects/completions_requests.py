@@ -67,7 +67,7 @@ def parse(body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> CompletionReques
             "echo",
         )
     options = fields.take("stream_options", STREAM_OPTIONS)
-    fields.drop(("user",))
+    fields.drop(("user", "separate_reasoning", "include_reasoning"))  # a completion's text is not parsed
     return CompletionRequest(
         prompts=prompts,
         batch=batch,

@@ -28,10 +28,13 @@ _WRITTEN_HERE = frozenset(
 """Fields of `/generate` that only this router may set, never a client of a chat: they shape the reply that is read here."""
 
 _ONLY_SHOWN = frozenset(
-    "separate_reasoning stream_reasoning return_meta_info return_token_ids return_cached_tokens_details "
+    "stream_reasoning return_meta_info return_token_ids return_cached_tokens_details "
     "return_spec_tokens_details return_input_ids_in_sglext return_output_ids_in_sglext".split()
 )
 """Fields of SGLang's own chat endpoint that shape its reply. `/generate` does not know them."""
+
+_REASONING_SWITCHES = ("separate_reasoning", "include_reasoning")
+"""SGLang's and vLLM's switches for how a chat completion shows reasoning; both are true by default."""
 
 _PROMPT = "the prompt of a chat is made of its `messages`"
 _MEDIA = "this model takes text only"
@@ -137,6 +140,13 @@ class Fields:
 
     def rest(self) -> dict[str, Raw]:
         """Return the remaining fields, for the worker. Raises BadRequestError for a field that no client may send it."""
+        for key in _REASONING_SWITCHES:
+            if self.take(key, BOOLEAN) is False:
+                raise BadRequestError(
+                    f"`{key}` is a switch of chat completions: here reasoning always has a place of its own. To have none,"
+                    ' switch thinking off with `chat_template_kwargs`: {"enable_thinking": false}',
+                    param=key,
+                )
         rest: dict[str, Raw] = {}
         for key, raw in self._left.items():
             if key in _WRITTEN_HERE or key in _ONLY_SHOWN or is_null(raw):

@@ -29,8 +29,8 @@ BILLING = "x-anthropic-billing-header:"
 _BILLING_LINES = re.compile(rf"(?:\r?\n[ \t]*{BILLING}[^\n]*)+\Z|^[ \t]*{BILLING}[^\n]*(?:\n|\Z)", re.MULTILINE)
 """With the end of the line before them if they are the last ones."""
 
-_TEXTS = {"text": "text", "refusal": "refusal"}
-"""The types of parts that are text, and the key of the text."""
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""The types of parts that are text, and the key of the text: clients mix those of chats and of responses."""
 
 
 class OpenedBody(NamedTuple):
@@ -166,6 +166,8 @@ def part_text(place: str, part: Any) -> str:
     if key is None:
         if not isinstance(kind, str):
             raise wrong(f"{place}.type", kind, "a string")
+        if kind in ("thinking", "reasoning"):
+            raise unsupported(f"`{place}` is reasoning, and only messages of the assistant have some", place)
         raise unsupported(f'`{place}` is of the type "{kind[:40]}": this model takes text only', place)
     return string(f"{place}.{key}", part.get(key))
 

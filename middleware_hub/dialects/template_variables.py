@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from middleware_hub.dialects.fields import OBJECT, OBJECTS, Fields, Kind, check_depth, wrong
+from middleware_hub.dialects.fields import BOOLEAN, OBJECT, OBJECTS, Fields, Kind, check_depth, wrong
 from router.errors import BadRequestError
 
 _TAKEN = frozenset(
@@ -17,10 +17,15 @@ _EFFORT: Kind[str | float] = Kind(str | float, "a string, or a number")
 _SWITCHES = ("enable_thinking", "thinking")
 """The names in templates: Qwen, GLM and Nemotron have the first, DeepSeek and Kimi the second."""
 
+_THINKING: Kind[bool | dict[str, Any]] = Kind(bool | dict[str, Any], "true or false, or an object with a `type`")
+
 
 def read_variables(fields: Fields) -> dict[str, Any]:
     """Read `chat_template_kwargs`, and other fields meant for the template, which they override. Raises BadRequestError."""
     variables = read_kwargs(fields)
+    enabled = fields.take("enable_thinking", BOOLEAN)
+    if enabled is not None:
+        switch_thinking(variables, enabled)
     effort = fields.take("reasoning_effort", _EFFORT)
     reasoning = fields.take("reasoning", OBJECT) or {}
     wanted = reasoning.get("effort", effort)
@@ -31,8 +36,10 @@ def read_variables(fields: Fields) -> dict[str, Any]:
         switch_thinking(variables, wanted != "none")
     elif reasoning.get("enabled") is not None:
         switch_thinking(variables, reasoning["enabled"] is True)
-    thinking = fields.take("thinking", OBJECT)
-    if thinking is not None:
+    thinking = fields.take("thinking", _THINKING)
+    if isinstance(thinking, bool):
+        switch_thinking(variables, thinking)
+    elif thinking is not None:
         kind = thinking.get("type")
         if kind not in ("enabled", "disabled", "adaptive"):
             raise wrong("thinking.type", kind, '"enabled", "disabled" or "adaptive"')

@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
 from middleware_hub.chat.custom_tools import custom_input
-from middleware_hub.chat.messages import CUSTOM, ChatRequest, Piece, Text, ToolCall
+from middleware_hub.chat.messages import CUSTOM, ChatRequest, Piece, Reasoning, Text, ToolCall
 from router.errors import RouterError
 
 UNLIKELY = -9999.0
@@ -74,7 +74,11 @@ class OpenAIStream:
         delta: dict[str, Any]
         if isinstance(piece, ToolCall):
             delta = {"tool_calls": [{"index": self._calls[index], **_called(self._request, piece)}]}
+            if self._request.old_calls:
+                delta = {"function_call": piece.as_openai()["function"]}
             self._calls[index] += 1
+        elif isinstance(piece, Reasoning) and not self._request.include_reasoning:
+            return self._chunk(index, {}, logprobs) if logprobs else b""
         elif not piece.text and not logprobs:
             return b""
         elif isinstance(piece, Text):
@@ -89,7 +93,7 @@ class OpenAIStream:
         """Return the finish reason, and the logprobs of tokens after the last piece: a hidden tail has no text of its own."""
         behind = None if answer.logprobs is None else answer.logprobs[self._shown[index] :]
         beside = None if answer.ids is None else {"prompt_token_ids": answer.prompt_ids}
-        return self._chunk(index, {}, behind or None, beside, **ending(answer, chat=True))
+        return self._chunk(index, {}, behind or None, beside, **_ending(self._request, answer))
 
     def end(self, answers: Sequence[Answer]) -> bytes:
         """Return the usage, if the request asks for it, and `[DONE]`."""
@@ -142,11 +146,20 @@ def _called(request: ChatRequest, call: ToolCall) -> dict[str, Any]:
 def _choice(index: int, answer: Answer, request: ChatRequest) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.content or (None if answer.tool_calls else "")}
     message["refusal"] = None
-    message["reasoning_content"] = answer.reasoning or None
-    if answer.tool_calls:
+    message["reasoning_content"] = (answer.reasoning or None) if request.include_reasoning else None
+    if answer.tool_calls and request.old_calls:
+        message["function_call"] = answer.tool_calls[0].as_openai()["function"]
+    elif answer.tool_calls:
         message["tool_calls"] = [_called(request, call) for call in answer.tool_calls]
     logprobs = _logprobs(answer.logprobs, as_ids=request.tokens_as_ids)
-    return {"index": index, "message": message, "logprobs": logprobs, **ending(answer, chat=True)}
+    return {"index": index, "message": message, "logprobs": logprobs, **_ending(request, answer)}
+
+
+def _ending(request: ChatRequest, answer: Answer) -> dict[str, Any]:
+    end = ending(answer, chat=True)
+    if request.old_calls and end["finish_reason"] == "tool_calls":
+        end["finish_reason"] = "function_call"
+    return end
 
 
 def ending(answer: Answer, *, chat: bool = False) -> dict[str, Any]:

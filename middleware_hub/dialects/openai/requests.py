@@ -28,6 +28,7 @@ from middleware_hub.dialects.messages import (
     assistant_message,
     each_message,
     open_body,
+    part_text,
     said,
     told,
     tool_call,
@@ -74,6 +75,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
 
 def _read(fields: Fields) -> ChatRequest:
     """Read everything except the messages. `continue_final` is the value of the field of that name."""
+    old_calls = "functions" in fields and "tools" not in fields
     offered = _tools(fields)
     sampling = read_sampling(fields)
     older = fields.take_within("max_tokens", 1, LARGEST)
@@ -99,7 +101,10 @@ def _read(fields: Fields) -> ChatRequest:
         stream=fields.take("stream", BOOLEAN) or False,
         stream_usage=bool(options is not None and options.include_usage),
         continue_final=fields.take("continue_final_message", BOOLEAN) or False,
-        parallel_calls=fields.take("parallel_tool_calls", BOOLEAN) is not False,
+        parallel_calls=fields.take("parallel_tool_calls", BOOLEAN) is not False and not old_calls,
+        old_calls=old_calls,
+        separate_reasoning=fields.take("separate_reasoning", BOOLEAN) is not False,
+        include_reasoning=fields.take("include_reasoning", BOOLEAN) is not False,
         call_choice=choice,
         allowed=allowed,
         logprobs=logprobs,
@@ -143,8 +148,8 @@ def _message(place: str, wrote: dict[str, Any]) -> tuple[Message]:
 
 
 def _assistant(place: str, wrote: dict[str, Any]) -> Message:
-    content = said(f"{place}.content", wrote.get("content"))
-    reasoning = wrote.get("reasoning_content") or wrote.get("reasoning")
+    content, thought = _thought_and_said(f"{place}.content", wrote.get("content"))
+    reasoning = wrote.get("reasoning_content") or wrote.get("reasoning") or thought
     calls = wrote.get("tool_calls")
     if wrote.get("audio") is not None:
         raise unsupported(f"`{place}.audio` cannot be read: this model takes text only", f"{place}.audio")
@@ -159,6 +164,22 @@ def _assistant(place: str, wrote: dict[str, Any]) -> Message:
     for key in _ECHOED:
         wrote.pop(key, None)
     return assistant_message(content, reasoning or "", calls or ())
+
+
+def _thought_and_said(place: str, content: Any) -> tuple[str, str]:
+    """Return the text of an assistant's content, and the reasoning in its parts, which SGLang and others take there."""
+    if type(content) is not list:
+        return said(place, content), ""
+    thought, parts = [], []
+    for at, part in enumerate(content):
+        kind = part.get("type") if type(part) is dict else None
+        if kind not in ("thinking", "reasoning"):
+            parts.append(part_text(f"{place}[{at}]", part))
+            continue
+        given = next((part[key] for key in (kind, "text") if part.get(key) is not None), "")
+        # Mistral's are lists of parts in turn.
+        thought.append(said(f"{place}[{at}].{kind}", given))
+    return "".join(parts), "".join(thought)
 
 
 def _calls(place: str, calls: Any) -> list[dict[str, Any]]:

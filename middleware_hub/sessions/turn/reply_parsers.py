@@ -25,6 +25,7 @@ from middleware_hub.sessions.turn.forced_calls import structural_tag
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.spans.chain import ID_BYTES, unpack_ids
 from middleware_hub.tokenizer.vocabulary import Vocabulary
+from router.errors import BadRequestError
 
 _TOKENS_A_CHARACTER = 4
 """The most tokens that one character needs: one for each byte of UTF-8."""
@@ -55,9 +56,15 @@ class ReplyParsers:
     def sampling(self, plan: TurnPlan) -> dict[str, Any]:
         """Return the `sampling_params` that the parsers need: a grammar that forces calls, and special tokens in the text.
 
-        Raises BadRequestError if the calls of this parser cannot be forced.
+        Raises BadRequestError if the calls of this parser cannot be forced, or if reasoning cannot stay in the text.
         """
         request = plan.request
+        if not request.separate_reasoning and self._calls.parser is Harmony:
+            raise BadRequestError(
+                "`separate_reasoning` cannot be false for this model: it writes reasoning, text and calls as messages in"
+                " channels, and not as one text",
+                param="separate_reasoning",
+            )
         found: dict[str, Any] = {}
         if request.call_choice not in ("auto", "none") or request.allowed:
             found["structural_tag"] = structural_tag(
@@ -76,7 +83,7 @@ class ReplyParsers:
         def calls() -> CallParser:
             return self._of(plan.request).of(plan.request.callable_tools)
 
-        if self._reader is None:
+        if self._reader is None or not plan.request.separate_reasoning:
             return self._resumed(calls(), plan) if plan.request.continue_final else calls()
         beginning = self._beginning(plan)
         reader: ReasoningParser = self._reader(starts_inside=beginning.inside)

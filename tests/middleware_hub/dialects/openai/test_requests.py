@@ -390,6 +390,50 @@ def test_tools_are_kept_as_they_were_written() -> None:
     assert json.dumps(parse(tools=[odd]).tools) == json.dumps([odd])
 
 
+def test_switches_of_thinking_are_read_at_the_top_level() -> None:
+    for field in ("enable_thinking", "thinking"):
+        for value in (True, False):
+            assert parse(**{field: value}).template == {"enable_thinking": value, "thinking": value}
+    assert parse(enable_thinking=False, chat_template_kwargs={"enable_thinking": True}).template == {
+        "enable_thinking": True,
+        "thinking": False,
+    }
+    assert parse(enable_thinking=None) == parse()
+    assert error(enable_thinking="false").details["param"] == "enable_thinking"
+
+
+def test_switches_of_how_reasoning_is_shown() -> None:
+    assert not parse(separate_reasoning=False).separate_reasoning
+    assert not parse(include_reasoning=False).include_reasoning
+    assert parse(separate_reasoning=True, include_reasoning=True) == parse()
+    assert error(separate_reasoning="no").details["param"] == "separate_reasoning"
+
+
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
+@pytest.mark.parametrize("role", ["user", "assistant", "system", "developer", "tool"])
+def test_parts_of_text_are_text_whatever_dialect_names_them(role: str, kind: str) -> None:
+    parts = [{"type": kind, "text": "a", "annotations": []}]
+    assert parse(messages=[{"role": role, "content": parts}]) == parse(messages=[{"role": role, "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+        {"type": "thinking", "text": "Hm."},
+        {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]},
+        {"type": "reasoning", "text": "Hm."},
+        {"type": "reasoning", "reasoning": "Hm."},
+    ],
+)
+def test_parts_of_reasoning_are_reasoning(part: dict[str, Any]) -> None:
+    found = parse(messages=[{"role": "assistant", "content": [part, {"type": "output_text", "text": "Yes."}]}])
+    assert found == parse(messages=[{"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}])
+    refused = error(messages=[{"role": "user", "content": [part]}])
+    assert refused.details["param"] == "messages[0].content[0]"
+    assert "only messages of the assistant" in refused.message
+
+
 def test_older_functions_are_tools() -> None:
     request = parse(functions=[ADD["function"]], function_call={"name": "add"})
     assert json.dumps(request.tools) == json.dumps([ADD])
@@ -536,7 +580,7 @@ def test_openais_bookkeeping_is_ignored(field: str) -> None:
     assert parse(**{field: "x"}) == parse()
 
 
-@pytest.mark.parametrize("field", ["rid", "return_logprob", "top_logprobs_num", "separate_reasoning"])
+@pytest.mark.parametrize("field", ["rid", "return_logprob", "top_logprobs_num", "stream_reasoning"])
 def test_what_the_router_writes_itself_no_client_does(field: str) -> None:
     assert parse(**{field: "x"}) == parse()
 
