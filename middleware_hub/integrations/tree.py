@@ -74,20 +74,24 @@ class PackedTree:
         found = torch.log_softmax(logits, -1)[self.before.clamp(min=0), self.input_ids]
         return torch.where(self.before >= 0, found, torch.zeros_like(found))
 
-    def weights(self, of_leaves: Sequence[float], shared: Shared = "once") -> torch.Tensor:
-        """Return the factor of each token in a loss: 0.0 for context.
+    def weights(self, of_leaves: Sequence[float | None], shared: Shared = "once") -> torch.Tensor:
+        """Return the factor of each token in a loss: 0.0 for context, and for turns that only leaves without a weight have.
 
         Args:
-            of_leaves: the advantage, or another weight, of each leaf.
-            shared: a turn of several branches gets the weight of the first of them (`once`), or the sum of all (`every`). For a
-                loss that is not linear in the advantage, as with clipping, the sum is not that of the branches: use `once`.
+            of_leaves: the advantage, or another weight, of each leaf; None for a leaf that is left out, as without a reward.
+            shared: a turn of several branches gets the weight of the first of them that has one (`once`), or the sum of all
+                (`every`). For a loss that is not linear in the advantage, as with clipping, the sum is not that of the
+                branches: use `once`.
         """
-        given = torch.tensor(list(of_leaves), dtype=self.rollout_logprobs.dtype, device=self.input_ids.device)
+        numbers = [0.0 if one is None else one for one in of_leaves]
+        given = torch.tensor(numbers, dtype=self.rollout_logprobs.dtype, device=self.input_ids.device)
         if len(given) != len(self.leaves):
             raise ValueError(f"{len(given)} weights for {len(self.leaves)} leaves")
-        member = self.leaves.to(given.dtype)
+        there = torch.tensor([one is not None for one in of_leaves], device=self.input_ids.device)
+        weighed = self.leaves & there[:, None]
+        member = weighed.to(given.dtype)
         found = given @ member if shared == "every" else given[member.argmax(0)]
-        return torch.where(self.sampled, found, torch.zeros_like(found))
+        return torch.where(self.sampled & weighed.any(0), found, torch.zeros_like(found))
 
 
 def pack(trees: Sequence[Mapping[str, Any]], device: Any = None, dtype: Any = torch.float32) -> PackedTree:

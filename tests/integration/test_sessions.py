@@ -102,6 +102,28 @@ class TestForks:
         found = agent.finalize(shared_turns="every")
         assert all(one["response_mask"][: len(first.sampled)] == [1] * len(first.sampled) for one in found)
 
+    @pytest.mark.parametrize("form", ["json", "arrow", "safetensors"])
+    def test_the_turns_that_a_winner_shares_are_trained_if_the_others_are_left_out(
+        self, agent: AgentSession, form: str
+    ) -> None:
+        first = agent.must(user("a"), says="one")
+        loser = agent.must(user("a"), first.message, user("b"), says="two")
+        winner = agent.must(user("a"), first.message, user("c"), says="three")
+        path = f"{agent.path}/reward_info"
+        assert agent.stack.post(path, {"branch": winner.generation, "reward_info": {"score": 1}}).status == 200
+        masks = {loser.generation: len(loser.sampled), winner.generation: len(first.sampled) + len(winner.sampled)}
+        answer = agent.stack.post(f"{agent.path}/finalize", {"format": form})
+        assert answer.status == 200, answer.content
+        if form == "json":
+            found = {one["branch"]: sum(one["response_mask"]) for one in answer.json()["trajectories"]}
+        elif form == "arrow":
+            rows = pyarrow.ipc.open_stream(answer.content).read_all().to_pylist()
+            found = {json.loads(row["json"])["branch"]: sum(row["response_mask"]) for row in rows}
+        else:
+            tensors = safetensors.numpy.load(answer.content)
+            found = dict(zip(masks, (int(tensors[f"{n}.response_mask"].sum()) for n in range(2)), strict=True))
+        assert found == masks
+
     def test_best_of_n_is_siblings_and_equal_samples_are_not_joined(self, agent: AgentSession) -> None:
         turns = [agent.must(user("a"), says=says) for says in ("b", "c", "b")]
         tree = agent.show(tree=True)["tree"]

@@ -63,11 +63,16 @@ def rotated(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return torch.cat([one * angles.cos() - other * angles.sin(), one * angles.sin() + other * angles.cos()], -1)
 
 
-def by_branches(model: Tiny, packed: PackedTree, weights: list[float], shared: str) -> torch.Tensor:
-    """The loss of the branches, each as a sequence of its own. With `once` a turn counts in the first branch that has it."""
+def by_branches(model: Tiny, packed: PackedTree, weights: list[float | None], shared: str) -> torch.Tensor:
+    """The loss of the branches, each as a sequence of its own. With `once` a turn counts in the first branch that has it.
+
+    A branch without a weight is left out.
+    """
     loss = torch.zeros((), dtype=torch.float64)
     trained = torch.zeros(len(packed.input_ids), dtype=torch.bool)
     for weight, one in zip(weights, flat(packed), strict=True):
+        if weight is None:
+            continue
         ids = packed.input_ids[one]
         logits = model(ids, torch.arange(len(ids)), torch.ones(len(ids), len(ids), dtype=torch.bool).tril())
         logprobs = torch.log_softmax(logits[:-1], -1).gather(1, ids[1:, None])[:, 0]
@@ -77,7 +82,7 @@ def by_branches(model: Tiny, packed: PackedTree, weights: list[float], shared: s
     return loss
 
 
-def by_tree(model: Tiny, packed: PackedTree, weights: list[float], shared: Any, mask: Any, *, flex: bool) -> Any:
+def by_tree(model: Tiny, packed: PackedTree, weights: list[float | None], shared: Any, mask: Any, *, flex: bool) -> Any:
     logits = model(packed.input_ids, packed.position_ids, mask, flex=flex)
     return -(packed.weights(weights, shared) * packed.logprobs_of(logits)).sum()
 
@@ -98,15 +103,21 @@ def main() -> None:
     packed = pack(trees, dtype=torch.float64)
     assert packed.rollout_logprobs.dtype == torch.float64
     model = Tiny(len(names)).double()
-    weights = [1.5 - 0.75 * number for number in range(len(packed.leaves))]
+    weights: list[float | None] = [1.5 - 0.75 * number for number in range(len(packed.leaves))]
+    some: list[float | None] = [None if number % 3 == 0 else weight for number, weight in enumerate(weights)]
     found: dict[str, Any] = {"tokens": len(packed.input_ids), "flat": packed.flat_tokens, "saved": packed.saved}
-    for shared in ("once", "every"):
-        loss = by_branches(model, packed, weights, shared)
+    for given, shared, name in (
+        (weights, "once", "once"),
+        (weights, "every", "every"),
+        (some, "once", "some_once"),
+        (some, "every", "some_every"),
+    ):
+        loss = by_branches(model, packed, given, shared)
         grad = gradients(model, loss)
-        tree_loss = by_tree(model, packed, weights, shared, packed.dense_mask(), flex=False)
+        tree_loss = by_tree(model, packed, given, shared, packed.dense_mask(), flex=False)
         tree_grad = gradients(model, tree_loss)
-        found[f"loss_{shared}"] = abs(float(tree_loss - loss)) / abs(float(loss))
-        found[f"gradient_{shared}"] = float((tree_grad - grad).abs().max() / grad.abs().max())
+        found[f"loss_{name}"] = abs(float(tree_loss - loss)) / abs(float(loss))
+        found[f"gradient_{name}"] = float((tree_grad - grad).abs().max() / grad.abs().max())
     try:
         from torch.nn.attention.flex_attention import create_block_mask
     except ImportError:

@@ -5,8 +5,9 @@
     response_mask  1 1 1 1   0 0 0 0    1 1 1 1    0 0 0 0    1 1 1 1
 
 Positions (`weight_versions`, `turns`) are offsets into `response_ids`, half-open. Branches come in the order of their commits.
-A turn that several branches share has its mask in the first of them (`once`) or in all of them (`every`). Further fields of the
-workers' replies are grouped by turn; arrays with a row for each token are joined (see `per_token`).
+A turn that several branches share has its mask in all of them (`every`), or in the first that has a reward (`once`; if none has
+one, in the first): trainers leave out branches without a reward, and a turn would be left out with its branch. Further fields
+of the workers' replies are grouped by turn; arrays with a row for each token are joined (see `per_token`).
 """
 
 from __future__ import annotations
@@ -114,13 +115,45 @@ def _laid_out(
     missing: Sequence[str],
     further: tuple[str, ...],
 ) -> Iterator[BranchTrajectory]:
-    trained: dict[int, int] = {}
+    rewards = [_reward_of(chain, reward_info) for _, chain in taken]
+    elsewhere = _trained_elsewhere([chain for _, chain in taken], rewards) if shared_turns == "once" else None
     first_with: dict[str, str] = {}
-    for checkpoint, chain in taken:
-        made = _trajectory(checkpoint, chain, reward_info, trained if shared_turns == "once" else None, first_with)
+    for number, (checkpoint, chain) in enumerate(taken):
+        made = _trajectory(
+            checkpoint, chain, rewards[number], {} if elsewhere is None else elsewhere[number], first_with
+        )
         doubts = (UNKNOWN_REPLY, *further) if missing and chain.unsampled else further
         reasons = dict.fromkeys((*made.reasons, *doubts))  # a turn after a lost one may already give this reason
         yield msgspec.structs.replace(made, reasons=tuple(reasons)) if doubts else made
+
+
+def _reward_of(chain: _Chain, reward_info: dict[str, Any]) -> dict[str, Any]:
+    found = dict(reward_info)
+    for turn in chain.turns:
+        found.update(turn.reward or {})
+    return found
+
+
+def _trained_elsewhere(chains: Sequence[_Chain], rewards: Sequence[dict[str, Any]]) -> list[dict[int, int]]:
+    """Return how many of the first tokens of each turn other branches train, by the id of its span, for each branch.
+
+    The first branch with a reward trains a turn: one with a number in its reward before one with other words only.
+    """
+    trained: dict[int, int] = {}
+    found: list[dict[int, int]] = [{} for _ in chains]
+    for number in sorted(range(len(chains)), key=lambda number: _unrewarded(rewards[number])):
+        at = {id(turn.span) for turn in chains[number].turns}
+        for span, count in chains[number].spans:
+            if id(span) in at:
+                found[number][id(span)] = done = trained.get(id(span), 0)
+                trained[id(span)] = max(done, count)
+    return found
+
+
+def _unrewarded(reward: dict[str, Any]) -> int:
+    if any(isinstance(value, int | float) for value in reward.values()):
+        return 0
+    return 1 if reward else 2
 
 
 class _Chain(msgspec.Struct, frozen=True):
@@ -176,8 +209,8 @@ def _with_reasoning(message: bytes, turn: Checkpoint) -> bytes:
 def _trajectory(
     checkpoint: Checkpoint,
     chain: _Chain,
-    reward_info: dict[str, Any],
-    trained: dict[int, int] | None,
+    rewards: dict[str, Any],
+    elsewhere: Mapping[int, int],
     first_with: dict[str, str],
 ) -> BranchTrajectory:
     flat = flatten_chain(chain.spans)
@@ -192,18 +225,13 @@ def _trajectory(
         low = span.offset - begin
         for name in rows.keys() & turn.extra.keys():
             rows[name].append(TurnRows(turn.id, span.offset + span.count, span.offset + count, turn.extra[name]))
-        if trained is not None:
-            done = trained.get(id(span), 0)
-            mask[low : low + min(done, count)] = 0
-            trained[id(span)] = max(done, count)
+        mask[low : low + min(elsewhere.get(id(span), 0), count)] = 0
     parent = next((first_with[turn.id] for turn in reversed(chain.turns) if turn.id in first_with), None)
     for turn in chain.turns:
         first_with.setdefault(turn.id, checkpoint.id)
-    rewards: dict[str, Any] = dict(reward_info)
     reasons = list(flat.reasons)
     extra: dict[str, list[tuple[str, Raw]]] = {}
     for turn in chain.turns:
-        rewards.update(turn.reward or {})
         settled = not chain.missed.get(turn.id, True)
         reasons += [
             reason for reason in turn.reasons if reason not in reasons and not (settled and reason == STORE_UNREACHABLE)

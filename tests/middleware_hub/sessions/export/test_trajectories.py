@@ -57,6 +57,8 @@ class Talk:
 
     trie: MessageTrie = field(default_factory=MessageTrie)
     turns: list[Turn] = field(default_factory=list)
+    reward: dict[str, Any] = field(default_factory=dict)
+    """Of the session."""
 
     def say(
         self,
@@ -71,6 +73,7 @@ class Talk:
         flags: int = SpanFlag.NONE,
         extra: dict[str, Raw] | None = None,
         reasons: tuple[str, ...] = (),
+        reward: dict[str, Any] | None = None,
     ) -> Turn:
         """One turn behind `parent`, of whose sampled tokens the last `left_out` are not in its prompt."""
         number = len(self.turns)
@@ -110,31 +113,37 @@ class Talk:
             reasoning=reasoning,
             reasons=reasons,
             extra=extra or {},
+            reward=reward,
         )
         known = [] if parent is None else parent.tokens
         turn = Turn(checkpoint, [*known[: len(known) - left_out], *prompt, *reply], parent, len(known) - left_out)
         self.turns.append(turn)
         return turn
 
+    def rewarded(self, turn: Turn) -> bool:
+        """Return whether the session, or a turn on the path, has a reward."""
+        walked: Turn | None = turn
+        while walked is not None and not walked.checkpoint.reward:
+            walked = walked.parent
+        return bool(self.reward) or walked is not None
+
     def export(self, *, every_checkpoint: bool = False, **options: Any) -> list[BranchTrajectory]:
-        return list(branches(self.trie.checkpoints(terminal=not every_checkpoint), {}, **options))
+        return list(branches(self.trie.checkpoints(terminal=not every_checkpoint), self.reward, **options))
 
     def expected(self, *, every_checkpoint: bool, shared_turns: str) -> list[dict[str, Any]]:
         """What must come of it, token by token."""
         continued = {id(turn.parent) for turn in self.turns}
-        trained: set[tuple[str, int]] = set()
+        ends = [turn for turn in self.turns if every_checkpoint or id(turn) not in continued]
         owners: dict[str, str] = {}
         found = []
-        for turn in self.turns:
-            if id(turn) in continued and not every_checkpoint:
-                continue
+        for turn in ends:
             begin = next(place for place, token in enumerate(turn.tokens) if token.turn is not None)
             response = turn.tokens[begin:]
             mask = []
             for token in response:
-                told = token.turn is not None and (shared_turns == "every" or (token.turn, token.place) not in trained)
-                mask.append(int(told))
-            trained |= {(token.turn, token.place) for token in response if token.turn is not None}
+                holders = [one for one in ends if any(token is other for other in one.tokens)]
+                owner = next((one for kind in (True, False) for one in holders if self.rewarded(one) is kind), None)
+                mask.append(int(token.turn is not None and (shared_turns == "every" or owner is turn)))
             names = list(dict.fromkeys(token.turn for token in response if token.turn is not None))
             places = {name: [at for at, one in enumerate(response) if one.turn == name] for name in names}
             above: list[str] = []
@@ -197,7 +206,9 @@ def talks(draw: st.DrawFn) -> Talk:
             left_out=draw(st.integers(0, sampled - 1)) if sampled else 0,
             version=draw(st.sampled_from(("1", "2"))),
             logprobs=draw(st.integers(0, 9)) > 0,
+            reward=draw(st.sampled_from((None, None, None, {"score": 0.0}))),
         )
+    talk.reward = draw(st.sampled_from(({}, {}, {"score": 1.0})))
     return talk
 
 
@@ -206,6 +217,30 @@ def test_every_branch_is_its_tokens(talk: Talk, every_checkpoint: bool, shared: 
     """Ids, mask, logprobs, versions, the places of turns and the earlier branch, whatever a fork leaves out of a turn."""
     found = talk.export(every_checkpoint=every_checkpoint, shared_turns=shared)
     assert [seen(one) for one in found] == talk.expected(every_checkpoint=every_checkpoint, shared_turns=shared)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "owner"),
+    [
+        ((None, None, None), 0),
+        ((None, {"score": 0.0}, {"score": 1.0}), 1),
+        ((None, None, {"success": False}), 2),
+        (({"note": "words"}, None, {"score": 1}), 2),
+        ((None, {"note": "words"}, None), 1),
+        (({}, {"score": None}, {"reward": 2}), 2),
+    ],
+)
+def test_a_shared_turn_belongs_to_the_first_branch_with_a_reward(
+    rewards: tuple[dict[str, Any] | None, ...], owner: int
+) -> None:
+    talk = Talk()
+    shared = talk.say()
+    for reward in rewards:
+        talk.say(shared, reward=reward)
+    found = talk.export()
+    assert [sum(one.response_mask.tolist()) for one in found] == [6 if at == owner else 3 for at in range(3)]
+    talk.reward = {"score": 0.5}  # with one of the session all have one
+    assert [sum(one.response_mask.tolist()) for one in talk.export()] == [6, 3, 3]
 
 
 @given(talks())
