@@ -238,7 +238,7 @@ class StreamedReply:
         before = len(self.ids)
         self._check_first(before, count, completed)
         if before and self._is_delta(before, count, completed, inner, self._raw_ids):
-            self._cumulative_ids = False
+            self._cumulative_ids = self._grows_ids = False
             self.ids += msgspec.json.decode(raw, type=list[int])
             return
         # After deltas, `_raw_ids` is not the start of the list.
