@@ -123,18 +123,19 @@ class SessionsMiddleware:
             logger.info("the tokenizer has no chat template: sessions answer no turns without --chat-template FILE")
             return None
         template = ChatTemplate(source, hub.tokenizer.special_tokens_map, late_system=sessions.late_system)
-        composer = Composer(
-            hub.tokenizer,
-            template,
-            history=sessions.history,
-            verify_rate=sessions.verify_rate,
-            shares=sessions.match in keys.NAMED,
-        )
         calls = parsers.detect_calls(source) if sessions.tool_call_parser == "auto" else sessions.tool_call_parser
         reasoning = (
             parsers.detect_reasoning(source) if sessions.reasoning_parser == "auto" else sessions.reasoning_parser
         )
         replies = ReplyParsers(hub.tokenizer.vocabulary, call_parser=calls, reasoning_parser=reasoning)
+        composer = Composer(
+            hub.tokenizer,
+            template,
+            replies.of_turn,
+            history=sessions.history,
+            verify_rate=sessions.verify_rate,
+            shares=sessions.match in keys.NAMED,
+        )
         logger.info("sessions: tool calls are read as %s, reasoning as %s", calls, reasoning)
         if context.peers is not None:
             context.peers.presence.settings |= {

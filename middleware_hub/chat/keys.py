@@ -1,18 +1,21 @@
 """Message keys: when two messages count as the same, although a client never sends back exactly what it received.
 
-A message that comes back (an *echo*) loses its reasoning, gains empty fields, and has its tool arguments serialized again.
-Tokens come from the trie and never from the echo, so an echo only needs to be recognized: `canonical` compares the meaning of a
-message, `strict` all of its fields. A user's own function takes the message and returns anything hashable.
+A message that comes back (an *echo*) loses its reasoning, gains empty fields and a name, has its tool arguments serialized
+again, and the ids of its calls replaced. Tokens come from the trie and never from the echo, so an echo only needs to be
+recognized: `canonical` compares the meaning of a message, `strict` all of its fields. A user's own function takes the message
+and returns anything hashable. What a key cannot show, because it depends on what was sampled, `same_turn` compares.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,7 +24,16 @@ from router.errors import BadRequestError, RouterError
 
 logger = logging.getLogger(__name__)
 
-KeyFunction = Callable[[Message], MessageKey]
+CallIds = Sequence[str | None]
+"""The ids of the calls of a message, in their order."""
+
+
+class KeyFunction(Protocol):
+    """Returns the key of a message."""
+
+    def __call__(self, message: Message, answers: CallIds = (), /) -> MessageKey:
+        """`answers`: the ids of the calls that a tool's message may answer: of the last calls before it."""
+
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _DIGEST = 16
@@ -37,26 +49,53 @@ class MessageKeyError(RouterError):
         super().__init__(message, headers=(("x-should-retry", "false"),))
 
 
-def canonical(message: Message) -> bytes:
+def canonical(message: Message, answers: CallIds = (), /) -> bytes:
     """Return the digest of what a message says.
 
     `None`, `""`, `[]` and an absent field are equal, a lone text part equals its string, and neither white space nor the order
-    of keys counts in arguments. `reasoning_content` does not count at all, because many clients drop it.
+    of keys counts in arguments, nor what a double loses of a number. `reasoning_content` does not count at all, because many
+    clients drop it; nor do the `name` of an assistant, and the ids of calls: a result counts as that of the first, second, ...
+    of them.
     """
-    content, calls = message.get("content"), message.get("tool_calls")
+    role, content, called = message.get("role"), message.get("content"), message.get("tool_calls")
     said: list[Any] = [
-        message.get("role"),
+        role,
         (content or None) if type(content) is str else _content(content),
-        message.get("name") or None,
-        [said_by(call) for call in calls] if calls else [],
-        message.get("tool_call_id") or None,
+        None if role == "assistant" else message.get("name") or None,
+        [said_by(call) for call in called] if called else [],
+        None if (answered := message.get("tool_call_id")) is None else _place(answered, answers),
     ]
     return blake2b(_encode(said), digest_size=_DIGEST).digest()
 
 
-def strict(message: Message) -> bytes:
+def calls(message: Message, answers: CallIds = (), /) -> bytes:
+    """Return the key that `canonical` gives. With calls, a message is also recognized by their ids alone (see `echoes`)."""
+    return canonical(message, answers)
+
+
+def strict(message: Message, _: CallIds = (), /) -> bytes:
     """Return the digest of all fields of a message, whatever the order of keys."""
     return _digest(message)
+
+
+def call_ids(message: Message) -> CallIds:
+    """Return the ids of a message's calls."""
+    return [call.get("id") for call in message.get("tool_calls") or ()]
+
+
+def answered_by(messages: Sequence[Message], at: int) -> CallIds:
+    """Return the ids of the calls that `messages[at]` may answer: of the last message before it that has calls."""
+    if messages[at].get("role") != "tool":
+        return ()
+    for message in reversed(messages[:at]):
+        if message.get("tool_calls"):
+            return call_ids(message)
+    return ()
+
+
+def _place(answered: object, answers: CallIds) -> object:
+    """Return the place of a call among those that may be answered; its id if it is none of them."""
+    return answers.index(answered) if answered in answers else answered or None
 
 
 def setting_of(request: ChatRequest) -> bytes:
@@ -94,37 +133,8 @@ def system_digest(contents: Sequence[Any]) -> str:
     return _digest([_content(content) for content in contents]).hex()
 
 
-def call_id(before: MessageKey, depth: int, number: int, name: str, arguments: str, *, short: bool = False) -> str:
-    """Return an id for the `number`-th tool call of a turn.
-
-    The same calls at the same place of a conversation get the same ids, so that a turn that was sampled twice is one message.
-    `short`: nine letters and digits, as Mistral's templates demand.
-    """
-    made = _digest([repr(before), depth, number, name, _arguments(arguments)]).hex()
-    return made[:9] if short else f"call_{made[:24]}"
-
-
-def mended(echo: Message, said: Message) -> Message | None:
-    """Return an echo with the arguments of the message `said` in the place of those that are no JSON object any more.
-
-    None if the echo's calls have other ids. An id that the router gave names one call with its arguments, see `call_id`.
-    """
-    calls, own = echo.get("tool_calls") or (), said.get("tool_calls") or ()
-    if len(calls) != len(own) or any(
-        not one.get("id") or one["id"] != its.get("id") for one, its in zip(calls, own, strict=True)
-    ):
-        return None
-    whole = [
-        {**one, "function": {**one["function"], "arguments": its["function"]["arguments"]}}
-        if isinstance(one["function"]["arguments"], str)
-        else one
-        for one, its in zip(calls, own, strict=True)
-    ]
-    return {**echo, "tool_calls": whole}
-
-
 def load(name: str) -> KeyFunction:
-    """Return `canonical`, `strict`, or the user's function at `pkg.mod:function`. Raises BadRequestError.
+    """Return the function of `canonical`, `strict` or `calls`, or the user's own at `pkg.mod:function`. Raises BadRequestError.
 
     If the user's function fails, or returns what cannot be hashed, the returned function raises MessageKeyError.
     """
@@ -132,18 +142,17 @@ def load(name: str) -> KeyFunction:
         return NAMED[name]
     module, _, attribute = name.partition(":")
     if not module or not attribute or module.startswith("."):
-        raise BadRequestError(f"--session-match must be canonical, strict or pkg.mod:function, not {name!r}")
+        raise BadRequestError(f"--session-match must be {', '.join(NAMED)} or pkg.mod:function, not {name!r}")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise BadRequestError(f"--session-match {name}: {error}") from error
     if not callable(found):
         raise BadRequestError(f"--session-match {name}: this is no function")
-    function: KeyFunction = found
 
-    def checked(message: Message) -> MessageKey:
+    def checked(message: Message, _: CallIds = (), /) -> MessageKey:
         try:
-            key = function(message)
+            key: MessageKey = found(message)
             hash(key)
         except Exception as error:
             role = message.get("role")
@@ -157,7 +166,7 @@ def load(name: str) -> KeyFunction:
     return checked
 
 
-NAMED: dict[str, KeyFunction] = {"canonical": canonical, "strict": strict}
+NAMED: dict[str, KeyFunction] = {"canonical": canonical, "strict": strict, "calls": calls}
 
 
 def _content(content: Any) -> Any:
@@ -170,28 +179,68 @@ def _content(content: Any) -> Any:
     return content
 
 
-def said_by(call: dict[str, Any]) -> list[Any]:
-    """Return a tool call's id, name and arguments, without regard to white space and the order of keys."""
+def said_by(call: Mapping[str, Any]) -> list[Any]:
+    """Return a tool call's name and arguments, without regard to white space and the order of keys."""
     function: dict[str, Any] = call.get("function") or {}
-    return [call.get("id") or None, function.get("name"), _arguments(function.get("arguments"))]
+    return [function.get("name"), arguments_of(function.get("arguments"))]
 
 
-def _arguments(arguments: Any) -> Any:
-    """Return the arguments as an object if they are one: a client may send its text."""
+def arguments_of(arguments: Any) -> Any:
+    """Return the arguments of a call as an object if they are one: a client may send its text.
+
+    Numbers are as JavaScript reads them: `1` for `1.0`, a double for an integer beyond 2^53, and null for one that no double
+    holds (`1e400`), as it writes it again.
+    """
+    if not isinstance(arguments, str):
+        try:
+            return as_read(arguments) or None
+        except RecursionError:
+            return arguments or None
     try:
-        return _decode(arguments if isinstance(arguments, str) else _encode(arguments)) or None
+        found = _decode(arguments)
     except (msgspec.DecodeError, RecursionError):
-        return arguments or None
+        if not _NO_NUMBER.search(arguments):
+            return arguments or None
+        try:  # Python writes a double that is no number as `Infinity`
+            found = json.loads(arguments, parse_constant=lambda _: None, parse_float=_number)
+        except (ValueError, RecursionError):
+            return arguments or None
+    return (_as_doubles(found) if _LONG.search(arguments) else found) or None
 
 
-def _number(written: str) -> float:
+def as_read(value: Any) -> Any:
+    """Return a value of JSON with its numbers as JavaScript reads them, see `arguments_of`."""
+    written = _encode(value)
+    found = _decode(written)
+    return _as_doubles(found) if _LONG_BYTES.search(written) else found
+
+
+def _number(written: str) -> float | None:
     """Return `1` for `1.0`: JavaScript prints `1` for both."""
     value = float(written)
     if math.isinf(value):
-        raise msgspec.DecodeError("a number that is out of range")
+        return None
     return int(value) if value.is_integer() else value
 
 
+def _as_doubles(value: Any) -> Any:
+    """Return a value with the integers that a double has in the place of those beyond 2^53."""
+    match value:
+        case bool():
+            return value
+        case int() if abs(value) > _SAFE:
+            return _number(str(value))
+        case dict():
+            return {name: _as_doubles(one) for name, one in value.items()}
+        case list():
+            return [_as_doubles(one) for one in value]
+    return value
+
+
+_SAFE = 2**53
+_LONG = re.compile(r"\d{16}")
+_LONG_BYTES = re.compile(rb"\d{16}")
+_NO_NUMBER = re.compile(r"\b(?:Infinity|NaN)\b")
 _decode = msgspec.json.Decoder(float_hook=_number).decode
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
+from middleware_hub.chat.call_ids import rejoined
 from middleware_hub.chat.memo import Memo, Recalled
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.dialects.fields import RAWS, Fields, string, unsupported, wrong
@@ -98,6 +99,7 @@ def whole_request(
         request: the request of all other fields, as for `Memo.keep`.
         read: the messages of each listed entry.
     """
+    read = rejoined(read)
     if memo is None:
         messages = [*request.messages, *chain.from_iterable(read)]
     else:

@@ -98,7 +98,7 @@ class Chats:
         retries = headers.get(b"x-stainless-retry-count", b"")
         sent_again = idempotency or (retries.isdigit() and int(retries) > 0)
         if session.orphans:
-            await end_what_was_read(session.orphans, request.messages, session.trie.key_of)
+            await end_what_was_read(session.orphans, request.messages)
             session.require(Act.GENERATE)
         asked = True
         if session.notes is not None:
@@ -136,7 +136,8 @@ class Chats:
         if session.notes is not None:
             await session.notes.recall(request)
         session.require(Act.GENERATE)
-        turn = session.trie.prepare(setting_of(request), request.messages)
+        is_echo = self._composer.recognizer(session.trie.key, request)
+        turn = session.trie.prepare(setting_of(request), request.messages, is_echo=is_echo)
         handle = session.trie.open(turn, new_rid())
         try:
             return (await self._composer.compose(turn, request)).tokens

@@ -90,6 +90,7 @@ class ChatTemplate(TurnForms):
         self._plans: dict[tuple[object, ...], _Plan | None] = {
             (options_key({}), tools, called): None for tools in (False, True) for called in (False, True)
         }
+        self._stripped: dict[tuple[object, ...], bool] = {}
         self._tells_time = tells_time(template)
         self._dated: dict[tuple[object, ...], ChatTemplate] = {}
 
@@ -251,6 +252,19 @@ class ChatTemplate(TurnForms):
             found += ("arguments_text",)
         return found
 
+    def turn(self, messages: Messages, tools: Tools, options: Options) -> str:
+        """Return the text of the last message, the assistant's, as it would be written where it stands, its opening included.
+
+        Raises:
+            BadRequestError: the template refuses, in its own words.
+            RenderingError: the turn cannot be separated from its surroundings.
+        """
+        (before,), after = self.transcript(messages, [len(messages) - 1], tools, options)
+        text = self.whole(messages, tools, options)
+        if not text.startswith(before) or not text.endswith(after) or len(before) + len(after) > len(text):
+            raise RenderingError("what the template writes around a turn depends on what was said in it")
+        return text[len(before) : len(text) - len(after)]
+
     def closing(self, options: Options, *, calls: bool = False) -> str:
         """Return what closes an assistant's turn that ends with text, or with calls; empty if the next role closes it."""
         turn: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]} if calls else SAID
@@ -276,6 +290,31 @@ class ChatTemplate(TurnForms):
     def takes_parts(self) -> bool:
         """Return whether a user's text parts may stay a list. Otherwise a space joins them, as in a worker."""
         return "user" in self._roles_of_parts
+
+    def strips_alike(self, one: str, other: str, *, reasoning: bool, calls: bool, options: Options) -> bool:
+        """Return whether two contents of a turn, which differ in the white space around them, are written alike.
+
+        The turn is the last message, as it was when it was sampled: many templates write earlier turns otherwise.
+
+        Args:
+            reasoning, calls: whether the turn has any.
+        """
+        edges = tuple((text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]) for text in (one, other))
+        key = (edges, bool(one.strip()), reasoning, calls, options_key(options))
+        found = self._stripped.get(key)
+        if found is None:
+            turn: Message = {"role": "assistant", **({"reasoning_content": "Hm."} if reasoning else {})}
+            if calls:
+                turn["tool_calls"] = [CALL]
+            with suppress(BadRequestError, RenderingError):
+                check_options(options)
+                texts = [
+                    self._render([*SHORT, self._plain({**turn, "content": text})], [TOOL] if calls else None, options)
+                    for text in (one, other)
+                ]
+                found = texts[0] == texts[1]
+            remember(self._stripped, key, bool(found))
+        return bool(found)
 
     # Finding what is a turn's own -----------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ CALLING = {
     "gptoss": "<|channel|>analysis<|message|>Again.<|end|><|start|>assistant<|channel|>commentary to=functions.look"
     ' <|constrain|>json<|message|>{"where":"x"}<|call|>',
 }
+HARMONY = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"
 THOUGHT = "<think>\nhm, let me see\n</think>\n\nThe answer is  four."
 
 
@@ -77,8 +78,8 @@ def how(agent: AgentSession) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("history", ["keep", "template"])
-@pytest.mark.parametrize("name", ["qwen2_5", "llama3_1"])
-def test_a_stripped_reply_keeps_its_ids_up_to_the_strip(opens: Opens, name: str, history: str) -> None:
+def test_a_stripped_reply_keeps_its_ids_up_to_the_strip(opens: Opens, history: str) -> None:
+    name = "qwen2_5"
     agent = opens(name, history)
     before = how(agent).get("stripped", 0)
     first = agent.must(user("a"), says=SAYS)
@@ -96,6 +97,20 @@ def test_a_stripped_reply_keeps_its_ids_up_to_the_strip(opens: Opens, name: str,
     assert (ids_of(other), other["exact"]) == (second.chain, True)
     assert sum(one["response_mask"]) == len(first.sampled)
     assert sum(other["response_mask"]) == len(second.sampled), "no token is trained twice"
+
+
+@pytest.mark.parametrize("name", ["llama3_1", "gemma4", "qwen3_5_think", "glm4moe"])
+def test_white_space_that_the_template_strips_is_no_edit(opens: Opens, name: str) -> None:
+    agent = opens(name)
+    messages, turns = [user("a")], list[Turn]()
+    for number in range(3):
+        turns.append(agent.must(*messages, says=SAYS))
+        if number:
+            assert kept(turns[-2], turns[-1]) >= len(turns[-2].sampled) - 1  # the template may write another end
+            assert not reasons(turns[-1]) & {"edited_turn", "rewritten_turn"}
+        messages += [says(SAYS.strip()), user("b")]
+    (only,) = agent.finalize()
+    assert (only["num_turns"], only["exact"]) == (3, True)
 
 
 def test_an_agent_that_strips_every_reply_keeps_ids_at_every_turn(opens: Opens) -> None:
@@ -129,13 +144,14 @@ def test_turns_behind_an_edited_one_are_exact_whatever_the_tokenizer_normalizes(
         assert [one["reasons"] for one in agent.finalize() if not one["exact"]] == []
 
 
-@pytest.mark.parametrize("edit", [str.strip, lambda text: text + " more"], ids=["stripped", "longer"])
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "said", "edit"),
     [
-        ("gptoss", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>It is 4.\n\n"),
-        ("gemma4", "<|channel>thought\nhm<channel|>It is 4.\n\n"),
+        ("gptoss", f"{HARMONY}It is 4.\n\n", str.strip),
+        ("gptoss", f"{HARMONY}It is 4.\n\n", lambda text: text + " more"),
+        ("gemma4", "<|channel>thought\nhm<channel|>It is 4.\n\n", lambda text: text + " more"),
     ],
+    ids=["gptoss-stripped", "gptoss-longer", "gemma4-longer"],
 )
 def test_turns_behind_an_edited_one_are_exact_where_history_leaves_special_tokens_out(
     opens: Opens, name: str, said: str, edit: Callable[[str], str]
@@ -171,8 +187,7 @@ def test_reasoning_that_were_put_back_into_the_content_cost_nothing(opens: Opens
     assert first.message["reasoning_content"].strip() == "hm, let me see"
     second = agent.must(user("a"), says(THOUGHT), user("b"), says=thought)
     assert second.sent[: len(first.chain)] == first.chain
-    assert "edited_turn" in reasons(second)
-    assert how(agent)["reasoning"] >= 1
+    assert "edited_turn" not in reasons(second)
     third = agent.must(user("a"), says(THOUGHT), user("b"), says(THOUGHT), user("c"), says=thought)
     assert third.sent[: len(second.chain)] == second.chain
     (found,) = agent.finalize()
@@ -197,7 +212,7 @@ def test_reasoning_that_was_put_into_the_content_of_a_call_costs_nothing(
     echo = {**first.message, "content": shown}
     del echo["reasoning_content"]
     second = agent.must(user("a"), echo, tool(call, "found"), says="two")
-    assert "edited_turn" in reasons(second)
+    assert "edited_turn" not in reasons(second)
     assert kept(first, second) >= len(first.sampled) - 1  # the template may write another end of the turn
     (only,) = agent.finalize()
     assert (only["exact"], only["num_turns"]) == (True, 2)
@@ -236,7 +251,7 @@ def test_replaced_ids_of_tool_calls_cost_nothing(opens: Opens, name: str) -> Non
     mine = [{**call, "id": f"call_of_mine_{number}"} for number, call in enumerate(calls)]
     second = agent.must(user("a"), says("", tool_calls=mine), tool(mine[0], "nothing"), says="Nothing.")
     assert second.sent[: len(first.chain)] == first.chain
-    assert "edited_turn" in reasons(second)
+    assert "edited_turn" not in reasons(second)
     (found,) = agent.finalize()
     assert (ids_of(found), found["exact"]) == (second.chain, True)
 
@@ -279,7 +294,7 @@ def test_words_that_were_changed_are_never_changed_in_a_call(
     (call,) = first.message["tool_calls"]
     second = agent.must(user("a"), {**first.message, "content": edited}, tool(call, "found"), says="two")
     sent = ChatModel(name).spell(second.sent)
-    assert "edited_turn" in reasons(second)
+    assert ("edited_turn" if edited[0] == content[0] or thought else "rewritten_turn") in reasons(second)
     assert sent.count(call_text(where)) == sent.count('{"name": "look", "arg') == 1
     assert f"{edited}\n{call_text(where)}" in sent
 
@@ -309,7 +324,7 @@ def test_a_reply_that_was_written_over_is_reported(opens: Opens) -> None:
     agent = opens("qwen2_5")
     first = agent.must(user("a"), says="One.")
     second = agent.must(user("a"), says("Something else."), user("b"), says="two")
-    assert "edited_turn" in reasons(second)
+    assert "rewritten_turn" in reasons(second)
     assert how(agent)["rewritten"] >= 1
     assert kept(first, second) == 0
     model = ChatModel("qwen2_5")

@@ -129,7 +129,7 @@ class ChatNotes:
         if last is not None:
             yield _Said(begin, names_on(path, reasoning_in(messages[begin - 1])), "")
         for depth, message in enumerate(messages[begin:], begin + 1):
-            before, path = path, longer(path, self._trie.key_of(message))
+            before, path = path, longer(path, self._trie.key_of(messages, depth - 1))
             if message.get("role") == "assistant":
                 yield _Said(depth, names_on(path, reasoning_in(message)), name_before(before))
 

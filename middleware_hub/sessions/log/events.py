@@ -37,20 +37,25 @@ class SessionEvent(msgspec.Struct, tag_field="kind", array_like=True, kw_only=Tr
     time: float
 
 
-class Created(SessionEvent, tag="created", frozen=True):
-    """The session was made; `root` is the record that all of its chains begin after. Objects are JSON.
-
-    Attributes:
-        group: its group's id, and the namespace of that.
-        defaults: its `RequestDefaults`, but for `sampling`, the `sampling_params` of those.
-    """
-
+class _Created(SessionEvent, frozen=True):
     root: bytes
     ttl: float
     sampling: bytes
     metadata: bytes
     response_budget: int | None
     group: tuple[str, str] | None = None
+
+
+class Created(_Created, tag="created", kw_only=True, frozen=True):
+    """The session was made; `root` is the record that all of its chains begin after. Objects are JSON.
+
+    A field that is new stands here, so that it comes last: behind the fields of events that are in stores already.
+
+    Attributes:
+        group: its group's id, and the namespace of that.
+        defaults: its `RequestDefaults`, but for `sampling`, the `sampling_params` of those.
+    """
+
     defaults: bytes = b"{}"
 
 

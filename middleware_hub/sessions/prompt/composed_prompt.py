@@ -10,6 +10,8 @@ scaffold            a turn is opened in an unknown way
 unfaithful          the sampled tokens may not be what the client was shown
 left_out            a turn that had stopped is continued in place, without the token that it stopped with
 edited_turn         a message is an edited echo of a sampled one: the chain covers what they have in common
+rewritten_turn      the same, and they have nothing in common
+prefix_changed      a message was sampled in this session behind other messages: it is context here
 rendered_whole      the short rendering of a tail was not what the template writes for these messages: all is rendered now
 system_in_place     a system message is written where it stands, as a marked message of the user's
 arguments_text      arguments of a call that was not sampled here are no JSON object, and the template writes objects
@@ -25,8 +27,10 @@ from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import TokenSpan, links
 
 EDITED_TURN = "edited_turn"
+REWRITTEN_TURN = "rewritten_turn"
+PREFIX_CHANGED = "prefix_changed"
 LEFT_OUT = "left_out"
-REMARKS = frozenset({EDITED_TURN, "system_in_place", "arguments_text"})
+REMARKS = frozenset({EDITED_TURN, REWRITTEN_TURN, PREFIX_CHANGED, "system_in_place", "arguments_text"})
 """Reasons that do not say why a prompt was rendered anew."""
 FALLBACKS = frozenset({"divergence", "sentinel_collision", "scaffold", "unfaithful", "template_error"})
 """Why earlier turns did not keep their ids, or not all of them."""

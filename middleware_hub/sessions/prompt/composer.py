@@ -15,16 +15,29 @@ from typing import TypeVar
 
 import msgspec
 
-from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.chat.messages import ChatRequest, Message
+from middleware_hub.parsers.base import SampledParser
 from middleware_hub.sessions.prompt import shared_contexts
 from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, LEFT_OUT, ComposedPrompt
-from middleware_hub.sessions.prompt.edited_turns import Echo, KeptEcho, echoes, keep, manner, prompt_of, usable
+from middleware_hub.sessions.prompt.echoes import recognizer, same_text, sampled_text, schemas_of
+from middleware_hub.sessions.prompt.edited_turns import (
+    KeptEcho,
+    WrittenEcho,
+    keep,
+    manner,
+    opening_of,
+    prompt_of,
+    usable,
+    with_reasoning,
+    written_over,
+)
 from middleware_hub.sessions.prompt.join import OPENING, Codec, Join, join, join_in_place
 from middleware_hub.sessions.prompt.known_text import EncodeStart, KnownText, known_behind
 from middleware_hub.sessions.prompt.prompt_ids import PromptIdsCache
 from middleware_hub.sessions.prompt.tails import Tails
 from middleware_hub.sessions.prompt.whole_rendering import Resident, WholeRendering, codec_of
-from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.sessions.trie.nodes import Checkpoint, IsEcho
 from middleware_hub.sessions.trie.prepared_turn import EditedMessage, PreparedTurn
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, pack_ids, unpack_ids
 from middleware_hub.templates.chat_template import ChatTemplate
@@ -49,12 +62,14 @@ class Composer:
         history: with `keep` the chain is what the model saw; with `template`, what the template makes of it.
         verify_rate: the share of continued prompts that is compared with a rendering of the whole, 0 to 1.
         shares: whether a prompt may be that of an equal request. A user's own keys may be equal for different messages.
+        make_parser: makes a parser for the whole text of a turn, from behind its header on.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         template: ChatTemplate,
+        make_parser: Callable[[ChatRequest], SampledParser],
         *,
         history: History = "keep",
         verify_rate: float = 0.0,
@@ -62,6 +77,7 @@ class Composer:
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self._make_parser = make_parser
         self._tails = Tails(template)
         self._history = history
         self._verify_rate = verify_rate
@@ -81,6 +97,11 @@ class Composer:
     @cached_property
     def _whole(self) -> WholeRendering:
         return WholeRendering(self._tokenizer, self._template, self._codec)
+
+    def recognizer(self, key: KeyFunction, request: ChatRequest) -> IsEcho | None:
+        """Return what recognizes echoes of sampled messages in a request, see `echoes`."""
+        strips_alike = partial(self._template.strips_alike, options=request.template)
+        return recognizer(key, request, self._tokenizer.vocabulary, strips_alike)
 
     async def compose(
         self, turn: PreparedTurn, request: ChatRequest, start: EncodeStart | None = None
@@ -210,15 +231,16 @@ class Composer:
 
         None if the echo keeps no token of any turn.
         """
-        vocabulary, echo = self._tokenizer.vocabulary, request.messages[edited.at - 1]
-        rendered = self._whole.texts(edited.samples[0], request)
-        found: list[KeptEcho] = []
+        vocabulary, found = self._tokenizer.vocabulary, list[KeptEcho]()
         for checkpoint in filter(usable, edited.samples):
-            prompt = prompt_of(checkpoint, vocabulary)
-            written = [Echo(text[len(prompt) :], rendered=True) for text in rendered if text.startswith(prompt)]
-            if self._history == "keep":
-                written += echoes(checkpoint, echo, vocabulary)
-            found += [keep(checkpoint, one, vocabulary) for one in written]
+            if self._history == "keep" and (text := self._written_over(checkpoint, edited.at, request)) is not None:
+                found.append(keep(checkpoint, WrittenEcho(text), vocabulary))
+        if not any(one.take for one in found):
+            rendered = self._whole.texts(edited.samples[0], request)
+            for checkpoint in filter(usable, edited.samples):
+                prompt = prompt_of(checkpoint, vocabulary)
+                written = [text[len(prompt) :] for text in rendered if text.startswith(prompt)]
+                found += [keep(checkpoint, WrittenEcho(text, rendered=True), vocabulary) for text in written]
         best = max(found, key=lambda one: (one.take, turn.names(one.checkpoint)), default=None)
         if best is None or not best.take:
             return None
@@ -239,6 +261,35 @@ class Composer:
                 return best.checkpoint, join(best.checkpoint, rest, self._codec), True
             # Otherwise the text continues where the model had stopped.
         return best.checkpoint, Join(best.take, rest), False
+
+    def _written_over(self, checkpoint: Checkpoint, at: int, request: ChatRequest) -> str | None:
+        """Return the text of a turn in which only what an echo of it edits is written anew; None if that is unknown.
+
+        `at`: the number of messages up to and including the echo.
+        """
+        messages, tools, options = request.messages, request.tools, request.template
+        vocabulary, header = self._tokenizer.vocabulary, self._template.header(tools, options)
+        opening = opening_of(checkpoint, header, vocabulary)
+        echo = with_reasoning(checkpoint, messages[at - 1])
+        if opening is None:
+            return None
+        try:
+            written = self._template.turn([*messages[: at - 1], echo], tools, options)
+        except (BadRequestError, RenderingError) as error:
+            logger.info("an edited turn could not be written in its place: %s", error)
+            return None
+        if not written.startswith(header):
+            return None
+        said: Message = msgspec.json.decode(checkpoint.node.message)
+        strips_alike = partial(self._template.strips_alike, options=options)
+        return written_over(
+            opening,
+            sampled_text(checkpoint, vocabulary),
+            written[len(header) :],
+            partial(self._make_parser, request),
+            schemas_of(tools),
+            same_text=same_text(said, messages[at - 1], checkpoint, vocabulary, strips_alike),
+        )
 
     async def _spliced(
         self, found: Resident, turn: PreparedTurn, request: ChatRequest, why: str, start: EncodeStart | None

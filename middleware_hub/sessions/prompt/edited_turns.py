@@ -1,41 +1,92 @@
-"""Edited echoes: a message that differs a little from the sampled one still keeps the tokens they have in common. Pure.
+"""Edited turns: a message that differs from the sampled one still keeps the tokens of everything before the edit. Pure.
 
-Agents strip replies, put reasoning back into the content, and replace the ids of tool calls. Such a message is another message,
-and its conversation forks there. But it keeps the tokens that spell what the two have in common (exactness.md, rule 5):
+Agents change replies: they cut a sentence, repair an argument, drop one of two calls. Such a message is another message, and
+its conversation forks there. What stands before the edit keeps its ids (exactness.md, rule 5), spelled as the model spelled it,
+with the reasoning that the client dropped:
 
-    sampled   hm</think>\\n\\n | The| answer| is| 4|.|\\n\\n|<|im_end|>          content: "The answer is 4.\\n\\n"
-    echo      hm</think>\\n\\n | The| answer| is| 4|.|<|im_end|>\\n<|im_start|>...  content: "The answer is 4."
-              `- kept, tokens as they were sampled ----' `- encoded
+    sampled   hm\\n</think>\\n\\n\\nI look.\\n\\n<tool_call>\\n{"name": "look", "arguments": {"path":  "/a"}}\\n</tool_call>
+    written   hm\\n</think>\\n\\nI look.\\n<tool_call>\\n{"name": "look", "arguments": {"path": "/b"}}\\n</tool_call>
+    sent      hm\\n</think>\\n\\n\\nI look.\\n\\n<tool_call>\\n{"name": "look", "arguments": {"path":  "/b"}}\\n</tool_call>
+              `- sampled ids ----------------------------------------------------'`- encoded
+
+The echo is compared with the turn as it was answered, segment by segment, so odd spaces and another spelling of arguments
+before the edit cost nothing. The template shows how the echo would be written in the place of the turn, and a parser reads both
+texts. The join of the two is sent only if the parser reads in it what the echo says.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
-from middleware_hub.chat.keys import said_by
-from middleware_hub.chat.messages import Message
+from middleware_hub.chat.messages import Call, Message, Reasoning
+from middleware_hub.parsers.base import Sampled, SampledParser
 from middleware_hub.radix.node import common_length
+from middleware_hub.sessions.prompt.echoes import (
+    content_of,
+    same_call,
+    same_calls,
+    shows_reasoning,
+    without_reasoning,
+)
 from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.spans.chain import ID_BYTES, SpanFlag, chain_ids, unpack_ids
+from middleware_hub.spans.chain import SpanFlag, chain_ids, unpack_ids
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 
-_TAG = re.compile(r"</?think(?:ing)?>")
-"""How clients mark reasoning in a content."""
+MakeParser = Callable[[], SampledParser]
+"""Makes a parser of a turn's whole text, from behind its header on."""
 
-_SCAFFOLD = 64
-"""Tokens at the end of a prompt that contain everything that a template writes before a turn."""
+_LONGEST_GAP = 64
+"""Characters that may stand between the reasoning of a turn and what follows it."""
 
 
-class Echo(NamedTuple):
+class Segment(NamedTuple):
+    """A piece of a turn's text: `piece`, which the text between `start` and `end` spells, without white space around it.
+
+    The start of a call is the end of the segment before it: a format may have a text of its own between the two.
+    """
+
+    piece: Sampled
+    start: int
+    end: int
+
+
+class Alike(NamedTuple):
+    """Compares what was sampled with what an echo says; its fields are arguments of `written_over`."""
+
+    schemas: Mapping[str, Any]
+    same_text: bool
+
+    def __call__(self, one: Sampled, other: Sampled) -> bool:
+        if isinstance(one, Call) and isinstance(other, Call):
+            first, second = ({"function": {"name": call.name, "arguments": call.arguments}} for call in (one, other))
+            return same_call(first, second, self.schemas)
+        if isinstance(one, Call) or isinstance(other, Call):
+            return False
+        return self._texts(one.text, other.text)
+
+    def all(self, pieces: Sequence[Sampled], wanted: Sequence[Sampled]) -> bool:
+        """Whether two turns say the same but for their reasoning."""
+        (text, calls), (other, called) = _told(pieces), _told(wanted)
+        if len(calls) != len(called) or not self._texts(text, other):
+            return False
+        return all(self(one, another) for one, another in zip(calls, called, strict=True))
+
+    def _texts(self, one: str, other: str) -> bool:
+        return one.strip() == other.strip() if self.same_text else one == other
+
+
+class WrittenEcho(NamedTuple):
     """An echo as it may be written after the prompt of the turn that it echoes.
 
     Attributes:
-        text: the text of the turn; if a template wrote it, with everything after the turn.
-        rendered: whether a template wrote it.
+        text: the text of the turn; if a template wrote all of it, with everything after the turn.
+        rendered: whether a template wrote all of it.
     """
 
     text: str
@@ -60,46 +111,141 @@ class KeptEcho(NamedTuple):
     all: bool
 
 
-def echoes(checkpoint: Checkpoint, echo: Message, vocabulary: Vocabulary) -> list[Echo]:
-    """Return how an echo may be written in the place of a sampled turn, with the reasoning that it does not show.
+def with_reasoning(checkpoint: Checkpoint, echo: Message) -> Message:
+    """Return an echo with the reasoning of its turn, which the client has dropped or moved into the content."""
+    own, content = content_of(msgspec.json.decode(checkpoint.node.message)) or "", content_of(echo)
+    if not checkpoint.reasoning:
+        return echo
+    shown: Message = {**echo, "reasoning_content": checkpoint.reasoning}
+    if content and shows_reasoning(own, checkpoint.reasoning, content):
+        shown["content"] = without_reasoning(content, checkpoint.reasoning)
+    return shown
 
-    None of them is for an echo with other tool calls: only the template can write that.
+
+def written_over(
+    opening: str,
+    sampled: str,
+    written: str,
+    make_parser: MakeParser,
+    schemas: Mapping[str, Any],
+    *,
+    same_text: bool,
+) -> str | None:
+    """Return the text of a turn with everything that an echo leaves unedited as it was sampled; None if that is unknown.
+
+    Args:
+        opening: what the prompt has of the turn already, behind its header (`<think>\\n`).
+        sampled: the text of the turn as it was sampled.
+        written: the text of the echo as the template writes it, from behind the header on.
+        schemas: of the tools' arguments, by name.
+        same_text: whether the echo has the text of the turn (`echoes.same_text`): then no white space in it is an edit.
     """
-    said: Message = msgspec.json.decode(checkpoint.node.message)
-    content, own = content_of(echo), content_of(said)
-    if content is None or own is None or calls_of(said) != calls_of(echo):
-        return []
-    span = checkpoint.span
-    sampled = vocabulary.spell(unpack_ids(span.ids)[: span.visible]) + checkpoint.shown
-    if not shows_reasoning(checkpoint, echo):
-        at = sampled.rfind(own)
-        alike = own.strip() == content.strip() or common_length(own.strip(), content.strip(), 0)
-        if not alike and not content.strip():  # the client stopped a stream after its reasoning
-            alike = (echo.get("reasoning_content") or "").strip() == checkpoint.reasoning.strip() != ""
-        if said.get("tool_calls"):
-            if content == own or not (content.strip() or own):
-                return [Echo(sampled)]
-            at = _before_calls(sampled, checkpoint.reasoning.strip(), own, calls_of(said))
-        return [Echo(sampled[:at] + content + sampled[at + len(own) :])] if alike and at >= 0 else []
-    if _TAG.sub("", content.replace(checkpoint.reasoning.strip(), "", 1)).strip() == own.strip():
-        return [Echo(sampled)]  # the reasoning has moved, and nothing else has changed
-    if said.get("tool_calls"):
-        return []
-    # The template may have opened the reasoning already.
-    opened = vocabulary.lossy(unpack_ids(chain_ids(span.parent, span.take)[-_SCAFFOLD * ID_BYTES :]))
-    known = next((n for n in range(min(len(opened), len(content)), 0, -1) if opened.endswith(content[:n])), 0)
-    return [Echo(content[known:])]
+    ours, alike = opening + sampled, Alike(schemas, same_text)
+    wanted = _pieces(written, make_parser)
+    for kept, rest in _cuts(ours, written, make_parser, alike):
+        if kept < len(opening):
+            continue
+        text = ours[:kept] + written[rest:]
+        if text == written or alike.all(_pieces(text, make_parser), wanted):
+            return text[len(opening) :]
+    return written[len(opening) :] if written.startswith(opening) else None
 
 
-def _before_calls(sampled: str, reasoning: str, content: str, calls: Sequence[Any]) -> int:
-    """Return where the content of a turn with calls is; -1 if that is uncertain: a call may have the same words."""
-    thought = sampled.find(reasoning)
-    at = sampled.find(content, thought + len(reasoning) if thought >= 0 else 0)
-    rest = sampled[at + len(content) :]
-    return at if content not in rest and all(str(name) in rest for name, _ in calls) else -1
+def _cuts(ours: str, written: str, make_parser: MakeParser, alike: Alike) -> Iterator[tuple[int, int]]:
+    """Yield how much of a sampled text may be kept, and from where on the written one follows: the most first."""
+    sampled, echoed = segments(ours, make_parser), segments(written, make_parser)
+    equal: list[tuple[int, int]] = []
+    thought = next((one for one in sampled if isinstance(one.piece, Reasoning)), None)
+    shown = next((one for one in echoed if isinstance(one.piece, Reasoning)), None)
+    gap: list[tuple[int, int]] = []
+    if thought is not None:
+        if shown is not None and alike(thought.piece, shown.piece):
+            equal.append((thought.end, shown.end))
+        else:  # the template writes no reasoning: what closes it is the model's own
+            begin = echoed[0].start if echoed else 0
+            ends = range(thought.end, min(len(ours), thought.end + _LONGEST_GAP) + 1)
+            gap = [
+                (end, begin)
+                for end in reversed(ends)
+                if end == len(ours) or ours[end - 1].isspace() or ours[end - 1] in ">]"
+            ]
+    told = [one for one in sampled if not isinstance(one.piece, Reasoning)]
+    said = [one for one in echoed if not isinstance(one.piece, Reasoning)]
+    for one, other in zip(told, said, strict=False):
+        if not isinstance(one.piece, Call) and not isinstance(other.piece, Call):
+            equal.append((one.start, other.start))
+        if not alike(one.piece, other.piece):
+            break
+        equal.append((one.end, other.end))
+    for kept, rest in reversed(equal):
+        yield _aligned(ours, written, kept, rest)
+        yield kept, rest
+    yield from gap
+    yield _aligned(ours, written, 0, 0)
 
 
-def keep(checkpoint: Checkpoint, echo: Echo, vocabulary: Vocabulary) -> KeptEcho:
+def _aligned(ours: str, written: str, kept: int, rest: int) -> tuple[int, int]:
+    """Return how far two texts go on alike from a place, whatever white space one of them has and the other has not."""
+    while kept < len(ours) and rest < len(written):
+        if ours[kept] == written[rest]:
+            kept, rest = kept + 1, rest + 1
+        elif ours[kept].isspace():
+            kept += 1
+        elif written[rest].isspace():
+            rest += 1
+        else:
+            break
+    return kept, rest
+
+
+def segments(text: str, make_parser: MakeParser) -> list[Segment]:
+    """Return the segments of a turn's text, as far as their places are certain."""
+    found: list[Segment] = []
+    at = calls = 0
+    for piece in _pieces(text, make_parser):
+        if isinstance(piece, Call):
+            calls += 1
+            end = _end_of_call(text, at, calls, make_parser)
+            found.append(Segment(piece, at, end))
+        else:
+            body = piece.text.strip()
+            start = text.find(body, at)
+            if start < 0:
+                break
+            end = start + len(body)
+            found.append(Segment(piece, start, end))
+        at = end
+    return found
+
+
+def _end_of_call(text: str, at: int, number: int, make_parser: MakeParser) -> int:
+    """Return where the `number`-th call of a text ends."""
+
+    def has_call(end: int) -> bool:
+        return sum(isinstance(piece, Call) for piece in _pieces(text[:end], make_parser)) >= number
+
+    return at + bisect_left(range(at, len(text)), True, key=has_call)
+
+
+def _pieces(text: str, make_parser: MakeParser) -> list[Sampled]:
+    """Return the pieces of a turn's text that are not white space, neighbours of a kind joined."""
+    parser = make_parser()
+    found: list[Sampled] = []
+    for kind, alike in groupby([*parser.feed(text), *parser.finish()], type):
+        if kind is Call:
+            found += alike
+        elif (joined := "".join(map(attrgetter("text"), alike))).strip():
+            found.append(kind(joined))
+    return found
+
+
+def _told(pieces: Sequence[Sampled]) -> tuple[str, list[Call]]:
+    """Return the text and the calls of a turn."""
+    text = "".join([one.text for one in pieces if not isinstance(one, Call | Reasoning)])
+    return text, [one for one in pieces if isinstance(one, Call)]
+
+
+def keep(checkpoint: Checkpoint, echo: WrittenEcho, vocabulary: Vocabulary) -> KeptEcho:
     """Return the tokens of a sampled turn that lie wholly in the text that an echo shares with it."""
     span = checkpoint.span
     ids = unpack_ids(span.ids)[: span.visible]
@@ -120,20 +266,13 @@ def manner(checkpoint: Checkpoint, echo: Message) -> str:
     """Return how an echo differs from what was sampled, as a word for a counter."""
     said: Message = msgspec.json.decode(checkpoint.node.message)
     content, own = content_of(echo), content_of(said)
-    if shows_reasoning(checkpoint, echo):
+    if content and own is not None and shows_reasoning(own, checkpoint.reasoning, content):
         return "reasoning"
-    if content == own and said.get("tool_calls") and calls_of(said) == calls_of(echo):
-        return "call_ids"
+    if not same_calls(said, echo, {}):
+        return "calls"
     if content is not None and own is not None and content.strip() == own.strip():
         return "stripped"
     return "edited"
-
-
-def shows_reasoning(checkpoint: Checkpoint, echo: Message) -> bool:
-    """Whether the client put the reasoning of a turn into its content, which may have had the same words before."""
-    reasoning, content = checkpoint.reasoning.strip(), content_of(echo)
-    own = content_of(msgspec.json.decode(checkpoint.node.message)) or ""
-    return bool(reasoning and content and content.count(reasoning) > own.count(reasoning))
 
 
 def usable(checkpoint: Checkpoint) -> bool:
@@ -146,13 +285,9 @@ def prompt_of(checkpoint: Checkpoint, vocabulary: Vocabulary) -> str:
     return vocabulary.spell(unpack_ids(chain_ids(span.parent, span.take)))
 
 
-def content_of(message: Message) -> str | None:
-    """Return the content if it is text; an absent content is empty text."""
-    content: Any = message.get("content")
-    if isinstance(content, list) and len(content) == 1 and content[0].get("type") == "text":
-        content = content[0].get("text")
-    return content or "" if content is None or isinstance(content, str) else None
-
-
-def calls_of(message: Message) -> Sequence[Any]:
-    return [said_by(call)[1:] for call in message.get("tool_calls") or ()]
+def opening_of(checkpoint: Checkpoint, header: str, vocabulary: Vocabulary) -> str | None:
+    """Return what a turn's prompt has behind the header of the turn; None if it does not have the header."""
+    if header and checkpoint.scaffold.startswith(header):
+        return checkpoint.scaffold[len(header) :]
+    prompt = prompt_of(checkpoint, vocabulary)
+    return prompt[prompt.rfind(header) + len(header) :] if header and header in prompt else None

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.chat.keys import KeyFunction, setting_of
+from middleware_hub.chat.keys import KeyFunction, answered_by, setting_of
 from middleware_hub.chat.memo import GivenTurn, Recalled
 from middleware_hub.chat.messages import ChatRequest, KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.nodes import MessageNode
@@ -216,7 +216,7 @@ class MessageMemo:
         known = None if recalled is None else recalled.source
         around = known.around if isinstance(known, KnownBody) else None
         if around is None or around.request is not request:
-            front = [KeyedMessage(message, self._key(message)) for message in request.messages]
+            front = [KeyedMessage(message, self._key(message, ())) for message in request.messages]
             around = Around(request, front, tuple([message.key for message in front]), setting_of(request))
         if recalled is not None and isinstance(known, KnownBody):
             items = recalled.items
@@ -236,8 +236,13 @@ class MessageMemo:
                 between = _BETWEEN.match(body, known.ends[-1])
                 begin = -1 if between is None else between.end()
             whole = whole and body.startswith(text, begin)
+            if known.ends and not messages:  # it is part of the entry before: both are recalled, or neither
+                known.ends[-1] = begin + len(text)
+                continue
             for message in messages:
-                known.messages.append(KeyedMessage(message, self._key(message)))
+                known.messages.append(message)
+                key = self._key(message, answered_by(known.messages, len(known.messages) - 1))
+                known.messages[-1] = KeyedMessage(message, key)
             known.ends.append(begin + len(text))
             known.counts.append(len(known.messages))
         if whole:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.messages import MessageKey
+from middleware_hub.chat.messages import Message, MessageKey
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.hidden_tail import HiddenToken
 
@@ -106,6 +106,7 @@ class MessageNode(msgspec.Struct, gc=False, eq=False):
     Attributes:
         role: empty at a root.
         message: as the client wrote it, or as it was generated (without its reasoning, which each sample has), as JSON.
+        echoes: children by the keys of other messages that were recognized as theirs (see `MessageTrie.prepare`).
         samples: the checkpoints of an assistant's message that was generated here, oldest first.
         handles: the number of generations in flight whose prompt ends here.
         committed: whether a generation was committed at this node or below it.
@@ -120,6 +121,7 @@ class MessageNode(msgspec.Struct, gc=False, eq=False):
     parent: MessageNode | None
     depth: int
     children: dict[MessageKey, MessageNode] | None = None
+    echoes: dict[MessageKey, MessageNode] | None = None
     samples: list[Checkpoint] | None = None
     contexts: list[TokenSpan] | None = None
     handles: int = 0
@@ -135,6 +137,11 @@ class MessageNode(msgspec.Struct, gc=False, eq=False):
     def is_system(self) -> bool:
         return self.role == "system"
 
+    def child(self, key: MessageKey) -> MessageNode | None:
+        """Return the node of a message after this one, as it was answered or as a client has echoed it."""
+        found = None if self.children is None else self.children.get(key)
+        return found if found is not None or self.echoes is None else self.echoes.get(key)
+
     def ancestors(self) -> Iterator[MessageNode]:
         """Yield this node, its parent, and so on up; the root is left out."""
         node: MessageNode | None = self
@@ -145,6 +152,10 @@ class MessageNode(msgspec.Struct, gc=False, eq=False):
     def path(self) -> list[MessageNode]:
         """Return the nodes of this conversation, first message first."""
         return list(self.ancestors())[::-1]
+
+
+IsEcho = Callable[[MessageNode, Message], bool]
+"""Whether an assistant's message is the sampled one of a node, although its key is another one."""
 
 
 class BranchHandle(msgspec.Struct, gc=False, eq=False):

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from middleware_hub.chat.call_ids import is_of
+from middleware_hub.chat.keys import call_ids
 from middleware_hub.chat.messages import Message
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
 
@@ -39,6 +41,7 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
         named: the name.
         elsewhere: a sample of the same messages under other tools or options: the named one, or else a deeper one.
         edited: messages that may be edited echoes, last message first.
+        prefix_changed: whether a message after `covered` was sampled in this trie, behind other messages.
         setting: the key of the tools and options that render it.
     """
 
@@ -50,6 +53,7 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
     named: str | None = None
     elsewhere: Checkpoint | None = None
     edited: tuple[EditedMessage, ...] = ()
+    prefix_changed: bool = False
     setting: bytes = b""
 
     def names(self, sample: Checkpoint) -> bool:
@@ -60,12 +64,16 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
 def choose(node: MessageNode, echo: Message, reply: str = "") -> tuple[Checkpoint, bool]:
     """Return the sample of a node to continue, and whether the request may mean another.
 
-    The sample is the one of the id `reply`, else the newest, or the newest with the reasoning of the echo. Clients may have
-    stripped that.
+    The sample is the one of the id `reply`, else the one whose calls the echo has, by their ids, else the newest with the
+    reasoning of the echo, which clients may have stripped, else the newest.
     """
     equal = samples = node.samples or []
     if reply and (named := next((sample for sample in samples if sample.id == reply), None)):
         return named, False
+    if len(samples) > 1:
+        called = [sample for sample in samples if any(is_of(name, sample.id) for name in call_ids(echo))]
+        if called:
+            return called[-1], False
     if len(samples) > 1 and (reasoning := echo.get("reasoning_content")):
         alike = [sample for sample in samples if sample.reasoning.strip() == reasoning.strip()]
         equal = [sample for sample in alike if sample.reasoning == reasoning] or alike or samples

@@ -11,25 +11,30 @@ One generation is `prepare` and then `commit` or `abandon`, each synchronous; be
 The rules:
 
 * A request continues the deepest sampled node on its path: the newest sample there, unless the request names another.
+* An assistant's message that is known by no key may still be an echo of a sampled one, with a default argument more or other
+  white space. Who calls `prepare` says so, once: from then on the key of the echo leads to the sampled node.
 * What `prepare` adds is *pending* until a commit below it: never exported, never continued, and removed with its last handle.
 * Samples are never joined, even if they are equal.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.keys import KeyFunction, adapter_of, canonical, mended
+from middleware_hub.chat.keys import CallIds, KeyFunction, adapter_of, answered_by, call_ids, canonical
 from middleware_hub.chat.memo import GivenTurn
-from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey, argument_texts
+from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
+from middleware_hub.sessions.trie.answered import as_answered
 from middleware_hub.sessions.trie.memo import WalkedMessages
 from middleware_hub.sessions.trie.nodes import (
     BranchHandle,
     Checkpoint,
+    IsEcho,
     MessageNode,
     Root,
     any_committed,
@@ -42,6 +47,9 @@ from middleware_hub.sessions.trie.roots import Roots
 from middleware_hub.spans.chain import STORE_UNREACHABLE, TokenSpan, names_of
 
 _encode = msgspec.json.Encoder().encode
+
+MOST_ECHOED = 32
+"""How many of the sampled messages at one place, the newest, a message is compared with: best of N has many."""
 
 
 class TrieClosedError(Exception):
@@ -58,6 +66,8 @@ class MessageTrie:
         self._handles: dict[str, BranchHandle] = {}
         self._paths = PathIndex()
         self._beginnings = Roots(self._paths.other)
+        self._sampled: Counter[tuple[bytes, MessageKey]] = Counter()
+        """How many nodes with samples have each adapter and key."""
         self._commits = 0
         self.nodes = 0
         """The number of messages, pending ones included, roots left out."""
@@ -124,8 +134,12 @@ class MessageTrie:
                 yield node
             stack.extend(reversed((node.children or {}).values()))
 
-    def key_of(self, message: Message) -> MessageKey:
-        return message.key if isinstance(message, KeyedMessage) else self.key(message)
+    def leads_to(self, node: MessageNode, messages: Sequence[Message]) -> bool:
+        """Whether a conversation begins with the messages up to a node."""
+        passed: MessageNode | None = self._roots.get(node.setting)
+        for at in range(node.depth):
+            passed = None if passed is None else passed.child(self.key_of(messages, at))
+        return passed is node
 
     def last_sampled(self, setting: bytes, messages: Sequence[Message]) -> MessageNode | None:
         """Return the last of these messages that was sampled here."""
@@ -133,8 +147,8 @@ class MessageTrie:
         node = (None if walked is None else walked.walked(setting)) or self._roots.get(setting)
         if node is None:
             return None
-        for message in messages[node.depth :]:
-            child = self._child(node, self.key_of(message), message)
+        for at in range(node.depth, len(messages)):
+            child = node.child(self.key_of(messages, at))
             if child is None:
                 break
             node = child
@@ -159,10 +173,20 @@ class MessageTrie:
         settled = STORE_UNREACHABLE in turn.reasons and not self.passed_over(turn)
         return tuple(one for one in turn.reasons if not (settled and one == STORE_UNREACHABLE))
 
+    def key_of(self, messages: Sequence[Message], at: int) -> MessageKey:
+        message = messages[at]
+        return message.key if isinstance(message, KeyedMessage) else self.key(message, answered_by(messages, at))
+
     # One generation ----------------------------------------------------------------------------------------------------
 
     def prepare(
-        self, setting: bytes, messages: Sequence[Message], *, parent: str | None = None, reply: str = ""
+        self,
+        setting: bytes,
+        messages: Sequence[Message],
+        *,
+        parent: str | None = None,
+        reply: str = "",
+        is_echo: IsEcho | None = None,
     ) -> PreparedTurn:
         """Walk down along a conversation and add the nodes that are missing.
 
@@ -172,10 +196,11 @@ class MessageTrie:
             setting: the key of the tools and options that render it.
             parent: the id of the generation to continue, for requests that match several. It wins wherever it is.
             reply: the id of the sample that the last turn of the assistant says it is. It decides among equal samples.
+            is_echo: recognizes echoes of the sampled messages of siblings; without it, only keys count.
         """
         if self.closed:
             raise TrieClosedError
-        node = self._walk(setting, messages)
+        node = self._walk(setting, messages, is_echo)
         deepest: MessageNode | None = node
         while deepest is not None and not deepest.samples:
             deepest = deepest.parent
@@ -191,7 +216,8 @@ class MessageTrie:
         if named is None and len(self._roots) > 1:
             elsewhere = self._elsewhere(node, messages, covered, reply)
         edited = tuple(islice(edited_messages(node, depth), MOST_EDITED))
-        return PreparedTurn(node, chosen, covered, ambiguous, unknown, parent, elsewhere, edited, setting)
+        moved = elsewhere is None and not edited and self._moved(node, depth)
+        return PreparedTurn(node, chosen, covered, ambiguous, unknown, parent, elsewhere, edited, moved, setting)
 
     def retrace(
         self, setting: bytes, behind: str | None, messages: Sequence[bytes], generation_id: str
@@ -203,7 +229,7 @@ class MessageTrie:
         node = self._root(setting) if behind is None else self._checkpoints[behind].node
         for written in messages:
             message: Message = msgspec.json.decode(written)
-            key = self.key(message)
+            key = self.key(message, _answered_at(node) if message.get("role") == "tool" else ())
             child = (node.children or {}).get(key)
             if child is None:
                 child = self._attach(node, key, message)
@@ -263,6 +289,7 @@ class MessageTrie:
         node.samples.remove(checkpoint)
         if not node.samples:
             self._paths.gone(node)
+            self._sampled -= Counter((_named_by(node),))
         del self._checkpoints[checkpoint.id]
         self._beginnings.dropped(checkpoint)
         if checkpoint.parent is not None:
@@ -294,8 +321,9 @@ class MessageTrie:
         for checkpoint in self._checkpoints.values():
             checkpoint.parent = None
         for node in [*self.each_node(), *self._roots.values()]:
-            node.parent = node.children = node.samples = node.contexts = None
+            node.parent = node.children = node.echoes = node.samples = node.contexts = None
         self._checkpoints.clear()
+        self._sampled.clear()
         self._paths.clear()
         self._beginnings.clear()
         self._roots.clear()
@@ -303,36 +331,38 @@ class MessageTrie:
 
     # Inside ------------------------------------------------------------------------------------------------------------
 
-    def _walk(self, setting: bytes, messages: Sequence[Message]) -> MessageNode:
-        """Return the node of the last message; nodes that are missing on the way are added."""
+    def _walk(self, setting: bytes, messages: Sequence[Message], is_echo: IsEcho | None) -> MessageNode:
+        """Return the node of the last message; nodes that are missing on the way are added.
+
+        Echoes become what was answered, in place: so every rendering has it, and the next request, whose messages are these.
+        """
         walked = messages if isinstance(messages, WalkedMessages) else None
         node = walked.walked(setting) if walked is not None else None
         if node is None:
             node = self._root(setting)
-        for message in messages[node.depth :] if node.depth else messages:
-            key = message.key if isinstance(message, KeyedMessage) else self.key(message)
-            child = self._child(node, key, message)
+        renamed: dict[str, str] = {}
+        for at in range(node.depth, len(messages)):
+            message = messages[at]
+            key = message.key if isinstance(message, KeyedMessage) else self.key(message, answered_by(messages, at))
+            child = node.child(key)
+            if message["role"] == "assistant":
+                if child is None and is_echo is not None and node.children:
+                    child = self._echoed(node, key, message, is_echo)
+                renamed = {} if child is None or is_echo is None else as_answered(child, key, message)
+            elif renamed and message.get("tool_call_id") in renamed:
+                message["tool_call_id"] = renamed[message["tool_call_id"]]
             node = child if child is not None else self._attach(node, key, message)
         if walked is not None:
             walked.ends_at(setting, node)
         return node
 
-    def _child(self, node: MessageNode, key: MessageKey, message: Message) -> MessageNode | None:
-        """Return the node of a message behind another one, if there is one.
-
-        An echo with arguments that are no JSON object is the sampled message that the ids of its calls name: the client has
-        cut them off. Everything else in it must be the same.
-        """
-        if node.children is None:
-            return None
-        child = node.children.get(key)
-        if (child is not None and child.samples) or "tool_calls" not in message or not argument_texts(message):
-            return child
-        for other in reversed(node.children.values()):
-            whole = mended(message, msgspec.json.decode(other.message)) if other.samples else None
-            if whole is not None and self.key(whole) == other.key:
-                return other
-        return child
+    def _echoed(self, node: MessageNode, key: MessageKey, message: Message, is_echo: IsEcho) -> MessageNode | None:
+        """Return the sampled message after a node of which a message is an echo, and note the key."""
+        siblings = [one for one in reversed((node.children or {}).values()) if one.samples]
+        found = next((one for one in siblings[:MOST_ECHOED] if is_echo(one, message)), None)
+        if found is not None:
+            node.echoes = {**(node.echoes or {}), key: found}
+        return found
 
     def _root(self, setting: bytes) -> MessageNode:
         found = self._roots.get(setting)
@@ -350,6 +380,15 @@ class MessageTrie:
             if found is not None:
                 return choose(found, messages[passed.depth - 1], reply)[0]
         return None
+
+    def _moved(self, node: MessageNode, depth: int) -> bool:
+        """Whether a message below `depth` was sampled in another conversation."""
+        path = node.path()
+        unsampled = [
+            named for one in path[depth:] if one.role == "assistant" and self._sampled[named := _named_by(one)]
+        ]
+        here = Counter(_named_by(one) for one in path if one.samples) if unsampled else Counter()
+        return any(self._sampled[one] > here[one] for one in unsampled)
 
     def _named(self, node: MessageNode, generation_id: str) -> Checkpoint | None:
         """Return the sample of a generation, if it ends the messages up to this node or to one above it, under any setting."""
@@ -394,8 +433,9 @@ class MessageTrie:
         if checkpoint.parent is not None:
             checkpoint.parent.users += 1
             checkpoint.parent.continued += not handle.apart
-        if node.samples is None:
+        if not node.samples:
             node.samples = []
+            self._sampled[_named_by(node)] += 1
         node.samples.append(checkpoint)
         self._paths.sampled(node)
         self._checkpoints[checkpoint.id] = checkpoint
@@ -415,8 +455,22 @@ class MessageTrie:
             assert above is not None
             assert above.children is not None
             del above.children[node.key]
+            if above.echoes:
+                above.echoes = {key: one for key, one in above.echoes.items() if one is not node} or None
             node.parent = None
             self.nodes -= 1
             node = above
         if not node.depth and not node.children and self._roots.get(node.setting) is node:
             del self._roots[node.setting]
+
+
+def _answered_at(node: MessageNode) -> CallIds:
+    """Return the ids of the last calls in a conversation: those that a result may answer."""
+    for passed in node.ancestors():
+        if passed.role == "assistant" and b'"tool_calls"' in passed.message:
+            return call_ids(msgspec.json.decode(passed.message))
+    return ()
+
+
+def _named_by(node: MessageNode) -> tuple[bytes, MessageKey]:
+    return adapter_of(node.setting), node.key

@@ -14,13 +14,12 @@ from operator import attrgetter, itemgetter
 from msgspec import Raw
 
 from middleware_hub.chat.answer import Answer, TokenLogprob
-from middleware_hub.chat.keys import call_id
+from middleware_hub.chat.call_ids import call_id
 from middleware_hub.chat.messages import Call, ChatRequest, Message, Piece, Reasoning, Text, ToolCall
 from middleware_hub.chat.sampled_tokens import SampledTokens, answer_of, finish_of
 from middleware_hub.parsers.base import Sampled, SampledParser
 from middleware_hub.parsers.plain import Plain
-from middleware_hub.sessions.prompt.edited_turns import calls_of, content_of
-from middleware_hub.sessions.trie.nodes import MessageNode
+from middleware_hub.sessions.prompt.echoes import content_of, same_calls
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.engines.sglang.reply import Reply, further_fields
 from router.engines.sglang.stream import StreamedReply
@@ -34,7 +33,7 @@ class AnswerBuilder:
     """Builds the answer of one generation; see the top of this file.
 
     Args:
-        node: the last message of the prompt. The ids of tool calls derive from its place.
+        generation_id: of the generation; the ids of its tool calls derive from it.
         short_ids: whether these have nine letters and digits.
     """
 
@@ -42,7 +41,6 @@ class AnswerBuilder:
         self,
         generation_id: str,
         request: ChatRequest,
-        node: MessageNode,
         parser: SampledParser,
         vocabulary: Vocabulary,
         *,
@@ -50,7 +48,6 @@ class AnswerBuilder:
     ) -> None:
         self._id = generation_id
         self._request = request
-        self._node = node
         self._parser = parser
         self._short_ids = short_ids
         self._tokens = SampledTokens(vocabulary, request.top_logprobs if request.logprobs else None)
@@ -100,9 +97,9 @@ class AnswerBuilder:
 
     def _called(self, call: Call) -> ToolCall:
         """Give a call its id: the sampled one, to which the template's result will refer, unless this turn had it before."""
-        node, number, chosen = self._node, len(self.calls), call.id
+        chosen = call.id
         if not chosen or any(other.id == chosen for other in self.calls):
-            chosen = call_id(node.key, node.depth, number, call.name, call.arguments, short=self._short_ids)
+            chosen = call_id(self._id, len(self.calls), short=self._short_ids)
         made = ToolCall(chosen, call.name, call.arguments)
         self.calls.append(made)
         return made
@@ -174,11 +171,13 @@ class AnswerBuilder:
 
 def begins(message: Message, echo: Message, thought: str) -> bool:
     """Whether an echo has the beginning of a message's text, calls, and reasoning (`thought`)."""
-    whole, content, calls = content_of(message), content_of(echo), calls_of(echo)
+    whole, content = content_of(message), content_of(echo)
+    called = len(echo.get("tool_calls") or ())
+    first = {**message, "tool_calls": (message.get("tool_calls") or [])[:called]}
     return (
         echo["role"] == "assistant"
         and content is not None
         and (whole or "").strip().startswith(content.strip())
-        and calls == calls_of(message)[: len(calls)]
+        and same_calls(first, echo, {})
         and thought.strip().startswith((echo.get("reasoning_content") or "").strip())
     )

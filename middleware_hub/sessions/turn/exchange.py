@@ -22,7 +22,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.errors import SessionOverError
-from middleware_hub.chat.messages import Message, MessageKey
+from middleware_hub.chat.messages import Message
 from router.errors import RouterError
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Running(Protocol):
 
     async def abort(self) -> None: ...
 
-    def was_read(self, messages: Sequence[Message], key_of: Callable[[Message], MessageKey]) -> bool:
+    def was_read(self, messages: Sequence[Message]) -> bool:
         """Whether a conversation goes on from the beginning of its reply, which a client must have read."""
 
 
@@ -234,9 +234,7 @@ class Exchange(Generic[G]):
         return found
 
 
-async def end_what_was_read(
-    orphans: Iterable[Exchange[Any]], messages: Sequence[Message], key_of: Callable[[Message], MessageKey]
-) -> None:
+async def end_what_was_read(orphans: Iterable[Exchange[Any]], messages: Sequence[Message]) -> None:
     """End the orphans of whose replies a conversation has the beginning, and wait until they are over.
 
     Agents cut a reply off at a tag of their own, and people press *stop*: they go on with what they have read. Its tokens are
@@ -245,7 +243,7 @@ async def end_what_was_read(
     read = [
         exchange
         for exchange in orphans
-        if exchange.orphaned and any(one.was_read(messages, key_of) for one in exchange.generations)
+        if exchange.orphaned and any(one.was_read(messages) for one in exchange.generations)
     ]
     for exchange in read:
         exchange.given_up = True  # so no client adopts it while others are ended

@@ -19,13 +19,12 @@ from starlette.types import ASGIApp, Message
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.errors import SessionOverError
 from middleware_hub.chat.messages import Message as ChatMessage
-from middleware_hub.chat.messages import MessageKey
 from middleware_hub.chat.refusals import unreadable
 from middleware_hub.parsers.base import SampledParser
 from middleware_hub.radix.judge import ENGINE_MISMATCH, Expectation, Judge, Verdict
 from middleware_hub.sessions.log.events import BranchEnded, SampledTurn, Touched
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
-from middleware_hub.sessions.prompt.edited_turns import content_of
+from middleware_hub.sessions.prompt.echoes import content_of
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.sessions.turn.answer import AnswerBuilder, begins
@@ -111,7 +110,7 @@ class TurnGeneration:
         self.prompt = plan.prompt
         short_ids = bool(plan.request.callable_tools) and backend.short_ids()
         vocabulary = backend.judge.vocabulary
-        self.building = AnswerBuilder(self.id, plan.request, plan.turn.node, parser, vocabulary, short_ids=short_ids)
+        self.building = AnswerBuilder(self.id, plan.request, parser, vocabulary, short_ids=short_ids)
         self._inner, self._body = plan.generate(self.id, logprobs=self._logprobs)
         self.answer: Answer | None = None
         self.error: RouterError | None = None
@@ -175,7 +174,7 @@ class TurnGeneration:
         except (RouterError, UpstreamBrokenError, TimeoutError) as error:
             logger.info("generation %s could not be aborted: %s", self.id, error)
 
-    def was_read(self, messages: Sequence[ChatMessage], key_of: Callable[[ChatMessage], MessageKey]) -> bool:
+    def was_read(self, messages: Sequence[ChatMessage]) -> bool:
         """Whether a conversation goes on from the beginning of its reply, which a client must have read."""
         if not self._handle.open:
             return False  # it is committed, and its prompt may no longer be in the trie
@@ -188,7 +187,7 @@ class TurnGeneration:
         return (
             len(messages) > node.depth
             and self.building.begins_with(messages[node.depth], before)
-            and all(one.key == key_of(message) for one, message in zip(node.path(), messages, strict=False))
+            and self._plan.trie.leads_to(node, messages)
             and not any(  # a client may go on from one that it has whole
                 begins(msgspec.json.decode(child.message), messages[node.depth], sample.reasoning)
                 for child in (node.children or {}).values()

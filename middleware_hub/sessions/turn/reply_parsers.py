@@ -14,6 +14,7 @@ front of a possible end tag, half a tag) was sent to the client when the turn wa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from middleware_hub import parsers
@@ -90,6 +91,11 @@ class ReplyParsers:
         if beginning.text:
             reader = ResumedParser(reader, self._reader(starts_inside=beginning.inside), beginning.text)
         return ReplyParser(calls, reader)
+
+    def of_turn(self, request: ChatRequest) -> SampledParser:
+        """Return a parser for the whole text of a turn, from behind its header on: with what the prompt has opened of it."""
+        calls = partial(self._of(request).of, request.tools)
+        return calls() if self._reader is None else ReplyParser(calls, self._reader(starts_inside=False))
 
     def _resumed(self, calls: CallParser, plan: TurnPlan) -> SampledParser:
         """Return a parser of calls that has read the beginning of its message, if its format has messages within a turn."""

@@ -14,7 +14,15 @@ from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.log.events import Touched
 from middleware_hub.sessions.metrics import SessionMetrics
-from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, FALLBACKS, LEFT_OUT, REMARKS, ComposedPrompt
+from middleware_hub.sessions.prompt.composed_prompt import (
+    EDITED_TURN,
+    FALLBACKS,
+    LEFT_OUT,
+    PREFIX_CHANGED,
+    REMARKS,
+    REWRITTEN_TURN,
+    ComposedPrompt,
+)
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.prompt.known_text import EncodeStart
 from middleware_hub.sessions.registry import SessionRegistry
@@ -90,7 +98,13 @@ class Turns:
             self._registry.require_room(session)
         begun = time.perf_counter()
         with self._backend.tracer.span("prepare", messages=len(request.messages)) as span:
-            turn = session.trie.prepare(setting_in(request), request.messages, parent=key.parent, reply=request.reply)
+            turn = session.trie.prepare(
+                setting_in(request),
+                request.messages,
+                parent=key.parent,
+                reply=request.reply,
+                is_echo=self._composer.recognizer(session.trie.key, request),
+            )
             if key.parent == NO_PARENT:  # all of the conversation is context
                 turn = PreparedTurn(turn.node, None, 0, named=NO_PARENT, setting=turn.setting)
             # From here on, while the tail is encoded, handles hold what the turn may continue.
@@ -152,7 +166,9 @@ class Turns:
             turn = msgspec.structs.replace(turn, unknown_parent=False, ambiguous=False)
         sampled = 0 if prompt.checkpoint is None else prompt.checkpoint.node.depth
         if turn.edited and turn.edited[0].at > sampled and not (prompt.edited or prompt.reply):
-            prompt = msgspec.structs.replace(prompt, reasons=(EDITED_TURN, *prompt.reasons))
+            prompt = msgspec.structs.replace(prompt, reasons=(REWRITTEN_TURN, *prompt.reasons))
+        if turn.prefix_changed and not prompt.reply:
+            prompt = msgspec.structs.replace(prompt, reasons=(PREFIX_CHANGED, *prompt.reasons))
         shape = (session.id, session.trie, scope, request, turn, prompt, session.lasting, unread)
         plan = TurnPlan(*shape, log=session.log, notes=session.notes)
         if (unread or session.lost) and plan.unsampled:  # what looks like context may have been sampled
@@ -178,8 +194,8 @@ class Turns:
             why = next((reason for reason in prompt.reasons if reason not in REMARKS), "")
         turns[kind, why] += 1
         for note in notes:
-            if note == EDITED_TURN:
-                turns[note, prompt.edited or "rewritten"] += 1
+            if note in (EDITED_TURN, REWRITTEN_TURN):
+                turns[EDITED_TURN, prompt.edited or "rewritten"] += 1
             elif note != why and note not in FALLBACKS and note != "spliced":
                 turns[note, ""] += 1
         tokens["reused",] += prompt.reused * plan.request.samples

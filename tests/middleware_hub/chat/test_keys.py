@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from middleware_hub.chat.keys import adapter_of, call_id, canonical, load, setting_of, strict
+from middleware_hub.chat.keys import adapter_of, answered_by, canonical, load, setting_of, strict
 from middleware_hub.chat.messages import ChatRequest
 from router.errors import BadRequestError
 
@@ -22,6 +22,10 @@ APART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"role": "tool", "tool_call_id": "c1", "content": "x"},
         {"role": "tool", "tool_call_id": "c2", "content": "x"},
     ),
+    "the place of a tool_call_id and the place as a text": (
+        {"role": "tool", "tool_call_id": "0", "content": "x"},
+        {"role": "tool", "tool_call_id": None, "content": "x"},
+    ),
     "no tool_call_id": ({"role": "tool", "tool_call_id": "c1", "content": "x"}, {"role": "tool", "content": "x"}),
     "role": ({"role": "user", "content": "x"}, {"role": "system", "content": "x"}),
     "name": ({"role": "user", "name": "a", "content": "x"}, {"role": "user", "name": "b", "content": "x"}),
@@ -35,10 +39,6 @@ APART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"role": "user", "content": [{"type": "image_url", "text": "x"}]},
         {"role": "user", "content": "x"},
     ),
-    "a call's id": (
-        {"role": "assistant", "tool_calls": LOOK},
-        {"role": "assistant", "tool_calls": calls(("c2", "look", {"where": "here", "times": 1}))},
-    ),
     "a call's name": (
         {"role": "assistant", "tool_calls": LOOK},
         {"role": "assistant", "tool_calls": calls(("c1", "see", {"where": "here", "times": 1}))},
@@ -51,13 +51,9 @@ APART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"role": "assistant", "tool_calls": LOOK},
         {"role": "assistant", "tool_calls": calls(("c1", "look", {"where": "here", "times": "1"}))},
     ),
-    "a number out of range and none": (
-        {"role": "assistant", "tool_calls": calls(("c1", "look", '{"times": 1e400}'))},
-        {"role": "assistant", "tool_calls": calls(("c1", "look", '{"times": null}'))},
-    ),
     "the order of calls": (
-        {"role": "assistant", "tool_calls": calls(("a", "f", {}), ("b", "f", {}))},
-        {"role": "assistant", "tool_calls": calls(("b", "f", {}), ("a", "f", {}))},
+        {"role": "assistant", "tool_calls": calls(("a", "f", {}), ("b", "g", {}))},
+        {"role": "assistant", "tool_calls": calls(("b", "g", {}), ("a", "f", {}))},
     ),
     "a call more": (
         {"role": "assistant", "tool_calls": LOOK},
@@ -85,6 +81,26 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"role": "assistant", "tool_calls": calls(("c1", "look", {"at": [1, {"x": -2e3}, 0.5]}))},
         {"role": "assistant", "tool_calls": calls(("c1", "look", '{"at": [1.0, {"x": -2000}, 0.50]}'))},
     ),
+    "the ids of calls": (
+        {"role": "assistant", "tool_calls": LOOK},
+        {"role": "assistant", "tool_calls": calls(("c2", "look", {"where": "here", "times": 1}))},
+    ),
+    "the name of an assistant": (
+        {"role": "assistant", "content": "x", "name": "coder"},
+        {"role": "assistant", "content": "x"},
+    ),
+    "a number that no double holds": (
+        {"role": "assistant", "tool_calls": calls(("c1", "look", '{"times": 1e400}'))},
+        {"role": "assistant", "tool_calls": calls(("c1", "look", '{"times": null}'))},
+    ),
+    "the same, as Python writes it": (
+        {"role": "assistant", "tool_calls": calls(("c1", "look", '{"times": 1e400}'))},
+        {"role": "assistant", "tool_calls": calls(("c1", "look", '{"times": Infinity}'))},
+    ),
+    "a number that a double rounds": (
+        {"role": "assistant", "tool_calls": calls(("c1", "look", {"at": [{"x": 12345678901234567890}]}))},
+        {"role": "assistant", "tool_calls": calls(("c1", "look", '{"at": [{"x": 12345678901234567000}]}'))},
+    ),
     "no arguments": (
         {"role": "assistant", "tool_calls": calls(("c1", "look", {}))},
         {"role": "assistant", "tool_calls": calls(("c1", "look", "{}"))},
@@ -104,6 +120,26 @@ def test_what_an_echo_may_change(pair: tuple[dict[str, Any], dict[str, Any]]) ->
     one, other = pair
     assert canonical(one) == canonical(other)
     assert strict(one) != strict(other)
+
+
+def test_a_result_is_that_of_a_place_whatever_the_calls_are_named() -> None:
+    results = [{"role": "tool", "tool_call_id": name, "content": "x"} for name in ("a", "b")]
+    renamed = [{"role": "tool", "tool_call_id": name, "content": "x"} for name in ("b", "c")]
+    ours = [canonical(one, ["a", "b"]) for one in results]
+    assert ours == [canonical(one, ["b", "c"]) for one in renamed]
+    assert len({*ours, *map(canonical, results)}) == 4
+
+
+def test_a_result_answers_the_last_calls_before_it() -> None:
+    messages = [
+        {"role": "assistant", "tool_calls": calls(("a", "f", {}))},
+        {"role": "tool", "tool_call_id": "a"},
+        {"role": "assistant", "content": None, "tool_calls": calls(("b", "f", {}), ("c", "f", {}))},
+        {"role": "tool", "tool_call_id": "b"},
+        {"role": "tool", "tool_call_id": "c"},
+        {"role": "user", "content": "x"},
+    ]
+    assert [list(answered_by(messages, at)) for at in (1, 4, 5)] == [["a"], ["b", "c"], []]
 
 
 def test_the_order_of_fields_never_counts() -> None:
@@ -137,23 +173,6 @@ class TestSettings:
         assert x != x_thinking
         assert adapter_of(x) != adapter_of(y)
         assert adapter_of(plain) != adapter_of(x)
-
-
-def test_a_call_has_the_same_id_only_at_the_same_place() -> None:
-    """Then a turn that was sampled twice is one message, and two turns never share an id."""
-    same = call_id(b"k", 3, 0, "look", '{"a": 1}')
-    assert same == call_id(b"k", 3, 0, "look", '{ "a": 1 }')
-    others = [
-        call_id(b"j", 3, 0, "look", '{"a": 1}'),
-        call_id(b"k", 4, 0, "look", '{"a": 1}'),
-        call_id(b"k", 3, 1, "look", '{"a": 1}'),
-        call_id(b"k", 3, 0, "see", '{"a": 1}'),
-        call_id(b"k", 3, 0, "look", '{"a": 2}'),
-    ]
-    assert len({same, *others}) == 6
-    short = call_id(b"k", 3, 0, "look", '{"a": 1}', short=True)
-    assert len(short) == 9
-    assert short.isalnum()
 
 
 @pytest.mark.parametrize("name", ["best", ":", "json:", ":loads", ".json:loads"])

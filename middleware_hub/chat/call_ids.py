@@ -1,0 +1,112 @@
+"""Ids of tool calls. An id that the router makes names the generation that called, and the place of the call in it.
+
+    call_ 5f1d0c77a2b94e2d81aa 3c90                 of the template's choice, as Mistral's demands: nine letters and digits
+          `- the generation -' `- the place         5f1d0c 3c9
+
+The place is the number of the call, scrambled with the generation, so an id that a client has made is hardly ever taken for one
+of the router's. Harnesses send ids back
+unchanged, whatever they do with a turn's text, so an id shows which of several equal samples a client goes on from, and that
+calls which a client wrote apart are of one turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from middleware_hub.chat.messages import Message
+
+_LONG, _SHORT = (20, 4), (6, 3)
+"""The hexadecimal digits of the generation and of the place."""
+_STEP = 0x9E5
+"""An odd number: no two of the first 4,096 calls of a generation have the same place."""
+_FIRST = 1000
+"""Scrambles the first call, too: one digit throughout is no id of the router's."""
+_HEX = frozenset("0123456789abcdef")
+MOST_CALLS = 256
+"""How many calls of a turn are recognized by their ids."""
+
+
+class CallPlace(NamedTuple):
+    """What an id says: a digest of the generation, and the number of the call in it, from 0."""
+
+    generation: str
+    number: int
+
+
+def call_id(generation_id: str, number: int, *, short: bool = False) -> str:
+    """Return the id of the `number`-th call of a generation. `short`: of nine letters and digits."""
+    length, more = _SHORT if short else _LONG
+    generation = _hex(generation_id, length)
+    place = (int(generation, 16) + (number + _FIRST) * _STEP) % 16**more
+    return f"{'' if short else 'call_'}{generation}{place:0{more}x}"
+
+
+def place_of(name: object) -> CallPlace | None:
+    """Return what an id says, if the router made it."""
+    if not isinstance(name, str):
+        return None
+    digits = name.removeprefix("call_")
+    length, more = _SHORT if digits is name else _LONG
+    if len(digits) != length + more or not _HEX.issuperset(digits):
+        return None
+    generation, size = digits[:length], 16**more
+    number = ((int(digits[length:], 16) - int(generation, 16)) * pow(_STEP, -1, size) - _FIRST) % size
+    return CallPlace(generation, number) if number < MOST_CALLS else None
+
+
+def is_of(name: object, generation_id: str) -> bool:
+    """Whether a generation has made a call of this id."""
+    place = place_of(name)
+    return place is not None and place.generation == _hex(generation_id, len(place.generation))
+
+
+def _hex(text: str, length: int) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()[:length]
+
+
+def rejoined(listed: Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """Return the messages of each entry of a request, with the calls of one turn in one message.
+
+    Some harnesses write parallel calls one after the other, each with its result. Their ids say that they are one turn:
+
+        a(call 1), result 1, a(call 2), result 2        becomes        a(call 1, call 2), result 1, result 2
+
+    The first entry has the turn then, and the results up to its last call; the entries up to that have no message.
+    """
+    found = list(listed)
+    for begin, messages in enumerate(found):
+        if not messages or not _is_parallel(messages[-1]):
+            continue
+        turn, place = messages[-1], place_of(messages[-1]["tool_calls"][-1].get("id"))
+        results: list[Message] = []
+        end, waiting = begin + 1, list[Message]()
+        for at in range(begin + 1, len(found)):
+            *before, last = found[at] or [{}]
+            if last.get("role") == "tool" and all(one.get("role") == "tool" for one in before):
+                waiting += found[at]
+            elif place is None or before or not _goes_on(turn, last, place):
+                break
+            else:
+                calls = [*turn["tool_calls"], *last["tool_calls"]]
+                turn = {**turn, "content": turn.get("content") or last.get("content"), "tool_calls": calls}
+                place = place_of(calls[-1].get("id"))
+                results += waiting
+                waiting, end = [], at + 1
+        if end > begin + 1:
+            found[begin] = [*messages[:-1], turn, *results]
+            found[begin + 1 : end] = [()] * (end - begin - 1)
+    return found
+
+
+def _is_parallel(message: Message) -> bool:
+    return message.get("role") == "assistant" and bool(message.get("tool_calls"))
+
+
+def _goes_on(turn: Message, message: Message, place: CallPlace) -> bool:
+    """Whether a message has the next calls of a turn, and no words of its own."""
+    if not _is_parallel(message) or (message.get("content") or None) not in (None, turn.get("content")):
+        return False
+    following = place_of(message["tool_calls"][0].get("id"))
+    return following == CallPlace(place.generation, place.number + 1)

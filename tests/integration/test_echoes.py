@@ -1,0 +1,357 @@
+"""Random conversations whose earlier messages come back changed, judged by what the worker read and sampled.
+
+A change that the model would not see (`INVISIBLE`) leaves one trajectory, with every sampled id. An edit (`EDITS`) keeps every
+token before it; the test knows where it is, because it wrote the turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.support.agents import AgentSession, Turn, ids_of, user
+from tests.support.chat_models import chat_model
+from tests.support.shapes import ChatModel
+from tests.support.stack import Stack, stack
+from tests.support.usual import usual
+
+Said = dict[str, Any]
+TOOLS: list[Said] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Looks.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "path": {"type": "string"},
+                    "depth": {"type": "integer", "default": 1},
+                    "all": {"type": "boolean", "default": False},
+                },
+                "required": ["path"],
+            },
+        },
+    }
+    for name in ("look", "see")
+]
+MODELS = ("qwen3", "qwen3_5_think", "glm4moe", "gptoss")
+HARMONY_TURN = "<|end|><|start|>assistant"
+
+
+@dataclass
+class Draft:
+    """A turn before it is sampled: its text, and what stands where in it."""
+
+    text: str = ""
+    places: dict[str, int] = field(default_factory=dict)
+
+    def add(self, text: str, name: str = "") -> None:
+        if name:
+            self.places[name] = len(self.text)
+        self.text += text
+
+
+def arguments_of(drawn: random.Random) -> Said:
+    found: Said = {"path": "".join(drawn.choices("abc/ .é", k=drawn.randint(1, 5))).strip() or "x"}
+    if drawn.random() < 0.4:
+        found["depth"] = drawn.choice([1, 2])
+    if drawn.random() < 0.3:
+        found["all"] = drawn.choice([True, False])
+    items = list(found.items())
+    drawn.shuffle(items)
+    return dict(items)
+
+
+def called(model: str, name: str, arguments: Said, drawn: random.Random) -> str:
+    """A call in the form of a model, with white space and an order of its own."""
+    if model == "qwen3":
+        separators = drawn.choice([(", ", ": "), (",", ":"), (" , ", " : ")])
+        written = json.dumps(arguments, separators=separators, ensure_ascii=drawn.random() < 0.5)
+        return f'<tool_call>\n{{"name": "{name}",{drawn.choice(["", " ", "  "])}"arguments": {written}}}\n</tool_call>'
+    spelled = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+    if model == "qwen3_5_think":
+        inside = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in spelled.items())
+        return f"<tool_call>\n<function={name}>\n{inside}</function>\n</tool_call>"
+    if model == "glm4moe":
+        inside = "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in spelled.items()
+        )
+        return f"<tool_call>{name}\n{inside}</tool_call>"
+    written = json.dumps(arguments, separators=drawn.choice([(", ", ": "), (",", ":")]))
+    return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{written}<|call|>"
+
+
+def drafted(model: str, drawn: random.Random, *, calls: int) -> Draft:
+    draft = Draft()
+    thought, text = f"hm {drawn.randint(0, 99)}", f"I look, {drawn.randint(0, 99)}."
+    says = drawn.random() < 0.7 or not calls
+    if model == "gptoss":
+        draft.add(f"<|channel|>analysis<|message|>{thought}")
+        draft.add(HARMONY_TURN)
+        if calls:
+            draft.add(called(model, "look", arguments_of(drawn), drawn), "call 0")
+        else:
+            draft.add("<|channel|>final<|message|>")
+            draft.add(text, "text")
+        return draft
+    gap = drawn.choice(["", "\n", "\n\n"])
+    if model == "glm4moe":
+        draft.add(f"<think>{thought}</think>\n{gap}")
+    else:
+        draft.add(f"{'' if model == 'qwen3_5_think' else '<think>' + chr(10)}{thought}\n</think>\n\n{gap}")
+    if says:
+        draft.add(text, "text")
+        draft.add(drawn.choice(["\n", "\n\n", "\n\n\n"]) if calls else "")
+    for number in range(calls):
+        draft.add(called(model, drawn.choice(["look", "see"]), arguments_of(drawn), drawn), f"call {number}")
+        draft.add("\n" if number + 1 < calls else "")
+    return draft
+
+
+@cache
+def model_of(name: str) -> ChatModel:
+    return ChatModel(name)
+
+
+def odd_ids(model: str, text: str, drawn: random.Random) -> list[int]:
+    """A text in ids that an encoder would not make of all of it. Special tokens stay whole."""
+    found, at = list[int](), 0
+    while at < len(text):
+        end = text.find("<", at + 1)
+        piece = text[at : min(at + drawn.randint(1, 6), end if end > at else len(text))]
+        if text[at] == "<":
+            piece = text[at : text.find(">", at) + 1] or text[at]
+        found += model_of(model).encode(piece)
+        at += len(piece)
+    return found
+
+
+# What a harness changes, and the model does not see --------------------------------------------------------------------
+
+
+def _no_reasoning(message: Said, _: random.Random) -> None:
+    message.pop("reasoning_content", None)
+
+
+def _moved_reasoning(message: Said, drawn: random.Random) -> None:
+    thought = message.pop("reasoning_content", None)
+    if thought:
+        tag = drawn.choice(["think", "thinking"])
+        message["content"] = f"<{tag}>\n{thought.strip()}\n</{tag}>\n\n{message.get('content') or ''}"
+
+
+def _named(message: Said, _: random.Random) -> None:
+    message["name"] = "coder"
+
+
+def _rewritten_arguments(message: Said, drawn: random.Random) -> None:
+    for call in message.get("tool_calls") or ():
+        items = list(json.loads(call["function"]["arguments"]).items())
+        drawn.shuffle(items)
+        call["function"]["arguments"] = json.dumps(dict(items), indent=drawn.choice([None, 2]))
+
+
+def _defaults(message: Said, _: random.Random) -> None:
+    for call in message.get("tool_calls") or ():
+        arguments = {"depth": 1, "all": False, **json.loads(call["function"]["arguments"])}
+        call["function"]["arguments"] = json.dumps(arguments)
+
+
+def _no_defaults(message: Said, _: random.Random) -> None:
+    for call in message.get("tool_calls") or ():
+        arguments = json.loads(call["function"]["arguments"])
+        left = {key: value for key, value in arguments.items() if (key, value) not in (("depth", 1), ("all", False))}
+        call["function"]["arguments"] = json.dumps(left)
+
+
+def _in_parts(message: Said, _: random.Random) -> None:
+    if message.get("content"):
+        message["content"] = [{"type": "text", "text": message["content"]}]
+
+
+def _empty(message: Said, drawn: random.Random) -> None:
+    if message.get("tool_calls") and not message.get("content"):
+        message["content"] = drawn.choice([None, "", "(no content)"])
+
+
+INVISIBLE: tuple[Callable[[Said, random.Random], None], ...] = (
+    _no_reasoning,
+    _moved_reasoning,
+    _named,
+    _rewritten_arguments,
+    _defaults,
+    _no_defaults,
+    _in_parts,
+    _empty,
+)
+
+
+def echoed(exchange: list[Said], drawn: random.Random) -> list[Said]:
+    """An assistant's message and its results as a harness may send them: changed, but not in what the model sees."""
+    message, *results = copy.deepcopy(exchange)
+    for change in drawn.sample(INVISIBLE, drawn.randint(0, 4)):
+        if not isinstance(message.get("content"), list):
+            change(message, drawn)
+    calls = message.get("tool_calls") or []
+    if calls and drawn.random() < 0.3:
+        for number, (call, result) in enumerate(zip(calls, results, strict=True)):
+            call["id"] = result["tool_call_id"] = f"tool-{drawn.randint(0, 9)}-{number}"
+    elif len(calls) > 1 and drawn.random() < 0.4:
+        apart: list[Said] = []
+        for number, (call, result) in enumerate(zip(calls, results, strict=True)):
+            words = message if not number else {"role": "assistant", "content": None}
+            apart += [{**words, "tool_calls": [call]}, result]
+        return apart
+    return [message, *results]
+
+
+# Conversations ---------------------------------------------------------------------------------------------------------
+
+
+class Conversation:
+    """A conversation of one session, with what was drafted and sampled for each turn."""
+
+    def __init__(self, agent: AgentSession, model: str, drawn: random.Random) -> None:
+        self.agent, self.model, self.drawn = agent, model, drawn
+        self.exchanges: list[list[Said]] = []
+        self.drafts: list[Draft] = []
+        self.turns: list[Turn] = []
+
+    def messages(self, exchanges: list[list[Said]]) -> list[Said]:
+        return [user("Go."), *[message for one in exchanges for message in one]]
+
+    def go_on(self, exchanges: list[list[Said]], *, calls: int) -> Turn:
+        """Ask for a turn behind what is left of earlier ones."""
+        draft = drafted(self.model, self.drawn, calls=calls)
+        (worker,) = self.agent.stack.workers
+        worker.script(ids=odd_ids(self.model, draft.text, self.drawn), finish="eos")
+        turn = self.agent.must(*self.messages(exchanges))
+        said = turn.message
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": f"found {number}"}
+            for number, call in enumerate(said.get("tool_calls") or ())
+        ]
+        assert len(results) == calls, said
+        self.exchanges.append([said, *(results or [user("And?")])])
+        self.drafts.append(draft)
+        self.turns.append(turn)
+        return turn
+
+    def most_calls(self) -> int:
+        return self.drawn.choice([0, 1, 1] if self.model == "gptoss" else [0, 1, 2, 3])
+
+
+def begins_with(turn: Turn, before: Turn) -> bool:
+    """Whether a prompt begins with all that was read and sampled before, but perhaps for the token that ended the turn."""
+    return turn.sent[: len(before.chain) - 1] == before.chain[:-1]
+
+
+def reasons(turn: Turn) -> set[str]:
+    return set(filter(None, turn.answer.headers.get("x-radix-reasons", "").split(", ")))
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Callable[[str], Stack]]:
+    with contextlib.ExitStack() as entered:
+        made: dict[str, Stack] = {}
+
+        def of(name: str) -> Stack:
+            if name not in made:
+                found = stack("qwen", styles=("cumulative",), folder=chat_model(name), sessions={"verify_rate": 1.0})
+                made[name] = entered.enter_context(found)
+            return made[name]
+
+        yield of
+        assert all(one.idle() for one in made.values())
+
+
+@pytest.mark.parametrize("seed", usual(range(30), *range(6)))
+@pytest.mark.parametrize("model", MODELS)
+def test_what_the_model_does_not_see_leaves_one_trajectory(
+    served: Callable[[str], Stack], model: str, seed: int
+) -> None:
+    drawn = random.Random(f"{model} {seed}")
+    told = Conversation(AgentSession.make(served(model), tools=TOOLS), model, drawn)
+    for _ in range(5):
+        turn = told.go_on([echoed(one, drawn) for one in told.exchanges], calls=told.most_calls())
+        if len(told.turns) > 1:
+            assert begins_with(turn, told.turns[-2]), reasons(turn)
+        assert reasons(turn) <= {"left_out"}
+    (only,) = told.agent.finalize()
+    assert (only["exact"], only["num_turns"]) == (True, 5)
+    assert ids_of(only) == told.turns[-1].chain
+
+
+def edit(exchange: list[Said], draft: Draft, drawn: random.Random) -> tuple[list[Said], str] | None:
+    """An exchange with an edit, and where in its draft the edit is; None if there is nothing of the kind in it."""
+    message, *results = copy.deepcopy(exchange)
+    calls = message.get("tool_calls") or []
+    kind = drawn.choice(["text", "no text", "argument", "no last call", "name"])
+    if kind == "text" and "text" in draft.places:
+        message["content"] = message["content"].replace("look, ", "look; ")
+        return [message, *results], "text"
+    if kind == "no text" and "text" in draft.places and calls:
+        message["content"] = None
+        return [message, *results], "text"
+    number = drawn.randrange(len(calls)) if calls else 0
+    if kind == "argument" and calls:
+        arguments = json.loads(calls[number]["function"]["arguments"])
+        calls[number]["function"]["arguments"] = json.dumps({**arguments, "path": "Q" + arguments["path"]})
+        return [message, *results], f"call {number}"
+    if kind == "name" and calls:
+        function = calls[number]["function"]
+        function["name"] = "see" if function["name"] == "look" else "look"
+        return [message, *results], f"call {number}"
+    if kind == "no last call" and len(calls) > 1:
+        message["tool_calls"] = calls[:-1]
+        draft.places["end"] = draft.text.rindex("\n", 0, draft.places[f"call {len(calls) - 1}"])
+        return [message, *results[:-1]], "end"
+    return None
+
+
+@pytest.mark.parametrize("seed", usual(range(40), *range(8)))
+@pytest.mark.parametrize("model", MODELS)
+def test_an_edit_keeps_everything_before_it(served: Callable[[str], Stack], model: str, seed: int) -> None:
+    drawn = random.Random(f"edit {model} {seed}")
+    told = Conversation(AgentSession.make(served(model), tools=TOOLS), model, drawn)
+    for _ in range(3):
+        told.go_on([echoed(one, drawn) for one in told.exchanges], calls=told.most_calls())
+    found = None
+    while found is None:
+        at = drawn.randrange(3)
+        found = edit(told.exchanges[at], told.drafts[at], drawn)
+    edited, where = found
+    before = [echoed(one, drawn) for one in told.exchanges[:at]]
+    later = [one if model == "gptoss" else echoed(one, drawn) for one in told.exchanges[at + 1 :]]
+    turn = told.go_on([*before, edited, *later], calls=0)
+    first, place = told.turns[at], told.drafts[at].places[where]
+    assert turn.sent[: len(first.sent)] == first.sent
+    spelled, tokens = "", 0
+    for _ in first.sampled:  # whole tokens before the edit
+        spelled = model_of(model).spell(first.sampled[: tokens + 1])
+        if len(spelled) > place or spelled != told.drafts[at].text[: len(spelled)]:
+            break
+        tokens += 1
+    kept = len(first.sent) + tokens
+    assert turn.sent[:kept] == first.chain[:kept], (where, reasons(turn))
+    assert int(turn.answer.headers["x-radix-reused-tokens"]) >= kept
+    assert reasons(turn) - {"left_out"} == {"edited_turn"}
+    said = edited[0]
+    sent = model_of(model).spell(turn.sent[len(first.sent) :])
+    for call in said.get("tool_calls") or ():
+        assert json.loads(call["function"]["arguments"])["path"] in sent.replace("\\u00e9", "é")
+    assert ("look; " in sent) == ("look; " in (said.get("content") or ""))
+    trajectories = told.agent.finalize()
+    assert all(one["exact"] for one in trajectories)
+    ends = 0 if model.startswith("qwen") else len(told.turns)  # other templates may write another end of a turn
+    trained = sum(sum(one["response_mask"]) for one in trajectories)
+    assert 0 <= sum(len(one.sampled) for one in told.turns) - trained <= ends
