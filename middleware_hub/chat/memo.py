@@ -32,23 +32,21 @@ class Recalled(msgspec.Struct, frozen=True):
     source: object = None
 
 
-class GivenTurn(msgspec.Struct, frozen=True):
-    """A turn that was sampled here, and the conversation that it ends.
+class Answered(Protocol):
+    """The turns that were answered here. Each is found by the id of its reply; None if it was answered elsewhere, or never."""
 
-    Attributes:
-        id: of its generation.
-        messages: the conversation; the last message is the turn, with its reasoning.
-    """
+    def answered(self, reply: str) -> Message | None:
+        """Return a turn, with its reasoning."""
 
-    id: str
-    messages: Sequence[Message]
+    def conversation(self, reply: str) -> Sequence[Message] | None:
+        """Return all messages of the conversation that a turn ends, the turn itself included. Takes time for each of them."""
 
 
 class Memo(Protocol):
-    """Remembers what earlier bodies were parsed into, and what was answered."""
+    """Remembers what earlier bodies were parsed into."""
 
-    def given(self, reply: str) -> GivenTurn | None:
-        """Return the turn that was answered under this id; None if it was answered elsewhere, or never."""
+    turns: Answered | None
+    """The turns of the same session; None if there are none."""
 
     def recall(self, body: bytes) -> Recalled | None:
         """Return the known part of the body's messages. At least one message is left to parse."""

@@ -91,6 +91,11 @@ class OfferedTools:
     def all(self) -> Sequence[Tool]:
         return [*self.shown, *self.deferred]
 
+    def named(self, name: str) -> str:
+        """Return the name in the prompt of a tool that a call names by its own name: clients drop namespaces."""
+        own = [shown for shown, form in self.forms.items() if form.name == name]
+        return own[0] if len(own) == 1 and name not in self._plain | self.forms.keys() else name
+
     def called(self, kind: str, name: str) -> str:
         """Return the name in the prompt of a tool that a choice names by its type and by its own name or that of the prompt.
 

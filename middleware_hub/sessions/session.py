@@ -124,7 +124,7 @@ class Session:
     def memo(self, dialect: Dialect, room: MemoRoom) -> MessageMemo:
         name = type(dialect).__name__
         if (found := self._memos.get(name)) is None:
-            found = self._memos[name] = MessageMemo(self.trie.key, room, self.trie.given, most=self.most_bodies)
+            found = self._memos[name] = MessageMemo(self.trie.key, room, self.trie, most=self.most_bodies)
         return found
 
     @property

@@ -167,12 +167,15 @@ def test_reasoning_that_comes_back_sealed_is_recognised(agent: AgentSession, str
     assert (only["exact"], only["num_turns"]) == (True, 3)
 
 
-def test_sealed_reasoning_is_in_a_prompt_that_is_rendered_again(stacks: Callable[[str], Stack]) -> None:
+@pytest.mark.parametrize("edited", [False, True])
+def test_sealed_reasoning_is_in_a_prompt_that_is_rendered_again(stacks: Callable[[str], Stack], edited: bool) -> None:
     """Under other tools nothing is appended to: the template writes the reasoning, which only the session knows."""
     agent = agent_of(stacks("qwen3"), "qwen3")
     include = ["reasoning.encrypted_content"]
     reply, _ = respond(agent, look(agent), input="Go.", streamed=False, tools=OFFERED, include=include)
     thought, *rest = reply["output"]
+    if edited:
+        rest[0]["content"][0]["text"] = "Something else."
     sealed = {key: thought[key] for key in ("type", "id", "summary", "encrypted_content")}
     items = [{"role": "user", "content": "Go."}, sealed, *rest, {**RESULT, "call_id": rest[-1]["call_id"]}]
     respond(agent, "x", input=items, streamed=False, tools=OFFERED[:2])

@@ -139,9 +139,8 @@ class ResponsesStream:
     def failed(self, error: RouterError) -> bytes:
         """Return an error as the last event: OpenAI's own fields, and an object `error`, for which its library looks."""
         found = error_body(error)["error"]
-        if not isinstance(
-            found.get("code"), str
-        ):  # in a body it is the status; an event has none, and its code is a word
+        # In a body the code may be the HTTP status. An event has no status, and its code is a word.
+        if not isinstance(found.get("code"), str):
             found["code"] = found["type"]
         shown = {key: found.get(key) for key in ("code", "message", "param")}
         return self._event("error", **shown, error=found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from middleware_hub.chat.memo import GivenTurn, Memo
+from middleware_hub.chat.memo import Answered, Memo
 from middleware_hub.chat.messages import FUNCTION, ChatRequest, KeyedMessage, Message, ToolCall, ToolForm
 from middleware_hub.dialects.fields import (
     ANYTHING,
@@ -110,7 +110,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     echoed["tools"] = _tools(fields, offered) or None
     instructions = fields.take("instructions", STRING)
     previous = fields.take("previous_response_id", STRING)
-    read = _Input(memo, offered)
+    read = _Input(None if memo is None else memo.turns, offered)
     read.begin(previous, instructions)
     read.take(fields.need("input", _INPUT))
     messages = read.messages
@@ -175,10 +175,11 @@ def _format(given: Any) -> dict[str, Any]:
 class _Turn:
     """Collects the items of one turn of the model's, in the order in which they come."""
 
-    def __init__(self, memo: Memo | None) -> None:
-        self._memo = memo
+    def __init__(self, turns: Answered | None, offered: OfferedTools) -> None:
+        self._turns = turns
+        self._offered = offered
         self.reply = ""
-        self._given: GivenTurn | None = None
+        self._sampled: Message | None = None
         self._reasoning: list[str] = []
         self._texts: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -207,9 +208,9 @@ class _Turn:
         """Take an item of a turn that was given here. Raises NotFoundError."""
         kind, reply, number = named[1], named[2], int(named[3])
         self._name(reply)
-        if self._given is None:
+        message = self._sampled
+        if message is None:
             raise _unknown(place, named[0])
-        message = self._given.messages[-1]
         if kind == "rs":
             self._last, piece = "reasoning", message.get("reasoning_content")
             found = bool(piece)
@@ -229,33 +230,34 @@ class _Turn:
         """Return the turn: as it was sampled, if all of it is here."""
         reasoning = "".join(self._reasoning)
         message = assistant_message("".join(self._texts), reasoning, self._calls)
-        if self._given is not None:
-            sampled = self._given.messages[-1]
-            if _same(sampled, message) and reasoning in ("", sampled.get("reasoning_content")):
-                return sampled
+        sampled = self._sampled
+        if sampled is not None and _same(sampled, message) and reasoning in ("", sampled.get("reasoning_content")):
+            return sampled
         return message
 
     def _name(self, reply: str) -> None:
         if reply and reply != self.reply:
             self.reply = reply
-            self._given = None if self._memo is None else self._memo.given(reply)
+            self._sampled = None if self._turns is None else self._turns.answered(reply)
 
     def _thought(self) -> str:
         """Return the reasoning of the turn, which a client without its text sends back encrypted."""
-        if self._given is None or any(self._reasoning):
+        if self._sampled is None or any(self._reasoning):
             return ""
-        return self._given.messages[-1].get("reasoning_content") or ""
+        return self._sampled.get("reasoning_content") or ""
 
     def _call(self, place: str, item: dict[str, Any]) -> dict[str, Any]:
         """Return a call: with the arguments as they were sampled, if it is one of the turn's, unchanged."""
         name, arguments = read_call(place, item)
+        name = self._offered.named(name)
         call_id = string(f"{place}.call_id", item.get("call_id"))
-        for sampled in () if self._given is None else self._given.messages[-1].get("tool_calls") or ():
+        for sampled in (self._sampled or {}).get("tool_calls") or ():
             if sampled.get("id") != call_id or sampled["function"]["name"] != name:
                 continue
             shown = ToolCall(call_id, name, sampled["function"]["arguments"])
-            form = ToolForm(CALLS[item["type"]], item.get("name") or name, item.get("namespace") or "")
-            if read_call(place, call_item(shown, form)) == (name, arguments):
+            if read_call(
+                place, call_item(shown, self._offered.forms.get(name) or ToolForm(CALLS[item["type"]], name))
+            ) == (name, arguments):
                 return _as_read(sampled)
         return tool_call(call_id, name, arguments)
 
@@ -294,8 +296,8 @@ class _Input:
         reply: the id of the sample that the last turn of the assistant is, where that is known; else empty.
     """
 
-    def __init__(self, memo: Memo | None, offered: OfferedTools) -> None:
-        self._memo = memo
+    def __init__(self, turns: Answered | None, offered: OfferedTools) -> None:
+        self._turns = turns
         self._offered = offered
         self._turn: _Turn | None = None
         self._call_ids: dict[str, str] = {}
@@ -308,11 +310,11 @@ class _Input:
         Instructions replace those before: as from OpenAI, a response does not inherit them. Without any, they stay.
         """
         if previous:
-            given = None if self._memo is None else self._memo.given(previous)
-            if given is None:
+            before = None if self._turns is None else self._turns.conversation(previous)
+            if before is None:
                 raise _unknown("previous_response_id", previous, "previous_response_not_found")
-            self.messages = [_rendered(message) for message in given.messages]
-            self.reply = given.id
+            self.messages = [_rendered(message) for message in before]
+            self.reply = previous
         if instructions and (instructions := without_billing(instructions)):
             system: Message = {"role": "system", "content": instructions}
             first = self.messages[0] if self.messages else {}
@@ -360,7 +362,7 @@ class _Input:
     def _turn_for(self, kind: str, item: dict[str, Any]) -> _Turn:
         if self._turn is None or not self._turn.takes(kind, item):
             self._end_turn()
-            self._turn = _Turn(self._memo)
+            self._turn = _Turn(self._turns, self._offered)
         return self._turn
 
     def _end_turn(self) -> None:
@@ -374,8 +376,8 @@ class _Input:
         if call_id is None and item["type"] == "local_shell_call_output":  # its type has the id of the call's item only
             own = string(f"{place}.id", item.get("id"))
             named = _ITEM_ID.fullmatch(own)
-            given = None if named is None or self._memo is None else self._memo.given(named[2])
-            calls = () if given is None or named is None else given.messages[-1].get("tool_calls") or ()
+            turn = None if named is None or self._turns is None else self._turns.answered(named[2])
+            calls = (turn or {}).get("tool_calls") or ()
             number = 0 if named is None else int(named[3])
             call_id = self._call_ids.get(own) or (calls[number].get("id") if number < len(calls) else own)
         content = read_result(place, item, self._offered)

@@ -22,13 +22,13 @@ import re
 import secrets
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Raw
 
 from middleware_hub.chat.keys import KeyFunction, answered_by, setting_of
-from middleware_hub.chat.memo import GivenTurn, Recalled
+from middleware_hub.chat.memo import Answered, Recalled
 from middleware_hub.chat.messages import ChatRequest, KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.nodes import MessageNode
 from router.engines.json import JSON_ERRORS
@@ -169,14 +169,9 @@ class MessageMemo:
     """The memo of one dialect in one session; implements `Memo`."""
 
     def __init__(
-        self,
-        key: KeyFunction,
-        room: MemoRoom,
-        given: Callable[[str], GivenTurn | None] = lambda reply: None,
-        *,
-        most: int = MOST_BODIES,
+        self, key: KeyFunction, room: MemoRoom, turns: Answered | None = None, *, most: int = MOST_BODIES
     ) -> None:
-        self.given = given
+        self.turns = turns
         self._key = key
         self._room = room
         self._most = most

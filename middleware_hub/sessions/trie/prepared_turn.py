@@ -68,7 +68,7 @@ def choose(node: MessageNode, echo: Message, reply: str = "") -> tuple[Checkpoin
     reasoning of the echo, which clients may have stripped, else the newest.
     """
     equal = samples = node.samples or []
-    if reply and (named := next((sample for sample in samples if sample.id == reply), None)):
+    if reply and (named := next((sample for sample in samples if sample.span.named(reply)), None)):
         return named, False
     if len(samples) > 1:
         called = [sample for sample in samples if any(is_of(name, sample.id) for name in call_ids(echo))]

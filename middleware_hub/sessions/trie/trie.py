@@ -27,7 +27,6 @@ from typing import Any
 import msgspec
 
 from middleware_hub.chat.keys import CallIds, KeyFunction, adapter_of, answered_by, call_ids, canonical
-from middleware_hub.chat.memo import GivenTurn
 from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.answered import as_answered
 from middleware_hub.sessions.trie.memo import WalkedMessages
@@ -103,19 +102,18 @@ class MessageTrie:
         """Return the sample of a generation, by its id or by the id that a dialect derived from it."""
         return next((one for name in names_of(generation_id) if (one := self._checkpoints.get(name))), None)
 
-    def given(self, reply: str) -> GivenTurn | None:
-        """Return the turn of a generation, by its id or a dialect's, and the conversation that it ends."""
+    def answered(self, reply: str) -> KeyedMessage | None:
+        """Return the turn of a generation, with its reasoning, by its id or the id that a dialect derived from it."""
+        found = self.checkpoint(reply)
+        return None if found is None else _said(found.node, found.reasoning)
+
+    def conversation(self, reply: str) -> list[KeyedMessage] | None:
+        """Return all messages of the conversation that a turn ends."""
         found = self.checkpoint(reply)
         if found is None:
             return None
-        thought = {id(one.node): one.reasoning for one in found.lineage()}
-        messages = []
-        for node in found.node.path():
-            message: Message = msgspec.json.decode(node.message)
-            if reasoning := thought.get(id(node)):
-                message["reasoning_content"] = reasoning
-            messages.append(KeyedMessage(message, node.key))
-        return GivenTurn(found.id, messages)
+        thoughts = {id(one.node): one.reasoning for one in found.lineage()}
+        return [_said(node, thoughts.get(id(node), "")) for node in found.node.path()]
 
     def checkpoints(self, *, terminal: bool = False, root: Root | None = None) -> list[Checkpoint]:
         """Return all samples in the order of their commits; with `terminal`, only those at the end of a branch.
@@ -474,3 +472,8 @@ def _answered_at(node: MessageNode) -> CallIds:
 
 def _named_by(node: MessageNode) -> tuple[bytes, MessageKey]:
     return adapter_of(node.setting), node.key
+
+
+def _said(node: MessageNode, reasoning: str) -> KeyedMessage:
+    message: Message = msgspec.json.decode(node.message)
+    return KeyedMessage({**message, "reasoning_content": reasoning} if reasoning else message, node.key)

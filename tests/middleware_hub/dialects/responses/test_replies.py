@@ -14,10 +14,10 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from middleware_hub.chat.answer import Answer, Finish, ReplyHead
-from middleware_hub.chat.messages import Piece, Text, ToolCall
+from middleware_hub.chat.messages import Piece, Text, ToolCall, ToolForm
 from middleware_hub.dialects.responses import Responses
 from router.errors import BadRequestError, NoWorkerError
-from tests.middleware_hub.dialects.drawn import ASKED, HEAD, answers, joined, pieces, streamed
+from tests.middleware_hub.dialects.drawn import ASKED, HEAD, answers, joined, pieces, printed, streamed
 
 DIALECT = Responses()
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -206,6 +206,24 @@ def test_the_events_of_a_stream_add_up_to_the_last_one(answered: tuple[Answer, l
     assert not opened
     assert last["response"] == reply
     assert output == reply["output"], "in one order"
+
+
+FORMS = {
+    "function": ToolForm("function", "f", "ns"),
+    **{kind: ToolForm(kind, kind) for kind in ("custom", "local_shell", "shell", "apply_patch", "tool_search")},
+}
+
+
+@given(st.sampled_from([*FORMS]), printed() | st.sampled_from(['{"command": "ls"}', '{"input": "x", "y": 1}', "[1]"]))
+def test_a_call_is_valid_whatever_was_sampled(kind: str, arguments: str) -> None:
+    call = ToolCall("call_1", "f", arguments)
+    answer = Answer(generation_id="g", tool_calls=(call,), finish="tool_calls", pieces=(call,))
+    request = msgspec.structs.replace(ASKED, forms={"f": FORMS[kind]})
+    reply = DIALECT.whole(request, HEAD, [answer])
+    Response.model_validate_json(reply)
+    stream = DIALECT.stream(request, HEAD)
+    sent = events([stream.begin(1), stream.piece(0, call), stream.finish(0, answer), stream.end([answer])])
+    assert sent[-1]["response"] == json.loads(reply)
 
 
 def test_pings_are_comments_and_an_error_is_an_event() -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.dialects.responses import Responses
-from router.errors import BadRequestError
+from middleware_hub.dialects.responses.tools import CALLS, RESULTS
+from router.errors import BadRequestError, NotFoundError
 from tests.middleware_hub.dialects.drawn import VALUES
 from tests.middleware_hub.dialects.refused import nested, refused
 
@@ -262,3 +263,68 @@ def test_anything_is_understood_or_refused(fields: dict[str, Any]) -> None:
 def test_any_items_are_understood_or_refused(items: list[dict[str, Any]]) -> None:
     with suppress(BadRequestError):
         PARSE(json.dumps({"input": items}).encode())
+
+
+ITEMS = [*CALLS, *RESULTS, "item_reference", "additional_tools", "reasoning", "message"]
+FIELDS = "id call_id role name namespace input arguments action operation output tools content status".split()
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda kind, rest: {**rest, "type": kind},
+            st.sampled_from(ITEMS),
+            st.dictionaries(st.sampled_from(FIELDS), VALUES | st.just("ctc_a_0")),
+        ),
+        max_size=4,
+    )
+)
+def test_any_items_of_known_types_are_understood_or_refused(items: list[dict[str, Any]]) -> None:
+    with suppress(BadRequestError, NotFoundError):
+        PARSE(json.dumps({"input": items}).encode())
+
+
+KINDS = "function custom namespace local_shell shell apply_patch tool_search web_search mcp x".split()
+TOOL_FIELDS = "name description parameters format tools execution environment defer_loading".split()
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda kind, rest: {"name": "f", **rest, "type": kind},
+            st.sampled_from(KINDS),
+            st.dictionaries(st.sampled_from(TOOL_FIELDS), VALUES),
+        ),
+        max_size=3,
+    ),
+    st.none() | VALUES | st.builds(lambda kind: {"type": kind, "name": "f"}, st.sampled_from(KINDS)),
+)
+def test_any_tools_are_understood_or_refused(tools: list[dict[str, Any]], choice: Any) -> None:
+    with suppress(BadRequestError):
+        PARSE(json.dumps({"input": "Hi", "tools": tools, "tool_choice": choice}).encode())
+
+
+SPAWN = {"type": "function", "name": "spawn"}
+
+
+@pytest.mark.parametrize(
+    ("tools", "call", "name"),
+    [
+        ([{"type": "namespace", "name": "a", "tools": [SPAWN]}], {"name": "spawn", "namespace": "a"}, "a__spawn"),
+        ([{"type": "namespace", "name": "a", "tools": [SPAWN]}], {"name": "spawn"}, "a__spawn"),
+        ([{"type": "namespace", "name": "a", "tools": [SPAWN]}], {"name": "a__spawn"}, "a__spawn"),
+        ([{"type": "namespace", "name": "a", "tools": [SPAWN]}, SPAWN], {"name": "spawn"}, "spawn"),
+        ([{"type": "namespace", "name": one, "tools": [SPAWN]} for one in "ab"], {"name": "spawn"}, "spawn"),
+        ([], {"name": "spawn", "namespace": "a"}, "a__spawn"),
+    ],
+)
+def test_a_call_of_a_namespace(tools: list[Any], call: dict[str, Any], name: str) -> None:
+    """Clients that do not know namespaces drop theirs: the name says which tool it is, if there is one of that name only."""
+    item = {"type": "function_call", "call_id": "c", "arguments": "{}", **call}
+    *_, message = parse(input=[USER, item], tools=tools).messages
+    assert message["tool_calls"][0]["function"]["name"] == name
+
+
+def test_two_tools_of_one_name() -> None:
+    found = error(tools=[ADD, {"type": "custom", "name": "add"}])
+    assert (found.details["param"], "'add'" in str(found)) == ("tools[1].name", True)
