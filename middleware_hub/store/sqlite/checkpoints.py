@@ -57,7 +57,7 @@ class Checkpoints:
         if self._same.lacks_log:
             self._rescue(connection)
             return
-        if not self.due:
+        if not self.due or not self._same:
             return
         if self._helping is None:
             self._helping = self._helper.submit(self._beside)
@@ -68,9 +68,12 @@ class Checkpoints:
                 self._begin_log(connection)
 
     def finish(self, connection: apsw.Connection) -> None:
-        """Put all of the log into the file."""
+        """Put all of the log into the file; of a log that lacks its beginning nothing, nor when the connection is closed."""
         self._helper.shutdown()
-        self._checkpoint(connection)
+        if self._same or self._same.lacks_log:
+            self._checkpoint(connection)
+        else:
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
 
     def _rescue(self, connection: apsw.Connection) -> None:
         """Put all of a removed log into the file; the rest, if any, is left for the next time."""

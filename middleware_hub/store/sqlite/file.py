@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -257,7 +258,8 @@ class SameFile:
     """The file at a path and its log, as they were when this was made. Make it after a connection has read from the file.
 
     SQLite goes on writing into files that were removed, moved away or emptied, and no process can read that afterwards. It
-    empties no log itself.
+    empties no log itself. In a log that was emptied it writes where the log had ended: then the log is not empty, but
+    begins with zeros.
     """
 
     def __init__(self, path: Path) -> None:
@@ -265,11 +267,21 @@ class SameFile:
         self._log = str(log_of(path))
         self._found, self._found_log = _which(self._path), _which(self._log)
         self._log_begun = False
+        self._log_file: int | None = None
+        if self._found_log is not None:
+            with suppress(OSError):
+                self._log_file = os.open(self._log, os.O_RDONLY | os.O_CLOEXEC)
+        if self._log_file is not None:
+            # SQLite has no locks on a log, so that nothing is unlocked when this is closed.
+            weakref.finalize(self, os.close, self._log_file)
 
     def __bool__(self) -> bool:
-        self._log_begun = self._log_begun or _which(self._log, empty=False) is not None
-        log = _which(self._log, empty=not self._log_begun)
-        return log == self._found_log and _which(self._path, empty=False) == self._found
+        begins = self._log_file is not None and os.pread(self._log_file, 1, 0) == _LOG_MAGIC
+        if begins:
+            self._log_begun = True
+        elif self._log_begun:
+            return False
+        return _which(self._log) == self._found_log and _which(self._path, empty=False) == self._found
 
     @property
     def lacks_log(self) -> bool:
@@ -306,6 +318,10 @@ def _check_log(path: Path) -> None:
             f"{log} was removed, and what was recorded last may be nowhere else. If a router still uses this store, stop it: "
             f"it puts all it has into the file. Else put the log back; or remove {index} as well, to go on without what is lost"
         )
+
+
+_LOG_MAGIC: Final = b"\x37"
+"""The first byte of a log: https://sqlite.org/fileformat2.html#the_write_ahead_log"""
 
 
 def _which(path: str, *, empty: bool = True) -> tuple[int, int] | None:

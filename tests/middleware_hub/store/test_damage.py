@@ -12,7 +12,7 @@ import pytest
 
 from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreMismatchError, StoreUnreachableError
 from middleware_hub.store.opening import open_store
-from middleware_hub.store.protocol import Batch, Store
+from middleware_hub.store.protocol import Batch, Durability, Store
 from middleware_hub.store.records import Blob, Event
 from middleware_hub.store.sqlite.file import connect
 from middleware_hub.store.sqlite.writer import Writer
@@ -311,6 +311,9 @@ def test_nothing_is_written_into_a_file_that_is_gone(
     async def work(store: Store) -> None:
         turn = world.turn(None, "user", "reply")
         await append_all(store, [turn])
+        await store.forget_roots(
+            []
+        )  # the thread has written the marks, too: now nothing is written while the file goes
         back = how(folder)
         there = (folder / NAME).exists()
         late = world.turn(turn, "more", "answer")
@@ -344,25 +347,32 @@ def test_nothing_is_written_into_a_file_that_is_gone(
     with_store(sqlite(folder), work, durability=durability)  # type: ignore[arg-type]
 
 
-def test_an_append_during_which_the_file_is_removed_is_not_acknowledged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("durability", ["process", "disk"])
+@pytest.mark.parametrize("how", [moved_away, emptied, log_moved, log_emptied])
+def test_an_append_during_which_the_file_is_lost_is_not_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[Path], Callable[[], None]], durability: Durability
 ) -> None:
+    """Also where SQLite writes on at the end of a log that has lost its beginning: the log is not empty then."""
     world = World()
 
     async def work(store: Store) -> None:
         await append_all(store, [world.turn(None, "user", "reply")])
+        await store.forget_roots([])  # the marks of that are written, too
         begin = Writer._begin
 
-        def removed(self: Writer, **how: bool) -> None:
-            begin(self, **how)
-            (tmp_path / NAME).unlink()
+        def lost(self: Writer, **patience: bool) -> None:
+            begin(self, **patience)
+            how(tmp_path)
 
-        monkeypatch.setattr(Writer, "_begin", removed)
+        monkeypatch.setattr(Writer, "_begin", lost)
         with pytest.raises(StoreUnreachableError, match="removed, emptied or replaced"):
             await store.append(world.turn(None, "another", "reply").batch)
         monkeypatch.undo()
+        for _ in range(2):
+            with pytest.raises(StoreUnreachableError, match="removed, emptied or replaced"):
+                await store.append(world.turn(None, "third", "reply").batch)
 
-    with_store(sqlite(tmp_path), work)
+    with_store(sqlite(tmp_path), work, durability=durability)
 
 
 # A log that is removed alone --------------------------------------------------------------------------------------------
