@@ -50,6 +50,7 @@ from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.samples import SessionSamples
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.generation import Backend
+from middleware_hub.sessions.turn.kept_replies import KeptReplies
 from middleware_hub.sessions.turn.remembered_text import RememberedText
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.sessions.turn.turns import Turns
@@ -151,7 +152,7 @@ class SessionsMiddleware:
         )
         remembered = partial(RememberedText.of, hub, context.tracer)
         turns = Turns(backend, remembered, composer, replies, self.registry, self._metrics, sessions)
-        return Chats(turns, composer, self._models)
+        return Chats(turns, composer, self._models, KeptReplies(self._metrics))
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":

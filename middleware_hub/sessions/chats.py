@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -24,10 +24,11 @@ from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import MemoRoom
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey, end_what_was_read
 from middleware_hub.sessions.turn.generation import MANY_LOGPROBS, TurnGeneration
+from middleware_hub.sessions.turn.kept_replies import MOST_BYTES, KeptReplies, KeptReply
 from middleware_hub.spans.reply_names import check_one, of_several
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from router.engines.sglang.worker_request import new_rid
-from router.errors import ClientDisconnectedError
+from router.errors import ClientDisconnectedError, RouterError
 from router.http.disconnect import ClientConnection, served_client
 from router.http.headers import HeaderList, first_values, text_of
 from router.http.offload import offload
@@ -56,8 +57,9 @@ class Exchanges(Protocol):
 class Chats:
     """Serves the turns of sessions."""
 
-    def __init__(self, turns: Exchanges, composer: Composer, models: ServedModels) -> None:
+    def __init__(self, turns: Exchanges, composer: Composer, models: ServedModels, kept: KeptReplies) -> None:
         self._turns = turns
+        self._kept = kept
         self._composer = composer
         self._models = models
         self._room = MemoRoom()
@@ -107,22 +109,52 @@ class Chats:
         served = served_client(scope) if waits else None
         if served is not None and served.gone:  # the same request may be here again, and begins a turn of its own
             raise ClientDisconnectedError("the client left before its turn was begun")
+        namespace = "" if session.lasting else headers.get(b"x-radix-namespace", b"").decode("latin-1")
+        place = session.tenant, session.id, session.created_at, namespace
         # No await until the exchange is known, so that the second of two equal requests finds the first.
         exchange = self._turns.adopt(session, key) if sent_again else None
-        if exchange is None:
-            exchange = self._turns.begin(session, request, scope, key, unread=not asked)
+        if exchange is None and sent_again and (kept := self._kept.find(session, place, key)) is not None:
+            session.touch()
+            return await kept.send(send)
+        try:
+            if exchange is None:
+                exchange = self._turns.begin(session, request, scope, key, unread=not asked)
+            reply = await self._answer(dialect, session, request, exchange, receive, send, headers)
+        except RouterError as error:
+            if not isinstance(error, ClientDisconnectedError):
+                self._kept.failed(place, key)
+            raise
+        if reply is not None:
+            self._kept.keep(place, key, reply)
+        return None
+
+    async def _answer(
+        self,
+        dialect: Dialect,
+        session: Session,
+        request: ChatRequest,
+        exchange: Exchange[TurnGeneration],
+        receive: Receive,
+        send: Send,
+        headers: Mapping[bytes, bytes],
+    ) -> KeptReply | None:
+        """Send the reply of an exchange, and return it if it is to be kept. Raises RouterError only before anything is sent."""
         delivered = False
         try:
             async with ClientConnection(receive) as client:
                 reply = _ChatReply(dialect, session, request, exchange, client, send, headers, int(time.time()))
                 await (reply.stream() if request.stream else reply.whole())
                 delivered = True
+                return reply.kept
         except asyncio.CancelledError:
             # The router stops. The client of a stream goes on elsewhere, as soon as it sees that the stream broke off.
             if request.stream:
                 await exchange.abort()
             raise
         finally:
+            for generation in exchange.generations:
+                if generation.prompt.checkpoint is not None:
+                    self._kept.continued(generation.prompt.checkpoint.id)
             exchange.detach(delivered=delivered)
             if not delivered:
                 session.orphans.add(exchange)
@@ -157,6 +189,11 @@ class _ChatReply:
     _send: Send
     _asked: Mapping[bytes, bytes]
     _began: int
+    kept: KeptReply | None = None
+    """The whole reply, once it was sent; None if it failed, or is too long."""
+    _out: list[bytes] = field(default_factory=list)
+    """What was sent of a stream, as long as it may be kept."""
+    _size: int = 0
 
     def _head(self) -> ReplyHead:
         generations = self._exchange.generations
@@ -187,7 +224,9 @@ class _ChatReply:
         else:
             body = self._dialect.whole(request, head, answers)
         self._client.stop_watching()
-        await send_json(self._send, 200, body, self._headers(answered, _recorded(self._exchange.generations)))
+        headers = self._headers(answered, _recorded(self._exchange.generations))
+        await send_json(self._send, 200, body, headers)
+        self._keep(headers, body)
 
     async def stream(self) -> None:
         begun = await self._exchange.begun()
@@ -228,7 +267,15 @@ class _ChatReply:
             out.append(NOT_SAVED_COMMENT)
         out.append(stream.end(answers) if answers else stream.failed(self._exchange.failure))
         self._client.stop_watching()
-        await self._send({"type": "http.response.body", "body": b"".join(out), "more_body": False})
+        await self._send_on(out, last=True)
+        if answers:
+            self._keep(headers, b"".join(self._out))
+        self._out.clear()
+
+    def _keep(self, headers: HeaderList, body: bytes) -> None:
+        if len(body) <= MOST_BYTES and self._size <= MOST_BYTES:
+            names = tuple([one.id for one in self._exchange.generations])
+            self.kept = KeptReply(headers, body, self._request.stream, names, time.monotonic())
 
     async def _news_or_ping(self, stream: DialectStream) -> None:
         try:
@@ -237,11 +284,16 @@ class _ChatReply:
         except TimeoutError:
             await self._send_on([stream.ping()])
 
-    async def _send_on(self, out: list[bytes]) -> None:
+    async def _send_on(self, out: list[bytes], *, last: bool = False) -> None:
         body = b"".join(out)
         out.clear()
-        if body:
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        if body or last:
+            self._size += len(body)
+            if self._size <= MOST_BYTES:
+                self._out.append(body)
+            else:
+                self._out.clear()
+            await self._send({"type": "http.response.body", "body": body, "more_body": not last})
 
     def _affinity(self) -> bytes:
         session = self._session

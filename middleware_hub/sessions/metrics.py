@@ -71,7 +71,7 @@ class SessionMetrics:
         )
         self.resent = Counter(
             "tito_session_resent_requests_total",
-            "Requests that were sent again, by what they got: adopted (an orphan), replayed (a reply that had not arrived)",
+            "Requests that were sent again, by what they got: adopted (an orphan), replayed (a reply that is kept)",
             ("kind",),
             registry=registry,
         )
