@@ -168,12 +168,14 @@ class ChatTemplate(TurnForms):
             return ""
         if options:
             check_options(options)
-        if self._systems.belong_before(behind):
-            raise RenderingError("a system message belongs to the beginning, which was written before (--late-system)")
         last = self._taken(last)
         calls: Messages = last.get("tool_calls") or ()
         following, called = [], bool(calls)
-        for message in self._systems.placed(behind, begins=False):
+        for message in behind:
+            if message["role"] == "system":
+                behind = self._placed_behind(behind)
+                break
+        for message in behind:
             following.append(self._plain(message))
             called = called or message["role"] == "tool" or "tool_calls" in following[-1]
         if self.reads((*earlier, last, *behind)) if whole is None else whole:
@@ -247,8 +249,12 @@ class ChatTemplate(TurnForms):
         `system_in_place`: a system message, see `system_messages`. `arguments_text`: arguments of a call that are no JSON
         object, for a template that writes objects.
         """
-        found = ("system_in_place",) * self._systems.in_place(messages, known)
-        if any(map(argument_texts, messages[known:])) and self.arguments_as_text != "written":
+        new, systems, calling = messages[known:], False, False
+        for message in new:
+            systems = systems or message["role"] == "system"
+            calling = calling or "tool_calls" in message
+        found = ("system_in_place",) * (systems and self._systems.in_place(messages, known))
+        if calling and any(map(argument_texts, new)) and self.arguments_as_text != "written":
             found += ("arguments_text",)
         return found
 
@@ -315,6 +321,12 @@ class ChatTemplate(TurnForms):
                 found = texts[0] == texts[1]
             remember(self._stripped, key, bool(found))
         return bool(found)
+
+    def _placed_behind(self, behind: Messages) -> Messages:
+        """Return the messages behind a turn as the template takes them. Raises RenderingError if one belongs before it."""
+        if self._systems.belong_before(behind):
+            raise RenderingError("a system message belongs to the beginning, which was written before (--late-system)")
+        return self._systems.placed(behind, begins=False)
 
     # Finding what is a turn's own -----------------------------------------------------------------------------------------
 
