@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from msgspec import Raw
 
+from middleware_hub.chat.keys import NAMED
 from middleware_hub.dialects.fields import INTEGER, RAW_OBJECT, STRING, STRINGS, Fields, Kind
 from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling, sampling_names, schema_text
 from middleware_hub.dialects.template_variables import read_kwargs
@@ -21,7 +22,9 @@ _SCHEMA: Kind[str | dict[str, Any]] = Kind(str | dict[str, Any], "a JSON schema,
 _LIMITS: Final = ("max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names of one limit; the last one that is there counts."""
 _BUDGET: Final = "response_budget"
-_BESIDE: Final = frozenset({"lora_path", "extra_key", "priority", "chat_template_kwargs", "model", "pin", "ttl_s"})
+_BESIDE: Final = frozenset(
+    {"lora_path", "extra_key", "priority", "chat_template_kwargs", "match", "model", "pin", "ttl_s"}
+)
 """Fields of a session that clients look for in `sampling_params`."""
 
 
@@ -42,8 +45,20 @@ def read_defaults(fields: Fields) -> tuple[RequestDefaults, int | None]:
         extra_key=fields.take("extra_key", STRING),
         priority=fields.take("priority", INTEGER),
         chat_template_kwargs=read_kwargs(fields),
+        match=_match(fields),
     )
     return defaults, budget
+
+
+def _match(fields: Fields) -> str | None:
+    wanted = fields.take("match", STRING)
+    if wanted is not None and wanted not in NAMED:
+        named = ", ".join(f'"{name}"' for name in NAMED)
+        raise BadRequestError(
+            f"`match` must be one of {named}, not {wanted[:40]!r}: a function of your own is given with --session-match",
+            param="match",
+        )
+    return wanted
 
 
 def refuse_others(fields: Fields, known: Iterable[str]) -> None:

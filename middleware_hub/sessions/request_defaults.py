@@ -30,6 +30,7 @@ class RequestDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
         pin: those of `sampling_params` that a turn cannot set.
         model: the name that replies show, if a turn has none.
         lora_path: the adapter; None for the base model.
+        match: when two messages of the session count as the same, one of `keys.NAMED`; None: as `--session-match` says.
     """
 
     sampling_params: dict[str, Any] = {}
@@ -39,6 +40,7 @@ class RequestDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     extra_key: str | None = None
     priority: int | None = None
     chat_template_kwargs: dict[str, Any] = {}
+    match: str | None = None
 
     def complete(self, request: ChatRequest, adapter: str | None) -> ChatRequest:
         """Return a turn's request with what it leaves to the session.

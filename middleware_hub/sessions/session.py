@@ -21,7 +21,7 @@ import msgspec
 
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.errors import SessionOverError, UnknownSessionError
-from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.chat.keys import NAMED, KeyFunction
 from middleware_hub.sessions.log import events
 from middleware_hub.sessions.request_defaults import NO_DEFAULTS, RequestDefaults
 from middleware_hub.sessions.trie.memo import MOST_BODIES, MemoRoom, MessageMemo
@@ -98,7 +98,7 @@ class Session:
     ) -> None:
         self.id = session_id
         self.tenant = tenant
-        self.trie = MessageTrie(key)
+        self.trie = MessageTrie(NAMED[defaults.match] if defaults.match else key)
         self.phase = SessionPhase.ACTIVE
         self.defaults = defaults
         self.metadata = metadata

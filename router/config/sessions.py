@@ -38,7 +38,9 @@ class SessionsConfig(Section):
         unset=DEFAULT_BUDGET,
     )
     match: str = flag(
-        "--session-match", "canonical", "when two messages count as the same: canonical, strict, or pkg.mod:function"
+        "--session-match",
+        "canonical",
+        "when two messages count as the same: canonical, strict, calls, or pkg.mod:function",
     )
     history: History = flag(
         "--history",

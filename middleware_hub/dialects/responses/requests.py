@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from middleware_hub.chat.call_ids import rejoined
 from middleware_hub.chat.memo import Answered, Memo
 from middleware_hub.chat.messages import FUNCTION, ChatRequest, KeyedMessage, Message, ToolCall, ToolForm
 from middleware_hub.dialects.fields import (
@@ -113,7 +114,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     read = _Input(None if memo is None else memo.turns, offered)
     read.begin(previous, instructions)
     read.take(fields.need("input", _INPUT))
-    messages = read.messages
+    messages = [message for turn in rejoined([[one] for one in read.messages]) for message in turn]
     continues = fields.take("continue_final_message", BOOLEAN) or False
     if continues and (messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]):
         raise BadRequestError(

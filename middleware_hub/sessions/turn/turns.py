@@ -225,5 +225,7 @@ def _notes(plan: TurnPlan) -> tuple[str, ...]:
     """Return what a client and the metrics learn about a prompt, one word each."""
     turn, prompt = plan.turn, plan.prompt
     found = ("ambiguous",) * turn.ambiguous + ("unknown_parent",) * turn.unknown_parent
-    found += (LEFT_OUT,) * (prompt.left_out > 0) + prompt.reasons + (STORE_UNREACHABLE,) * plan.unread
+    found += (
+        (LEFT_OUT,) * (prompt.left_out > 0 and not prompt.apart) + prompt.reasons + (STORE_UNREACHABLE,) * plan.unread
+    )
     return tuple(dict.fromkeys(found))
