@@ -40,8 +40,8 @@ class SessionMetrics:
             "tito_session_turns",
             "Prompts of chats by how they were made: first (nothing sampled before), continued, spliced and anew (for the "
             "reason given), and remarks about them: ambiguous, unknown_parent, left_out, rendered_whole, setting, "
-            "system_in_place, arguments_text, template_mismatch, edited_turn (stripped, reasoning, call_ids, edited; "
-            "rewritten: nothing of the sampled turn is left)",
+            "system_in_place, arguments_text, prefix_changed, template_mismatch, edited_turn (stripped, reasoning, calls, "
+            "edited; rewritten: nothing of the sampled turn is left)",
             ("kind", "reason"),
         )
         self.tokens = CountTally(
