@@ -239,6 +239,23 @@ def test_a_tool_that_a_search_found_is_called_by_its_own_name(agent: AgentSessio
     assert (call["type"], call["name"], call["namespace"]) == ("function_call", "spawn", "late")
 
 
+def test_tools_among_the_items_are_offered(agent: AgentSession) -> None:
+    """In front of all messages they are the tools of the prompt; behind some, a message shows them, and the chain goes on."""
+    front = {"type": "additional_tools", "role": "developer", "tools": OFFERED[2:3]}
+    items = [front, {"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Go."}]
+    reply, _ = respond(agent, writes(agent, "agents__note", {"input": "n"}), streamed=False, input=items)
+    *_, call = reply["output"]
+    assert (call["type"], call["name"], call["namespace"]) == ("custom_tool_call", "note", "agents")
+    record = agent.stack.workers[0].log[-1]
+    chain = [*record.input_ids, *record.output_ids]
+    items += [*reply["output"], {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "done"}]
+    items.append({"type": "additional_tools", "role": "developer", "tools": OFFERED[1:2]})
+    reply, _ = respond(agent, writes(agent, "patch", {"input": "x"}), streamed=False, input=items)
+    assert list(agent.stack.workers[0].log[-1].input_ids)[: len(chain)] == chain
+    assert reply["output"][-1]["type"] == "custom_tool_call"
+    assert len(agent.finalize()) == 1
+
+
 def test_the_stream_of_a_custom_call(agent: AgentSession) -> None:
     end = script(agent, writes(agent, "patch", {"input": "*** Begin"}))
     body = {"model": "m", "stream": True, "input": "Go.", "tools": OFFERED, "stop_token_ids": end}

@@ -37,7 +37,7 @@ from middleware_hub.dialects.responses.tools import (
     call_item,
     chosen,
     found_tools,
-    offer,
+    offer_all,
     read_call,
     read_result,
 )
@@ -352,13 +352,18 @@ class _Input:
         else:
             self._end_turn()
             if kind in RESULTS:
-                message = self._result(place, item)
+                self.messages.append(self._result(place, item))
             elif kind == "additional_tools":
-                found = found_tools(f"{place}.tools", item.get("tools"), self._offered)
-                message = {"role": "system", "content": found}
+                self._more_tools(f"{place}.tools", item.get("tools"))
             else:
-                message = _told(place, item)
-            self.messages.append(message)
+                self.messages.append(_told(place, item))
+
+    def _more_tools(self, place: str, tools: Any) -> None:
+        """Read tools that stand among the items: at the beginning the prompt shows them, later a system message does."""
+        if all(message["role"] == "system" for message in self.messages):
+            offer_all(self._offered, place, tools)
+        else:
+            self.messages.append({"role": "system", "content": found_tools(place, tools, self._offered)})
 
     def _turn_for(self, kind: str, item: dict[str, Any]) -> _Turn:
         if self._turn is None or not self._turn.takes(kind, item):
@@ -434,8 +439,7 @@ def _reasoning(place: str, item: dict[str, Any]) -> str:
 def _tools(fields: Fields, offered: OfferedTools) -> list[dict[str, Any]]:
     """Read the tools into `offered`, and return them as a response repeats them. Raises BadRequestError."""
     tools = fields.take("tools", OBJECTS) or []
-    for at, tool in enumerate(tools):
-        offer(offered, f"tools[{at}]", tool)
+    offer_all(offered, "tools", tools)
     filled = {"description": None, "parameters": None, "strict": False}
     return [
         {"type": FUNCTION, **filled, **tool, "strict": tool.get("strict") is True}

@@ -7,6 +7,8 @@
     local_shell   a function, as shell             local_shell_call          local_shell_call_output
     and apply_patch; tool_search if the client executes it
 
+An item `additional_tools` adds to them: Codex has all of its tools in one, in front of its messages.
+
 All other types are run by OpenAI's servers, or show the model images: they are left out. The forms of items are those of
 OpenAI's own library (openai.types.responses).
 """
@@ -161,11 +163,18 @@ PREFIXES = {FUNCTION: "fc", CUSTOM: "ctc", "local_shell": "lsh", "shell": "sh", 
 # What is offered --------------------------------------------------------------------------------------------------------
 
 
-def offer(offered: OfferedTools, place: str, tool: dict[str, Any], *, deferred: bool = False) -> None:
-    """Add a tool to those that are offered. Raises BadRequestError.
+def offer_all(offered: OfferedTools, place: str, tools: Any, *, deferred: bool = False) -> None:
+    """Add a list of tools to those that are offered. Raises BadRequestError.
 
-    `deferred`: whether it is loaded by a search, and no prompt shows it.
+    `deferred`: whether they are loaded by a search, and no prompt shows them.
     """
+    if not isinstance(tools, list) or not all(isinstance(one, dict) for one in tools):
+        raise wrong(place, tools, "a list of objects")
+    for at, tool in enumerate(tools):
+        _offer(offered, f"{place}[{at}]", tool, deferred=deferred)
+
+
+def _offer(offered: OfferedTools, place: str, tool: dict[str, Any], *, deferred: bool = False) -> None:
     kind = tool.get("type", FUNCTION)
     if not isinstance(kind, str):
         raise wrong(f"{place}.type", kind, "a string")
@@ -279,11 +288,8 @@ def read_result(place: str, item: dict[str, Any], offered: OfferedTools) -> Any:
 
 def found_tools(place: str, tools: Any, offered: OfferedTools) -> str:
     """Offer tools that are found in the middle of a conversation, and return their definitions. Raises BadRequestError."""
-    if not isinstance(tools, list) or not all(isinstance(one, dict) for one in tools):
-        raise wrong(place, tools, "a list of objects")
     found = OfferedTools()
-    for at, tool in enumerate(tools):
-        offer(found, f"{place}[{at}]", tool, deferred=True)
+    offer_all(found, place, tools, deferred=True)
     known = {tool["function"]["name"] for tool in offered.all}
     for tool in found.deferred:
         name = tool["function"]["name"]

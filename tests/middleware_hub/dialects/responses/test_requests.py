@@ -325,6 +325,15 @@ def test_a_call_of_a_namespace(tools: list[Any], call: dict[str, Any], name: str
     assert message["tool_calls"][0]["function"]["name"] == name
 
 
+def test_tools_in_front_of_all_messages_are_those_of_the_prompt() -> None:
+    item = {"type": "additional_tools", "role": "developer", "tools": [ADD]}
+    system = {"role": "developer", "content": "S"}
+    assert parse(input=[item, system, USER]).tools == parse(input=[system, USER], tools=[ADD]).tools
+    later = parse(input=[system, USER, item])
+    assert (later.tools, [tool["function"]["name"] for tool in later.deferred]) == (None, ["add"])
+    assert error(input=[{**item, "tools": 1}]).details["param"] == "input[0].tools"
+
+
 def test_two_tools_of_one_name() -> None:
     found = error(tools=[ADD, {"type": "custom", "name": "add"}])
     assert (found.details["param"], "'add'" in str(found)) == ("tools[1].name", True)
