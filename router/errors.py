@@ -83,6 +83,13 @@ class BodyTooLargeError(RouterError):
     type = "body_too_large"
 
 
+class UnsupportedEncodingError(RouterError):
+    """The request body is compressed in a way that the router cannot unpack."""
+
+    status = 415
+    type = "unsupported_encoding"
+
+
 class NoWorkerError(RouterError):
     """No worker can take the request."""
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.engines.json import JSON_ERRORS
+from router.engines.json import JSON_ERRORS, json_fault
 from router.errors import BadRequestError, BodyTooLargeError, NotFoundError, RouterError
 from router.http.bodies import read_body
 from router.http.handlers import ByMethod, Handler
@@ -241,11 +241,13 @@ def _describe_request(record: RequestRecord, now: float) -> dict[str, object]:
 
 async def _url_in_body(scope: Scope, receive: Receive, limit: int) -> object:
     try:
-        body = msgspec.json.decode(await read_body(scope, receive, limit))
+        written = await read_body(scope, receive, limit)
     except BodyTooLargeError:
         raise BodyTooLargeError(f"the body is larger than {limit} bytes: give one URL") from None
+    try:
+        body = msgspec.json.decode(written)
     except JSON_ERRORS as error:
-        raise BadRequestError(f"the body is not JSON: {error}") from error
+        raise BadRequestError(f"the body is not JSON: {json_fault(written, error)}") from error
     if not isinstance(body, dict):
         raise BadRequestError('the body is not a JSON object like {"url": "http://HOST:PORT"}')
     if body.get("worker_type") not in (None, "regular"):

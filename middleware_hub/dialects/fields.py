@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Raw
 
-from router.engines.json import JSON_ERRORS, decode_any, is_null
+from router.engines.json import JSON_ERRORS, decode_any, is_null, json_fault
 from router.engines.sglang.fields import parse_object
 from router.errors import BadRequestError
 
@@ -165,7 +165,7 @@ def decoded(key: str, raw: Raw, kind: Kind[T]) -> T:
     try:
         return kind.decode(raw)
     except JSON_ERRORS as error:
-        raise BadRequestError(f"`{key}` must be {kind.expected}: {error}", param=key) from error
+        raise BadRequestError(f"`{key}` must be {kind.expected}: {json_fault(raw, error)}", param=key) from error
 
 
 def wrong(place: str, value: object, expected: str) -> BadRequestError:

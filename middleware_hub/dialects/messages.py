@@ -22,7 +22,7 @@ from middleware_hub.chat.call_ids import rejoined
 from middleware_hub.chat.memo import Memo, Recalled
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.dialects.fields import RAWS, Fields, string, unsupported, wrong
-from router.engines.json import JSON_ERRORS, decode_any
+from router.engines.json import JSON_ERRORS, decode_any, json_fault
 from router.errors import BadRequestError
 
 BILLING = "x-anthropic-billing-header:"
@@ -77,7 +77,7 @@ def each_message(
         try:
             wrote = decode_any(raw)
         except JSON_ERRORS as error:
-            raise BadRequestError(f"`{place}` cannot be read: {error}", param=place) from error
+            raise BadRequestError(f"`{place}` cannot be read: {json_fault(raw, error)}", param=place) from error
         if type(wrote) is not dict:
             raise wrong(place, wrote, "an object")
         found.append(read(place, wrote))

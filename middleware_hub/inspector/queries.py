@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 from starlette.types import Scope
 
+from router.engines.json import JSON_ERRORS, json_fault
 from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
 
@@ -118,8 +119,10 @@ def explain_request(body: bytes, limits: PromptLimits) -> ExplainRequest:
     """Read a body. Raises BadRequestError, TextTooLongError."""
     try:
         found = msgspec.json.decode(body, type=ExplainRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequestError(f"the body must be {{'text': a string, 'namespace': a string}}: {error}") from error
+    except JSON_ERRORS as error:
+        raise BadRequestError(
+            f"the body must be {{'text': a string, 'namespace': a string}}: {json_fault(body, error)}"
+        ) from error
     if not found.text:
         raise BadRequestError("`text` is empty")
     limits.check_text(found.text)

@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from middleware_hub.spans.per_token import ROW_FIELDS, TOP_P
 from middleware_hub.spans.reply_names import check_one
-from router.engines.json import JSON_ERRORS, decode_object
+from router.engines.json import JSON_ERRORS, decode_object, json_fault
 from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.sglang.prompt_fields import read_texts
 from router.errors import BadRequestError
@@ -58,7 +58,7 @@ class RetrievalRequest(msgspec.Struct):
             request.text = (texts if listed else texts[0]) if texts else request.text
         except JSON_ERRORS as error:
             raise BadRequestError(
-                f"the body must be {{'text': a string or a list of strings, ...}}: {error}"
+                f"the body must be {{'text': a string or a list of strings, ...}}: {json_fault(body, error)}"
             ) from error
         if not request.text or not all(request.text):
             raise BadRequestError("`text` is empty, or has an empty text in it")

@@ -35,6 +35,37 @@ _NESTED = re.compile(rb"\s*\[\s*\[")
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that are not JSON, not UTF-8, or nested too deeply."""
 
+_PLACE = re.compile(r"\(byte (\d+)\)")
+_HIGH = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
+_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_NEAR = 32
+"""Bytes around the place that a decoder names, within which the escape stands that it cannot read."""
+_SHOWN = 24
+
+
+def json_fault(data: bytes | Raw, error: Exception) -> str:
+    """Return what one of JSON_ERRORS says of these bytes, for a person.
+
+    Half a surrogate pair (a client cut a string between the two escapes of one character) is named with its place: decoders
+    say of it that the data is truncated.
+    """
+    said = str(error)
+    found = _PLACE.search(said)
+    data = bytes(data)
+    end = int(found[1]) if found else len(data)
+    for half in _HALF.finditer(data, max(0, end - _NEAR), min(len(data), end + _NEAR)):
+        escape, at = half[0].decode(), half.start()
+        if escape[3] in "cdefCDEF" and _HIGH.fullmatch(data, max(0, at - len(escape)), at):
+            continue  # the second half of a pair
+        if (at - len(data[:at].rstrip(b"\\"))) % 2:
+            continue  # its backslash is escaped itself
+        before = data[max(0, at - _SHOWN) : at].decode("utf-8", "replace").lstrip("\ufffd")
+        return (
+            f"half a surrogate pair, {escape}, at byte {at}, behind {before!r}: a character beyond U+FFFF is written as two"
+            " such escapes, so send both of them, or none"
+        )
+    return said
+
 
 def split_items(data: bytes) -> list[Raw]:
     """Return the items of a JSON list as they came, also those that are no JSON because of a NaN or Infinity in them.

@@ -12,10 +12,12 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope
 
-from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnectedError
+from router.errors import BodyTooLargeError, ClientDisconnectedError
 from router.http.disconnect import ClientMessages, ServedClient
+from router.http.headers import header
 from router.http.json_cost import LIGHT, check_weight
 from router.http.offload import offload
+from router.http.packed_bodies import unpacker
 from router.http.request_state import request_state, with_state
 
 _ENVELOPE = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
@@ -25,17 +27,14 @@ _ENVELOPE_OF_JSON = _ENVELOPE | {b"content-type"}
 async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = False) -> bytes:
     """Return a request body that is JSON and does not hold up others when it is parsed; `ids`: it may hold token ids.
 
-    Raises:
-        BodyTooLargeError: it has too many values in it, or bytes.
-        BadRequestError, ClientDisconnectedError: as `read_body` does.
+    Raises BodyTooLargeError for one that has too many values in it, or bytes; other errors as `read_body` does.
     """
     if request_state(scope).body_read:
         if isinstance(receive, Replay) and (body := receive.unread) is not None:
             receive.unread = None
             return body
         return await _gather(receive, sys.maxsize)
-    _check_head(scope, limit, readable=True)
-    body = await _gather(receive, limit)
+    body = await _gather_unpacked(scope, receive, limit)
     if len(body) > LIGHT:
         await offload(True, check_weight, body, ids=ids)
     return body
@@ -44,14 +43,16 @@ async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = F
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """Return the whole request body, for a layer that has to understand it.
 
+    A compressed body is unpacked, and `content-encoding` taken out of the headers of the scope: whoever sends the request on
+    sends what is returned here.
+
     Raises:
-        BadRequestError: the body is compressed.
-        BodyTooLargeError, ClientDisconnectedError: as `gather_body` does.
+        UnsupportedEncodingError, BadRequestError: the body is compressed, and cannot be unpacked.
+        BodyTooLargeError, ClientDisconnectedError: as `gather_body` does, also for what a body unpacks to.
     """
     if request_state(scope).body_read:
         limit = sys.maxsize
-    _check_head(scope, limit, readable=True)
-    return await _gather(receive, limit)
+    return await _gather_unpacked(scope, receive, limit)
 
 
 async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
@@ -63,19 +64,26 @@ async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """
     if request_state(scope).body_read:
         limit = sys.maxsize
-    _check_head(scope, limit, readable=False)
+    _check_length(scope, limit)
     return await _gather(receive, limit)
 
 
-def _check_head(scope: Scope, limit: int, *, readable: bool) -> None:
-    """Raise BodyTooLargeError for a body that is announced too long, and BadRequestError for one that must be `readable`."""
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            if value.isdigit() and int(value) > limit:
-                raise _too_large(limit)
-        elif name == b"content-encoding" and readable and value.strip().lower() not in (b"", b"identity"):
-            encoding = value.decode("latin-1")
-            raise BadRequestError(f"content-encoding {encoding!r} is not supported here: send the body uncompressed")
+def _check_length(scope: Scope, limit: int) -> None:
+    """Raise BodyTooLargeError for a body that is announced too long."""
+    length = header(scope, b"content-length") or ""
+    if length.isdigit() and int(length) > limit:
+        raise _too_large(limit)
+
+
+async def _gather_unpacked(scope: Scope, receive: Receive, limit: int) -> bytes:
+    _check_length(scope, limit)
+    encodings = [value for name, value in scope["headers"] if name == b"content-encoding"]
+    unpack = unpacker(b", ".join(encodings).decode("latin-1")) if encodings else None
+    body = await _gather(receive, limit)
+    if unpack is not None:
+        body = await offload(True, unpack, body, limit)
+        scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-encoding"]
+    return body
 
 
 async def _gather(receive: Receive, limit: int) -> bytes:

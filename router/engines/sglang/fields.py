@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.engines.json import JSON_ERRORS, MAX_ITEMS, NULL, decode_object, is_list
+from router.engines.json import JSON_ERRORS, MAX_ITEMS, NULL, decode_object, is_list, json_fault
 from router.errors import BadRequestError, BodyTooLargeError
 
 
@@ -17,7 +17,7 @@ def parse_object(body: bytes | Raw, what: str = "the request body") -> dict[str,
     try:
         return decode_object(body)
     except JSON_ERRORS as error:
-        raise BadRequestError(f"{what} must be a JSON object: {error}") from error
+        raise BadRequestError(f"{what} must be a JSON object: {json_fault(body, error)}") from error
 
 
 def typed(fields: dict[str, Raw], key: str, kind: Any, expected: str) -> Any:
@@ -35,7 +35,7 @@ def decoded(raw: Raw, key: str, kind: Any, expected: str) -> Any:
     try:
         return _decoder(kind).decode(raw)
     except JSON_ERRORS as error:
-        raise BadRequestError(f"`{key}` must be {expected}: {error}") from error
+        raise BadRequestError(f"`{key}` must be {expected}: {json_fault(raw, error)}") from error
 
 
 def check_items(raw: Raw, most: int, what: str, flag: str = "") -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+import zstandard
 from starlette.types import Message, Receive
 
-from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnectedError
+from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnectedError, UnsupportedEncodingError
 from router.http.bodies import Replay, own_body, read_body, with_body
 from router.http.disconnect import ClientConnection
 
@@ -41,13 +43,24 @@ def test_body_in_pieces() -> None:
     [
         ([(b"content-length", b"4")], [], BodyTooLargeError),  # nothing is read
         ([], [piece(b"ab", True), piece(b"cd", True)], BodyTooLargeError),  # nor is the rest
-        ([(b"content-encoding", b"gzip")], [], BadRequestError),
+        ([(b"content-encoding", b"br")], [], UnsupportedEncodingError),
+        ([(b"content-encoding", b"gzip, gzip")], [], UnsupportedEncodingError),
+        ([(b"content-encoding", b"gzip"), (b"content-encoding", b"gzip")], [], UnsupportedEncodingError),
+        ([(b"content-encoding", b"gzip")], [piece(b"a")], BadRequestError),
         ([], [piece(b"ab", True), {"type": "http.disconnect"}], ClientDisconnectedError),
     ],
 )
 def test_body_that_cannot_be_had(headers: Any, messages: list[Message], error: type[Exception]) -> None:
     with pytest.raises(error):
         asyncio.run(read_body(scope_of(*headers), receiving(messages), 3))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "X-Gzip"])
+def test_a_packed_body_is_unpacked_and_no_longer_said_to_be_packed(encoding: str) -> None:
+    packed = zstandard.compress(b"abc") if encoding == "zstd" else gzip.compress(b"abc")
+    scope = scope_of((b"content-encoding", encoding.encode()), (b"x", b"1"))
+    assert asyncio.run(read_body(scope, receiving([piece(packed[:5], True), piece(packed[5:])]), 100)) == b"abc"
+    assert scope["headers"] == [(b"x", b"1")]
 
 
 def test_identity_is_no_encoding() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import zstandard
 from yarl import URL
 
 from router.config import QueueConfig, ServerConfig
@@ -446,13 +447,25 @@ def test_a_small_reply_that_unpacks_to_hundreds_of_megabytes_breaks_off() -> Non
     asyncio.run(main())
 
 
-def test_compressed_generate_is_refused() -> None:
+@pytest.mark.parametrize("encoding", ["gzip", "zstd", "br"])
+def test_a_worker_gets_a_compressed_generate_unpacked(encoding: str) -> None:
     async def main() -> None:
-        async with serving(EchoWorker()) as url, running([url]) as router:
-            headers = {"content-encoding": "gzip"}
-            async with router.client.post("/generate", data=gzip.compress(GENERATE), headers=headers) as reply:
-                assert reply.status == 400
-                assert "gzip" in (await reply.json())["error"]["message"]
+        worker = EchoWorker()
+        async with serving(worker) as url, running([url]) as router:
+            packed = zstandard.compress(GENERATE) if encoding == "zstd" else gzip.compress(GENERATE)
+            headers = {"content-encoding": encoding}
+            async with router.client.post("/generate", data=packed, headers=headers) as reply:
+                if encoding == "br":
+                    assert reply.status == 415
+                    assert reply.headers["accept-encoding"] == "gzip, zstd"
+                    assert "gzip, zstd" in (await reply.json())["error"]["message"]
+                    return
+                assert reply.status == 200
+            (seen,) = worker.seen
+            assert json.loads(seen["body"])["text"] == json.loads(GENERATE)["text"]
+            assert "content-encoding" not in dict(seen["headers"])
+
+    asyncio.run(main())
 
     asyncio.run(main())
 
