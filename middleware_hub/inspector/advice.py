@@ -31,7 +31,10 @@ ADVICE = {
         "Some sampled tokens came without logprobs.",
         "Leave --force-logprobs on, or ask for logprobs in each request.",
     ),
-    "multimodal": ("The prompt holds media, which are no text.", "Use a session: it keeps media with their messages."),
+    "multimodal": (
+        "The prompt holds media, which are no text: the worker gets it unchanged, and the reply is not recorded.",
+        "Take the ids from the worker's own answer (return_logprob). Sessions refuse media.",
+    ),
     "unknown_parent": (
         "A request named the reply that it continues, and that reply was not known.",
         "Send x-radix-parent with the id of a reply that this router, or its store, still has: raise --radix-max-tokens, or "

@@ -71,13 +71,16 @@ def text_rollout(
 
 
 def agent_rollout(
-    agent: Agent, *, router: str | None = None, groups: str | None = None
+    agent: Agent, *, router: str | None = None, groups: str | None = None, roots: str = "all"
 ) -> Callable[[GenerateFnInput], Any]:
-    """Return a generate function for miles that runs an agent in a session, and returns a sample for each of its branches."""
+    """Return a generate function for miles that runs an agent in a session, and returns a sample for each of its branches.
+
+    With `roots="head"` it leaves out what the agent asks beside its task (a title, a summary).
+    """
 
     async def generate(input: GenerateFnInput) -> GenerateFnOutput:
         job = await _job(input, router, groups)
-        return _checked(await samples.agent_rollout(job, agent, one_reward=True))
+        return _checked(await samples.agent_rollout(job, agent, one_reward=True, roots=roots))
 
     return generate
 

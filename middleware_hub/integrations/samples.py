@@ -143,11 +143,12 @@ def _tell_left_out(sample: Any, replies: int) -> None:
         )
 
 
-async def agent_rollout(job: Job, agent: Agent, *, one_reward: bool) -> Any:
+async def agent_rollout(job: Job, agent: Agent, *, one_reward: bool, roots: str) -> Any:
     """Run an agent in a session; return a list: a sample for each of its branches. If stopped: its aborted sample.
 
     Args:
         one_reward: whether all of them must have the same reward.
+        roots: `all`, or `head` for the branches of the task alone (see `finalize`).
 
     Raises:
         ValueError: the trainer takes one sample only. It would fail on the list later, when it aborts pending samples.
@@ -168,7 +169,7 @@ async def agent_rollout(job: Job, agent: Agent, *, one_reward: bool) -> Any:
             return sample
         if group.id is not None and (reward := as_number(result.get("reward"))) is not None:
             await session.reward({"reward": reward})
-        found = await session.finalize()
+        found = await session.finalize(roots=roots)
         kept = group.id is not None  # for the trainer that claims it
     except UnknownReplyError as error:
         logger.warning("the session of sample %s is lost: %s", sample.index, error)

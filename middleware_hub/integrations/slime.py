@@ -60,7 +60,9 @@ def text_rollout(
     return generate
 
 
-def agent_rollout(agent: Agent, *, router: str | None = None, groups: str | None = None) -> Callable[..., Any]:
+def agent_rollout(
+    agent: Agent, *, router: str | None = None, groups: str | None = None, roots: str = "all"
+) -> Callable[..., Any]:
     """Return a generate function for slime that runs an agent in a session, and returns a sample for each of its branches.
 
     Args:
@@ -69,11 +71,12 @@ def agent_rollout(agent: Agent, *, router: str | None = None, groups: str | None
             precedence.
         router: its address, if it is not slime's.
         groups: as in `text_rollout`.
+        roots: `head` leaves out what the agent asks beside its task (a title, a summary).
     """
 
     async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
         job = _job(args, sample, sampling_params, evaluation, router, groups)
-        return await samples.agent_rollout(job, agent, one_reward=False)
+        return await samples.agent_rollout(job, agent, one_reward=False, roots=roots)
 
     return generate
 

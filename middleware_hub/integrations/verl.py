@@ -219,11 +219,13 @@ class SessionAgentLoop(RouterLoop):
     Args:
         agent: `async agent(base_url, prompt, request_kwargs, metadata)`, or its dotted path. It may return a dictionary with
             a `reward`.
+        roots: `head` leaves out what the agent asks beside its task (a title, a summary).
     """
 
-    def __init__(self, *args: Any, agent: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, agent: Any, roots: str = "all", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent = _loaded(agent)
+        self.roots = roots
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
         """Return the outputs of one rollout, in the order of their commits."""
@@ -246,7 +248,7 @@ class SessionAgentLoop(RouterLoop):
             )
             if group.id is not None and (reward := as_number((said or {}).get("reward"))) is not None:
                 await session.reward({"reward": reward})
-            found = (await session.finalize()).trajectories
+            found = (await session.finalize(roots=self.roots)).trajectories
             kept = group.id is not None  # for the trainer that claims it
         except Exception as error:
             if not await _is_lost(session):

@@ -192,6 +192,16 @@ class TestDefaults:
         assert {name: sent["sampling_params"].get(name) for name in wanted} == wanted
         assert one.get(path).json()["pin"] == ["temperature", "max_new_tokens", "sampling_seed"]
 
+    def test_top_k_0_is_all(self, one: Stack, vllm: Stack, form: str) -> None:
+        for stream in (False, True):
+            path = made(one, sampling_params={"top_k": 0})
+            assert turn(one, path, form, stream=stream).body["sampling_params"].get("top_k", -1) == -1
+            assert turn(one, path, form, stream=stream, top_k=5).body["sampling_params"]["top_k"] == 5
+            path = made(one, sampling_params={"top_k": 0}, pin=["top_k"])
+            assert turn(one, path, form, stream=stream, top_k=5).body["sampling_params"].get("top_k", -1) == -1
+            assert turn(one, made(one), form, stream=stream, top_k=0).body["sampling_params"].get("top_k", -1) == -1
+            assert turn(vllm, made(vllm, sampling_params={"top_k": 0}), form, stream=stream)
+
     def test_of_two_grammars_the_stronger_one_holds(self, one: Stack, form: str) -> None:
         def grammars(record: GenerationRecord) -> Json:
             params = record.body["sampling_params"]

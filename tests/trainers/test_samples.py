@@ -346,6 +346,15 @@ def test_an_agents_branches_become_samples(trainer: Trainer, sessions: Stack) ->
     trainer.batch(args, [made])
 
 
+def test_the_tasks_branches_alone_may_be_asked_for(trainer: Trainer, sessions: Stack) -> None:
+    """The critic has another system prompt than the planner."""
+    sample = trainer.Sample(index=4, group_index=1, prompt="Plan it.", metadata={"task": "t"})
+    rollout = trainer.module.agent_rollout(agent, roots="head")
+    (one,) = trainer.generate(rollout, trainer.args(sessions.url), sample, PARAMS)
+    assert one.response == "Done."
+    check(sessions.workers[0], one)
+
+
 def test_an_agent_may_give_its_reward_to_the_session(trainer: Trainer, sessions: Stack) -> None:
     """Without one a sample keeps what the trainer gave it."""
 

@@ -220,6 +220,24 @@ def test_an_agent_is_one_sequence(ours: ModuleType, served: Stack) -> None:
     assert served.get("/sessions").json()["sessions"] == []
 
 
+def test_what_an_agent_asks_beside_its_task_is_not_the_sequence(ours: ModuleType, served: Stack) -> None:
+    (worker,) = served.workers
+    say(worker, "Plan.", "A title.")
+
+    async def agent(base_url: str, prompt: Any, request_kwargs: Any, metadata: Any) -> dict[str, Any]:
+        async with openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none") as client:
+            create = client.chat.completions.create
+            task = [{"role": "user", "content": prompt}]
+            await create(model="policy", messages=task, extra_body=request_kwargs)
+            await create(model="policy", messages=[{"role": "system", "content": "Name it."}, *task])
+        return {}
+
+    batch = ours.agent_rollout(served.url, agent, weights=None)(["How long?"], trainer())
+    first = worker.log[-2]
+    assert batch["prompt_ids"] + batch["completion_ids"] == [first.input_ids, first.output_ids]
+    assert batch["branches_left_out"] == [1]
+
+
 def test_an_agent_that_fails_keeps_its_tokens(ours: ModuleType, served: Stack) -> None:
     (worker,) = served.workers
     say(worker, "Plan.", times=2)

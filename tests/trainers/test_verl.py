@@ -317,6 +317,13 @@ def test_an_agents_branches_are_outputs(loops: ModuleType, served: Stack) -> Non
         assert [tag["status"] for tag in batch["tags"]] == ["success"] * 2
 
 
+def test_the_tasks_branches_alone_may_be_asked_for(loops: ModuleType, served: Stack) -> None:
+    say(served.workers[0], "Plan.", "Done.", "Good.")
+    row = {**ROW, "task": "t"}
+    (output,), _ = Verl(loops, served.url).run("SessionAgentLoop", row=row, agent=agent, roots="head")
+    assert output.num_turns == 4, "two turns of the planner; the critic has another system prompt"
+
+
 def test_an_agents_session_is_kept_for_who_claims_it(loops: ModuleType, served: Stack) -> None:
     say(served.workers[0], "Plan.", "Done.", "Good.")
     row = {**ROW, "task": "t", "uid": "u7"}

@@ -63,7 +63,7 @@ class SessionConversation:
             "id": self.id,
             "kind": "session",
             "namespace": _word(metadata.get("namespace")) or "",
-            "adapter": "",
+            "adapter": session.defaults.lora_path or "",
             "title": self._title(),
             "turns": len(checkpoints),
             "tokens": sampled + sum(span.count for span in seen),

@@ -11,6 +11,7 @@ import pytest
 
 from middleware_hub.inspector.conversations.sessions import SessionConversation
 from middleware_hub.inspector.conversations.stored import StoredSessions
+from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.store.errors import DamagedRecordError
 
@@ -114,8 +115,10 @@ def test_a_session_of_which_turns_cannot_be_read_says_so() -> None:
         unread=True,
         metadata=None,
         reward_info={},
+        defaults=RequestDefaults(lora_path="a"),
         created_at=1.0,
         phase=SimpleNamespace(value="open"),
     )
     summary = SessionConversation(session).summary()
     assert (summary["exact"], summary["reasons"]) == (False, ["store_unreachable"])
+    assert summary["adapter"] == "a"
