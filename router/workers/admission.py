@@ -17,7 +17,7 @@ from router.http.time_limits import patience
 from router.workers.allowed import AllowedWorkers
 from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
-from router.workers.probe import Prober
+from router.workers.probe import Prober, for_now
 from router.workers.worker import Finding, Worker, normalize_url
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,10 @@ class Admission:
         return found
 
     async def admit_all(self, urls: Iterable[str]) -> None:
-        """Register several workers in this order. Refused ones are logged and left out."""
+        """Register several workers in this order. Refused ones are logged and left out.
+
+        Where something answers that is no engine, there may be one later, as behind a proxy: that worker is starting.
+        """
         asked = {url: asyncio.create_task(self._prober.introduction(url)) for url in map(normalize_url, urls)}
         if not asked:
             return
@@ -83,10 +86,10 @@ class Admission:
             if not answer.done():
                 answer.cancel()  # the health checks ask again
                 self.take_in(url, _SILENT)
-            elif (refusal := answer.result().refusal) is not None:
-                logger.error("not routed to: %s", refusal)
+            elif (found := for_now(answer.result())).refusal is not None:
+                logger.error("not routed to: %s", found.refusal)
             else:
-                self.take_in(url, answer.result())
+                self.take_in(url, found)
 
     def take_in(self, url: str, found: Finding) -> Worker:
         """Register a worker of which this was found, and begin to probe it."""
@@ -95,6 +98,8 @@ class Admission:
         found = replace(found, complaint=self._prober.checked(url, found).refusal or found.complaint)
         if found.complaint is None:
             self._pool.introduced(worker, found)
+        if found.stranger:
+            self._pool.does_not_generate(worker)
         self._pool.probed(worker, found.complaint, found.version, absent=found.absent)
         if found.complaint is not None:
             logger.warning(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from router.config.workers import HealthConfig
 from router.workers.pool import WorkerPool
-from router.workers.probe import Prober
+from router.workers.probe import Prober, for_now
 from router.workers.worker import Finding, Worker, WorkerState
 from router.workers.worker_check import WorkerCheck
 
@@ -87,9 +87,9 @@ class HealthChecks:
 
     async def _look_at(self, worker: Worker) -> None:
         if worker.state is WorkerState.STARTING or worker.was_away:
-            found = await self._prober.introduction(worker.url)
+            found = for_now(await self._prober.introduction(worker.url))
         elif worker.stranger:
-            found = await self._prober.introduction(worker.url)
+            found = for_now(await self._prober.introduction(worker.url))
             if found.refusal is not None:  # for a moment, another server may answer at its URL
                 found = Finding(complaint=found.refusal)
         else:
@@ -105,6 +105,10 @@ class HealthChecks:
             self._pool.remove(worker.id)
         else:
             self._pool.introduced(worker, found)
+            if found.stranger:
+                if found.complaint != worker.complaint:
+                    logger.warning("worker %s gets no requests: %s", worker.url, found.complaint)
+                self._pool.does_not_generate(worker)
             self._pool.probed(worker, found.complaint, found.version, absent=found.absent)
 
     async def _check(self, worker: Worker) -> None:

@@ -205,7 +205,7 @@ class WorkerPool:
         self.on_room()
 
     def does_not_generate(self, worker: Worker) -> None:
-        """Note that the worker has no path to generate: it is asked again what it is."""
+        """Note that what answers there is no engine, or has no path to generate: it is asked again what it is."""
         worker.stranger = True
 
     def may_have_restarted(self, worker: Worker) -> None:

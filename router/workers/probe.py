@@ -3,8 +3,9 @@
 Each request of a probe uses a new connection, because a pooled connection that the worker has just closed looks like a dead
 worker.
 
-The server at a URL may be no engine: at a wrong port there may be anything that speaks HTTP. An engine describes itself in
-JSON, or asks for a key before it does, or at least accepts a request to generate.
+The server at a URL may be no engine: at a wrong port there may be anything that speaks HTTP, and much of that answers 200, or
+403, to everything. An engine names its model when it describes itself, or asks for a key before it does, or at least answers a
+request to generate as an engine does.
 """
 
 from __future__ import annotations
@@ -30,8 +31,25 @@ _MODEL_INFO = ("/model_info", "/get_model_info", "/ping")
 """The first path that a worker has is used; old workers lack /ping and have only the last name. Each answers in milliseconds,
 also in a pause, when /health and /ready answer with an error (SGLang 0.5.23)."""
 
-_ENGINE = (*_SERVER_INFO, "/model_info", "/get_model_info", "/v1/models")
+_MODEL = ("/model_info", "/get_model_info", "/v1/models")
+"""Where an engine describes its model, also while its scheduler is too busy for more."""
+
+_ENGINE = (*_SERVER_INFO, *_MODEL)
 """Where an engine describes itself in JSON. Engines other than SGLang have the last path too."""
+
+_SIGNS = frozenset(
+    (
+        "model_path served_model_name tokenizer_path is_generation weight_version context_length max_total_num_tokens "
+        "skip_tokenizer_init disaggregation_mode is_embedding encoder_only internal_states vllm_config"
+    ).split()
+)
+"""What an engine says about itself. One of these is enough: versions and engines differ."""
+
+_REPLY = frozenset({"text", "output_ids", "meta_info"})
+"""What a reply to `/generate` has."""
+
+_REFUSAL = frozenset({"error", "detail", "message"})
+"""Where an engine, or its web framework, says why it refuses a request to generate."""
 
 _QUICK = 0.25
 """Seconds after which a description is late."""
@@ -40,8 +58,8 @@ _LIMIT = 16 * 1024 * 1024
 _SHOWN = 200
 """The most bytes of an answer to show in an error message."""
 
-_REFUSES_US = frozenset({401, 403, 429})
-"""The server is up, and answers other clients."""
+_REFUSES_US = frozenset({401, 429})
+"""The engine is up, and answers clients with its key; or others."""
 
 NONE_SUCH = frozenset({404, 405, 501})
 """The statuses of a server that lacks a path, or a method there."""
@@ -118,7 +136,7 @@ class Prober:
 
         Marks are asked for only where the description is late (a vLLM in development mode takes seconds), or says nothing.
         """
-        described = asyncio.create_task(self._ask(url, _ENGINE, _is_object))
+        described = asyncio.create_task(self._ask(url, _ENGINE, self._is_engine, known=False))
         try:
             await asyncio.wait((described,), timeout=_QUICK)
             if not described.done() and (engine := await self._marked(url)) is not None:
@@ -165,8 +183,13 @@ class Prober:
             if info.refusal is not None:
                 return Finding(refusal=f"worker {url} {info.refusal}")
             return Finding(version=info.weight_version, engine=SGLANG.name)
-        # The description comes from the worker's scheduler, which may be busy for long; a ping does not.
-        return await self.probe(url) if found.complaint is not None else replace(found, engine=SGLANG.name)
+        if found.complaint is None:
+            return replace(found, engine=SGLANG.name)
+        # The description comes from the worker's scheduler, which may be busy for long; its model's does not.
+        model = await self._ask(url, _MODEL, self._is_engine, known=False)
+        if not isinstance(model, bytes):
+            return found
+        return Finding(version=_decoded(model).weight_version, engine=SGLANG.name)
 
     async def description(self, url: str, paths: Sequence[str]) -> bytes | Finding | None:
         """Return what a worker says (a JSON object) at the first of these paths that it has.
@@ -192,35 +215,50 @@ class Prober:
         """Ask a worker whether it is well. One that asks for a key (401) is; one that answers with a 5xx is not."""
         found = await self._ask(url, self._versions if wants_version else _PING, _is_no_page)
         if isinstance(found, _NoSuchPath) and url not in self._mute:
-            found = await self._ask(url, _ENGINE, _is_object)
+            found = await self._ask(url, _ENGINE, self._is_engine)
         if isinstance(found, _NoSuchPath):
-            return Finding() if url in self._mute else Finding(f"it is no engine: {found.said}")
+            return Finding() if url in self._mute else Finding(f"it is no engine: {found.said}", stranger=True)
         return Finding(version=_decoded(found).weight_version) if isinstance(found, bytes) else found
 
+    def _is_engine(self, body: bytes) -> bool:
+        """Return whether a description is one of an engine's."""
+        return _has_signs(body) or any(engine.recognises(body) for engine in self._engines)
+
     async def _try_to_generate(self, url: str, found: _NoSuchPath) -> Finding:
-        """Judge a server without a description: it is an engine if it understands an empty request to generate."""
+        """Judge a server without a description: it is an engine if it understands an empty request to generate.
+
+        One that only says that it is not ready yet, as `/health` does while a model is loaded, is asked again.
+        """
         try:
             async with patience(self._seconds):
                 headers = [*self._headers, (b"content-type", b"application/json")]
                 status, body = await fetch(
                     self._upstream, "POST", url + "/generate", headers, b"{}", fresh=True, limit=_LIMIT
                 )
+                health = 0
+                if status in NONE_SUCH:
+                    health, _ = await fetch(
+                        self._upstream, "GET", url + "/health", self._headers, fresh=True, limit=_LIMIT
+                    )
         except NotHttpError:
             return _no_engine(url, found.said)
         except (UpstreamFailure, TimeoutError) as error:
             return self._failed(error)
-        if status not in NONE_SUCH:
-            if status == 500 or _is_json(body):
-                self._mute.add(url)
-                return Finding(engine=SGLANG.name)
-            if status > 500:
-                return Finding(f"POST /generate is answered with {status}")
+        if _answers_as_an_engine(status, body):
+            self._mute.add(url)
+            return Finding(engine=SGLANG.name)
+        for question, code in (("POST /generate", status), ("GET /health", health)):
+            if code == 429 or (code > 500 and code not in NONE_SUCH):
+                return Finding(f"{question} is answered with {code}")
         return _no_engine(url, f"{found.said}, {_answer('POST /generate', status, body)}")
 
     async def _ask(
-        self, url: str, paths: Sequence[str], is_answer: Callable[[bytes], bool]
+        self, url: str, paths: Sequence[str], is_answer: Callable[[bytes], bool], *, known: bool = True
     ) -> bytes | _NoSuchPath | Finding:
-        """Return the first body that is an answer (status 200), or what there was instead."""
+        """Return the first body that is an answer (status 200), or what there was instead.
+
+        A `known` engine is well where it turns others away; a new one has to show that it is an engine, later if need be.
+        """
         missing = None
         try:
             async with patience(self._seconds):
@@ -232,7 +270,9 @@ class Prober:
                         return Finding(refusal=loop)
                     if status >= 500 and status not in NONE_SUCH:
                         return Finding(f"GET {path} is answered with {status}")
-                    if status in _REFUSES_US:
+                    if status == 429 and not known:
+                        return Finding(f"GET {path} is answered with {status}")
+                    if status in _REFUSES_US and _is_no_page(body):
                         return Finding()
                     if status == 200 and is_answer(body):
                         return body
@@ -250,6 +290,11 @@ class Prober:
         return Finding(str(error), absent=isinstance(error, ConnectFailedError))
 
 
+def for_now(found: Finding) -> Finding:
+    """Return what was found at the URL of a worker that stays: no engine there is a complaint, for one may come."""
+    return replace(found, complaint=found.refusal, refusal=None) if found.stranger else found
+
+
 def loop_refusal(url: str, status: int) -> str | None:
     """Return why a worker that answers a probe with this status cannot be used; None if there is no loop."""
     if status != LoopError.status:
@@ -258,7 +303,7 @@ def loop_refusal(url: str, status: int) -> str | None:
 
 
 def _no_engine(url: str, said: str) -> Finding:
-    return Finding(refusal=f"{url} is no engine: {said}. Give the URL of a worker, with its port")
+    return Finding(refusal=f"{url} is no engine: {said}. Give the URL of a worker, with its port", stranger=True)
 
 
 def _answer(question: str, status: int, body: bytes) -> str:
@@ -275,6 +320,35 @@ def _is_json(body: bytes) -> bool:
 
 def _is_object(body: bytes) -> bool:
     return body.lstrip()[:1] == b"{" and _is_json(body)
+
+
+def _has_signs(body: bytes) -> bool:
+    """Return whether a JSON object says what an engine says about itself, or lists models as an engine does."""
+    try:
+        said = msgspec.json.decode(body)
+    except JSON_ERRORS:
+        return False
+    if not isinstance(said, dict):
+        return False
+    models = said.get("data")
+    listed = isinstance(models, list) and any(isinstance(one, dict) and one.get("id") for one in models)
+    return listed or any(said.get(sign) is not None for sign in _SIGNS)
+
+
+def _answers_as_an_engine(status: int, body: bytes) -> bool:
+    """Return whether an engine may answer an empty request to generate so: it refuses it, or fails at it, or generates."""
+    if status == 500:
+        return True
+    if status == 401:
+        return _is_no_page(body)
+    try:
+        said = msgspec.json.decode(body)
+    except JSON_ERRORS:
+        return False
+    said = said[0] if isinstance(said, list) and said else said
+    if not isinstance(said, dict):
+        return False
+    return not (_REPLY if status < 300 else _REFUSAL if status in (400, 422) else frozenset()).isdisjoint(said)
 
 
 def _is_no_page(body: bytes) -> bool:

@@ -57,6 +57,7 @@ class Finding(msgspec.Struct, frozen=True):
         version: its weight version, if it reported one.
         absent: whether there was no connection.
         silent: whether there was no answer in time.
+        stranger: whether a server answered that is no engine. There may be one later: the complaint or refusal is not for ever.
         engine: the name of its engine; None if it did not introduce itself.
         abilities: what its engine's adapter may use (`router/engines/engine.py`).
     """
@@ -66,6 +67,7 @@ class Finding(msgspec.Struct, frozen=True):
     version: str | None = None
     absent: bool = False
     silent: bool = False
+    stranger: bool = False
     engine: str | None = None
     abilities: frozenset[str] = frozenset()
 
@@ -84,7 +86,7 @@ class Worker:
         abilities: what its engine's adapter may use.
         warning: what a `WorkerCheck` found wrong with it.
         kv_events: how far this router is with its KV cache events; None without `--kv-events`.
-        stranger: whether it does not generate as its engine does: there may be another engine by now.
+        stranger: whether something answers there, and not as its engine does: there may be another engine by now, or none.
     """
 
     __slots__ = (
@@ -157,11 +159,11 @@ class Worker:
         """Whether to try this worker with a request that has no other.
 
         True for one that has not answered yet, that answered its last probe but not enough of them, or that was absent: the
-        request is served, or fails without a loss.
+        request is served, or fails without a loss. False where something else than an engine answers.
         """
         if self.state is WorkerState.QUARANTINED:
             return self._absent or self.complaint is None
-        return self.state is WorkerState.STARTING
+        return self.state is WorkerState.STARTING and not self.stranger
 
     def move_to(self, state: WorkerState) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"

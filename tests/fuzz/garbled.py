@@ -66,7 +66,7 @@ class GarbledWorker:
                 break
         seed = dict(scope["headers"]).get(SEED)
         about_itself = {
-            "/server_info": {},
+            "/server_info": {"model_path": "m"},
             "/get_server_info": {},
             "/ping": {},
             "/model_info": {"weight_version": "default"},

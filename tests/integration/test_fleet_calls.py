@@ -284,7 +284,7 @@ def test_a_connection_that_was_just_closed_is_no_dead_worker(served: Stack) -> N
     async def one_request_a_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head, _ = await read_request(reader)
         heard.append(head.split(" ")[1])
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 18\r\n\r\n{"model_path":"m"}')
         await read_request(reader)
 
     async def talk() -> tuple[Answer, Answer]:

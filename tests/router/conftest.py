@@ -19,6 +19,10 @@ from tests.support.serving import serving
 PROBED = frozenset({"/server_info", "/model_info", "/ping"})
 """Where a router asks a worker who it is, and how."""
 
+MODEL = {"model_path": "m"}
+ENGINE = msgspec.json.encode(MODEL)
+"""What an engine says there, at least."""
+
 
 DONE = b"data: [DONE]\n\n"
 
@@ -78,7 +82,7 @@ class EchoWorker:
             body += message.get("body", b"")
             more = message.get("more_body", False)
         if scope["path"] in PROBED:
-            await answer(send, 200, b"{}")
+            await answer(send, 200, ENGINE)
             return
         self.seen.append(
             {
@@ -120,7 +124,7 @@ class GatedWorker:
             await _lifespan(receive, send)
             return
         if scope["path"] in PROBED:
-            await answer(send, 200, b"{}")
+            await answer(send, 200, ENGINE)
             return
         while (await receive()).get("more_body", False):
             pass
@@ -148,7 +152,7 @@ class GatedWorker:
 
 def json_app(replies: dict[str, Any]) -> ASGIApp:
     """A worker that answers GET calls by path, and everything else with 404."""
-    replies = {"/model_info": {}, **replies}
+    replies = {"/model_info": MODEL, **replies}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

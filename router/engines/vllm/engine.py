@@ -20,6 +20,8 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _NO_MODE = b'{"token_ids":[],"sampling_params":{},"output_mode":"?"}'
 """No version generates for this. A version that can return text (`output_mode`) refuses the mode by its name."""
 _NONE_SUCH = frozenset({404, 405, 501})
+_SHOWN = 200
+"""The most bytes of an answer to show in a refusal."""
 _FORBIDDEN = frozenset({401, 403})
 
 
@@ -86,6 +88,11 @@ class Vllm:
                 f"runs vLLM without {COMPLETIONS}: it serves no model that generates text, or was started with"
                 " --tokens-only; start it without that flag"
             )
+        if answers[COMPLETIONS].status == 200:
+            return Introduction(
+                f"has the name of vLLM, and is none: it answers an empty POST {COMPLETIONS} with 200"
+                f" ({_shown(answers[COMPLETIONS].body)}); give the URL of a worker, with its port"
+            )
         if answers["/tokenize"].status not in {200, *_FORBIDDEN}:
             return Introduction(
                 "runs vLLM without a tokenizer, so it neither takes nor returns text: start it without"
@@ -113,6 +120,10 @@ def _context(tokenized: bytes) -> int | None:
         return msgspec.json.decode(tokenized, type=_Tokenized).max_model_len
     except JSON_ERRORS:
         return None
+
+
+def _shown(body: bytes) -> str:
+    return " ".join(body[:_SHOWN].decode("utf-8", "replace").split())
 
 
 def _version(body: bytes) -> str | None:

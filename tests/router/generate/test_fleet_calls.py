@@ -15,7 +15,7 @@ from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
 from router.http.upstream import AiohttpUpstream
 from router.workers.probe import Prober
 from router.workers.worker import Worker, WorkerState
-from tests.router.conftest import PROBED, answer
+from tests.router.conftest import ENGINE, PROBED, answer
 from tests.support.serving import SocketHandler, dead_url, read_request, serving, serving_socket
 
 SECONDS = 0.2
@@ -48,7 +48,7 @@ class Slow:
             self.told += not probed
             self.changed.notify_all()
         await (self.well if probed else self.willing).wait()
-        await answer(send, self.status, b"{}" if probed else self.said)
+        await answer(send, self.status, ENGINE if probed else self.said)
 
 
 @contextlib.asynccontextmanager

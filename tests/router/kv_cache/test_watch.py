@@ -24,7 +24,7 @@ from router.kv_cache.subscriptions import KvSubscriptions
 from router.kv_cache.watch import KvWatch
 from router.policies.cache_aware import CacheAware
 from router.workers.worker import Finding, Worker, WorkerState
-from tests.router.conftest import json_app
+from tests.router.conftest import MODEL, json_app
 from tests.support.serving import serving
 
 
@@ -70,9 +70,12 @@ def test_publishing_workers_are_followed_and_removed_workers_forgotten(monkeypat
 
     async def main() -> None:
         async with publisher() as (socket, port):
-            told = {"kv_events": {"publisher": "zmq", "endpoint_port_base": port, "dp_size": 1}}
+            told = {**MODEL, "kv_events": {"publisher": "zmq", "endpoint_port_base": port, "dp_size": 1}}
             replies = {"/ping": {}, "/server_info": told}
-            async with serving(json_app(replies)) as one, serving(json_app({"/ping": {}, "/server_info": {}})) as other:
+            async with (
+                serving(json_app(replies)) as one,
+                serving(json_app({"/ping": {}, "/server_info": MODEL})) as other,
+            ):
                 workers = WorkersConfig(
                     urls=(one, other), policy="cache_aware", cache_aware=CacheAwareConfig(kv_events=True)
                 )
@@ -212,8 +215,8 @@ def test_a_worker_whose_description_failed_once_is_followed_all_the_same(monkeyp
 
     async def main() -> None:
         async with publisher() as (_, port):
-            told = {"kv_events": {"publisher": "zmq", "endpoint_port_base": port, "dp_size": 1}}
-            described = json_app({"/ping": {}, "/model_info": {"model_path": "m"}, "/server_info": told})
+            told = {**MODEL, "kv_events": {"publisher": "zmq", "endpoint_port_base": port, "dp_size": 1}}
+            described = json_app({"/ping": {}, "/model_info": MODEL, "/server_info": told})
             broken = True
 
             async def worker(scope: Scope, receive: Receive, send: Send) -> None:

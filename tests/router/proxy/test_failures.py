@@ -11,12 +11,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config import BreakerConfig
 from router.workers.breaker import BreakerState
-from tests.router.conftest import PROBED, EchoWorker, answer, running
+from tests.router.conftest import ENGINE, PROBED, EchoWorker, answer, running
 from tests.support.serving import SocketHandler, dead_url, read_request, serving, serving_socket
 
 GENERATE = b'{"rid":"r","text":"hello"}'
 STREAM = b'{"text": "hello", "stream": true}'
-WELL = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+WELL = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(ENGINE), ENGINE)
 """What a worker answers to a probe: otherwise it would be asked only as the last one."""
 
 
@@ -81,7 +81,7 @@ class ClosingWorker:
         while True:
             head, body = await read_request(reader)
             if any(path in head.split("\r\n")[0] for path in ("server_info", "/ping", "model_info")):
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+                writer.write(WELL.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
                 return
             self.requests += 1
             if self.drop == "always" or (self.drop == "second" and served == 1):
@@ -100,7 +100,7 @@ def test_a_head_that_no_client_may_be_sent_is_a_fault_of_the_worker(head: bytes)
         while True:
             asked, _ = await read_request(reader)
             probed = any(path in asked.split("\r\n")[0] for path in ("server_info", "/ping", "model_info"))
-            writer.write((b"HTTP/1.1 200 OK\r\n" if probed else head) + b"content-length: 2\r\n\r\n{}")
+            writer.write(WELL if probed else head + b"content-length: 2\r\n\r\n{}")
 
     async def main() -> None:
         async with serving_socket(odd) as url, running([url]) as router:
@@ -123,7 +123,7 @@ def test_why_a_worker_gave_no_reply_is_one_line_in_words(said: bytes, why: str) 
     async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked, _ = await read_request(reader)
         probed = any(path in asked.split("\r\n")[0] for path in ("server_info", "/ping", "model_info"))
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}" if probed else said)
+        writer.write(WELL if probed else said)
 
     async def main() -> None:
         async with (
@@ -279,7 +279,7 @@ def talks(status: int, body: bytes, *, method: str = "POST") -> ASGIApp:
         if scope["type"] == "http" and scope["path"] == "/generate" and scope["method"] == method:
             await answer(send, status, body)
         elif scope["type"] == "http":
-            await answer(send, 200, b"{}")
+            await answer(send, 200, ENGINE)
 
     return app
 
@@ -350,7 +350,8 @@ def test_a_404_in_an_engines_own_words_is_its_fault_if_another_one_answers() -> 
 def test_a_call_that_there_is_not_is_no_workers_fault(method: str, path: str) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await answer(send, 200 if scope["path"] in PROBED else 405 if scope["path"] == "/generate" else 404, b"{}")
+            status = 200 if scope["path"] in PROBED else 405 if scope["path"] == "/generate" else 404
+            await answer(send, status, ENGINE if status == 200 else b"{}")
 
     async def main() -> None:
         async with serving(app) as url, running([url], breaker=ONE_FAILURE) as router:
@@ -369,7 +370,7 @@ def streams(*pieces: bytes) -> ASGIApp:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] in PROBED:
-            await answer(send, 200, b"{}")
+            await answer(send, 200, ENGINE)
         elif scope["type"] == "http":
             headers = [(b"content-type", b"text/event-stream")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -434,7 +435,7 @@ def test_an_event_may_come_in_pieces(path: str, before: tuple[bytes, ...], first
 
         async def worker(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["path"] in PROBED:
-                return await answer(send, 200, b"{}")
+                return await answer(send, 200, ENGINE)
             headers = [(b"content-type", b"text/event-stream")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             for piece in (*before, first):

@@ -17,7 +17,7 @@ import zstandard
 from yarl import URL
 
 from router.config import QueueConfig, ServerConfig
-from tests.router.conftest import DONE, PROBED, EchoWorker, GatedWorker, answer, running
+from tests.router.conftest import DONE, ENGINE, PROBED, EchoWorker, GatedWorker, answer, running
 from tests.support.serving import serving
 
 GENERATE = b'{"text": "hello"}'
@@ -207,7 +207,7 @@ def test_a_misspelt_path_that_no_worker_has_is_told_with_the_one_that_is_meant(
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] in PROBED:
-            await answer(send, 200, b"{}")
+            await answer(send, 200, ENGINE)
         elif scope["type"] == "http":
             await answer(send, status, body)
 
@@ -241,7 +241,7 @@ def test_compressed_reply_is_unpacked() -> None:
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] in PROBED:
-            await answer(send, 200, b"{}")
+            await answer(send, 200, ENGINE)
         elif scope["type"] == "http":
             await answer(send, 200, gzip.compress(b"plain"), [(b"content-encoding", b"gzip")])
 
@@ -257,7 +257,7 @@ def test_redirects_and_error_statuses_pass_through() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             if scope["path"] in PROBED:
-                await answer(send, 200, b"{}")
+                await answer(send, 200, ENGINE)
                 return
             status = int(scope["path"][1:])
             await answer(send, status, b"" if status in (204, 304) else b"body", [(b"location", b"/elsewhere")])

@@ -5,15 +5,26 @@ from __future__ import annotations
 import asyncio
 import http.server
 import threading
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from router.config import HealthConfig
-from router.errors import BadRequestError
+from router.errors import BadRequestError, NoWorkerError
+from router.policies.base import RouteQuery
 from router.workers.worker import WorkerState
-from tests.router.conftest import json_app
-from tests.router.workers.watched import JSON_404, NO_ENGINES, PAGE, AnsweringServer, states, watching, web_server
+from tests.router.conftest import MODEL, json_app
+from tests.router.workers.watched import (
+    JSON_404,
+    NO_ENGINES,
+    PAGE,
+    WELL_WITH_ANYTHING,
+    AnsweringServer,
+    states,
+    watching,
+    web_server,
+)
 from tests.support.serving import dead_url, serving, serving_socket
 
 
@@ -47,7 +58,7 @@ def test_a_silent_worker_is_starting_until_it_answers(skip: bool) -> None:
     asyncio.run(main())
 
 
-def test_a_worker_with_a_busy_scheduler_is_admitted_by_its_ping() -> None:
+def test_a_worker_with_a_busy_scheduler_is_admitted_by_what_it_says_of_its_model() -> None:
     async def main() -> None:
         class Busy(AnsweringServer):
             async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,7 +67,7 @@ def test_a_worker_with_a_busy_scheduler_is_admitted_by_its_ping() -> None:
                 await super().__call__(scope, receive, send)
 
         config = HealthConfig(interval=10, timeout=0.2)
-        async with serving(Busy(ping={})) as url, watching(config) as watched:
+        async with serving(Busy(ping={}, model_info=MODEL)) as url, watching(config) as watched:
             assert (await watched.admission.admit(url)).state is WorkerState.HEALTHY
 
     asyncio.run(main())
@@ -71,7 +82,11 @@ def test_a_bad_url_is_refused() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("get", "post"), NO_ENGINES.values(), ids=NO_ENGINES)
+@pytest.mark.parametrize(
+    ("get", "post"),
+    [*NO_ENGINES.values(), *WELL_WITH_ANYTHING.values()],
+    ids=[*NO_ENGINES, *WELL_WITH_ANYTHING],
+)
 def test_the_refusal_of_another_server_quotes_its_answers(get: tuple[int, bytes], post: tuple[int, bytes]) -> None:
     async def main() -> None:
         async with serving(web_server(get, post)) as url, watching() as watched:
@@ -83,7 +98,11 @@ def test_the_refusal_of_another_server_quotes_its_answers(get: tuple[int, bytes]
             assert f"POST /generate is answered with {post[0]}" in said
             assert ("Directory listing" in said) == (PAGE in (get[1], post[1]))
             await watched.admission.admit_all([url])
-            assert states(watched) == [], "from the command line it is left out"
+            assert states(watched) == [(url, "starting")], "a command line may be early"
+            (worker,) = watched.pool.list()
+            assert worker.complaint == said
+            with pytest.raises(NoWorkerError, match="is no engine"):
+                watched.pool.lease(RouteQuery())
 
     asyncio.run(main())
 
@@ -136,7 +155,7 @@ def test_a_server_without_http_is_refused(banner: bytes) -> None:
         ((404, b""), (500, b"Internal Server Error")),
         ((405, b""), (200, b'{"text": "", "meta_info": {}}')),
         ((401, b""), (401, b"")),
-        ((403, PAGE), (403, PAGE)),
+        ((401, b'{"error": "Unauthorized"}'), (401, b'{"error": "Unauthorized"}')),
     ],
 )
 def test_an_engine_without_a_description_is_admitted_and_stays(get: tuple[int, bytes], post: tuple[int, bytes]) -> None:
@@ -152,11 +171,54 @@ def test_an_engine_without_a_description_is_admitted_and_stays(get: tuple[int, b
     asyncio.run(main())
 
 
-def test_a_server_that_is_not_ready_is_admitted() -> None:
+@pytest.mark.parametrize(
+    ("get", "post"),
+    [((404, b""), (503, PAGE)), ((503, PAGE), (404, b"")), ((429, b"{}"), (429, b"{}")), ((503, b"{}"), (503, b"{}"))],
+)
+def test_a_server_that_is_not_ready_is_admitted(get: tuple[int, bytes], post: tuple[int, bytes]) -> None:
     """A gateway in front of a worker answers with 503 meanwhile."""
 
     async def main() -> None:
-        async with serving(web_server((404, b""), (503, PAGE))) as url, watching() as watched:
+        async with serving(web_server(get, post)) as url, watching() as watched:
             assert (await watched.admission.admit(url)).state is WorkerState.STARTING
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "loading", [{"health": 503}, {"health": 503, "ping": 503}, {"health": 503, "server_info": 500}]
+)
+def test_an_engine_that_loads_its_model_is_admitted_and_healthy_once_it_tells_of_it(loading: dict[str, Any]) -> None:
+    """It may have no other path yet than its health."""
+
+    async def main() -> None:
+        server = AnsweringServer(**loading)
+        async with serving(server) as url, watching() as watched:
+            worker = await watched.admission.admit(url)
+            assert worker.state is WorkerState.STARTING
+            assert "503" in str(worker.complaint) or "500" in str(worker.complaint)
+            server.answers = {"/health": 200, "/ping": 200, "/server_info": MODEL}
+            await watched.until(worker, WorkerState.HEALTHY)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"server_info": {"model_path": "m", "version": "0.5.23", "context_length": None}},
+        {"get_server_info": {"tokenizer_path": "m"}},
+        {"model_info": {"is_generation": True}},
+        {"get_model_info": {"model_path": "m"}},
+        {"server_info": {}, "get_model_info": {"model_path": "m"}},
+        {"v1/models": {"object": "list", "data": [{"id": "m", "owned_by": "sglang"}]}},
+    ],
+)
+def test_any_description_of_an_engine_will_do(said: dict[str, Any]) -> None:
+    """Old versions have other paths, and tell less."""
+
+    async def main() -> None:
+        async with serving(AnsweringServer(**said)) as url, watching() as watched:
+            assert (await watched.admission.admit(url)).state is WorkerState.HEALTHY
 
     asyncio.run(main())

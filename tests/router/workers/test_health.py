@@ -11,6 +11,7 @@ from router.engines.engine import Call
 from router.workers import health
 from router.workers.worker import WorkerState
 from router.workers.worker_check import WorkerCheck
+from tests.router.conftest import MODEL
 from tests.router.workers.watched import AnsweringServer, until, watching
 from tests.support.serving import serving
 
@@ -23,7 +24,7 @@ def test_a_late_worker_becomes_healthy_by_itself() -> None:
             assert worker.state is WorkerState.STARTING
             assert worker.complaint is not None
             assert "503" in worker.complaint
-            server.answers = {"/ping": {}, "/server_info": {}}
+            server.answers = {"/ping": {}, "/server_info": MODEL}
             await watched.until(worker, WorkerState.HEALTHY)
 
     asyncio.run(main())
@@ -31,14 +32,14 @@ def test_a_late_worker_becomes_healthy_by_itself() -> None:
 
 def test_a_failing_worker_is_quarantined_until_it_recovers() -> None:
     async def main() -> None:
-        server = AnsweringServer(ping={}, model_info={})
+        server = AnsweringServer(ping={}, model_info=MODEL)
         async with serving(server) as url, watching() as watched:
             worker = await watched.admission.admit(url)
             server.answers.update({"/ping": 500, "/model_info": 500})
             await watched.until(worker, WorkerState.QUARANTINED)
             assert watched.pool.routable == ()
             assert watched.probes[-3:] == [False] * 3
-            server.answers.update({"/ping": {}, "/model_info": {}})
+            server.answers.update({"/ping": {}, "/model_info": MODEL})
             await watched.until(worker, WorkerState.HEALTHY)
             assert watched.probes[-2:] == [True] * 2
             assert not {"/health", "/ready"} & set(server.asked), "those fail in a pause"
@@ -79,7 +80,7 @@ def test_without_the_gate_a_probe_reads_an_unknown_version() -> None:
 
 def test_trouble_causes_a_probe_at_once() -> None:
     async def main() -> None:
-        server = AnsweringServer(ping={}, model_info={})
+        server = AnsweringServer(ping={}, model_info=MODEL)
         config = HealthConfig(interval=3600, failure_threshold=1)
         async with serving(server) as url, watching(config) as watched:
             worker = await watched.admission.admit(url)
@@ -92,7 +93,7 @@ def test_trouble_causes_a_probe_at_once() -> None:
 
 def test_a_removed_worker_is_not_probed() -> None:
     async def main() -> None:
-        server = AnsweringServer(ping={}, model_info={})
+        server = AnsweringServer(ping={}, model_info=MODEL)
         async with serving(server) as url, watching() as watched:
             worker = await watched.admission.admit(url)
             watched.pool.remove(url)
@@ -105,7 +106,7 @@ def test_a_removed_worker_is_not_probed() -> None:
 
 def test_a_worker_is_quarantined_when_another_server_answers_in_its_place() -> None:
     async def main() -> None:
-        server = AnsweringServer(ping={}, model_info={})
+        server = AnsweringServer(ping={}, model_info=MODEL)
         async with serving(server) as url, watching() as watched:
             worker = await watched.admission.admit(url)
             server.answers.clear()
@@ -114,6 +115,11 @@ def test_a_worker_is_quarantined_when_another_server_answers_in_its_place() -> N
             assert "no engine" in worker.complaint
             assert not worker.worth_a_try
             server.answers["/ping"] = {}
+            probes = len(watched.probes)
+            await until(lambda: len(watched.probes) > probes + 3)
+            assert worker.state is WorkerState.QUARANTINED, "anything may have that"
+            assert "no engine" in worker.complaint
+            server.answers["/model_info"] = MODEL
             await watched.until(worker, WorkerState.HEALTHY)
 
     asyncio.run(main())
@@ -121,7 +127,7 @@ def test_a_worker_is_quarantined_when_another_server_answers_in_its_place() -> N
 
 def test_a_check_warns_and_changes_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        server = AnsweringServer(ping={}, model_info={}, tokenize={"tokens": [1]})
+        server = AnsweringServer(ping={}, model_info=MODEL, tokenize={"tokens": [1]})
         async with serving(server) as url, watching() as watched:
             judged: list[bytes] = []
 
@@ -151,7 +157,7 @@ def test_a_check_warns_and_changes_nothing_else(caplog: pytest.LogCaptureFixture
 
 def test_a_check_that_fails_ends_no_probes(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        server = AnsweringServer(ping={}, model_info={}, tokenize={})
+        server = AnsweringServer(ping={}, model_info=MODEL, tokenize={})
         async with serving(server) as url, watching() as watched:
 
             def judge(_: bytes) -> str:
@@ -177,21 +183,44 @@ def test_a_worker_is_checked_once_it_serves_by_every_check() -> None:
             worker = await watched.admission.admit(url)
             await until(lambda: len(watched.probes) > 2)
             assert "/tokenize" not in server.asked
-            server.answers |= {"/ping": {}, "/server_info": {}}
+            server.answers |= {"/ping": {}, "/server_info": MODEL}
             await until(lambda: worker.warning is not None)
             assert worker.warning == "one; other"
 
     asyncio.run(main())
 
 
-def test_a_late_worker_that_turns_out_to_be_no_engine_is_removed() -> None:
+def test_a_late_worker_gets_nothing_while_something_else_answers_there(caplog: pytest.LogCaptureFixture) -> None:
+    """As a proxy does until the engine behind it is up."""
+
+    async def main() -> None:
+        server = AnsweringServer(ping=503, server_info=503)
+        async with serving(server) as url, watching() as watched:
+            worker = await watched.admission.admit(url)
+            assert worker.worth_a_try
+            server.answers.clear()
+            await until(lambda: "no engine" in str(worker.complaint))
+            probes = len(watched.probes)
+            await until(lambda: len(watched.probes) > probes + 3)
+            assert not any(watched.probes)
+            assert (worker.state, worker.worth_a_try) == (WorkerState.STARTING, False)
+            assert "GET /server_info is answered with 404" in str(worker.complaint)
+            assert caplog.text.count("gets no requests") == 1, "that is told once"
+            server.answers["/server_info"] = MODEL
+            await watched.until(worker, WorkerState.HEALTHY)
+            assert not worker.stranger
+
+    asyncio.run(main())
+
+
+def test_a_late_worker_that_turns_out_to_be_of_no_use_is_removed() -> None:
     """And its last probe was a bad one."""
 
     async def main() -> None:
         server = AnsweringServer(ping=503, server_info=503)
         async with serving(server) as url, watching() as watched:
             worker = await watched.admission.admit(url)
-            server.answers.clear()
+            server.answers = {"/server_info": {"skip_tokenizer_init": True}}
             await watched.until(worker, WorkerState.GONE)
             assert watched.pool.list() == ()
             assert watched.probes
@@ -202,7 +231,7 @@ def test_a_late_worker_that_turns_out_to_be_no_engine_is_removed() -> None:
 
 def test_a_worker_that_is_removed_during_a_probe_stays_away() -> None:
     async def main() -> None:
-        server = AnsweringServer(ping={}, model_info={})
+        server = AnsweringServer(ping={}, model_info=MODEL)
         async with serving(server) as url, watching() as watched:
             worker = await watched.admission.admit(url)
             server.gate.clear()
@@ -229,12 +258,12 @@ def test_a_worker_that_gets_no_requests_is_probed_often(
         server = AnsweringServer(ping=503, server_info=503)
         async with serving(server) as url, watching(HealthConfig(interval=interval, failure_threshold=1)) as watched:
             worker = await watched.admission.admit(url)
-            server.answers = {"/ping": {}, "/server_info": {}, "/model_info": {}}
+            server.answers = {"/ping": {}, "/server_info": MODEL, "/model_info": MODEL}
             await watched.until(worker, WorkerState.HEALTHY)
             server.answers = {"/ping": 500, "/model_info": 500}
             watched.checks.trouble(worker)
             await watched.until(worker, WorkerState.QUARANTINED)
-            server.answers = {"/ping": {}, "/server_info": {}, "/model_info": {}}
+            server.answers = {"/ping": {}, "/server_info": MODEL, "/model_info": MODEL}
             await watched.until(worker, WorkerState.HEALTHY)
 
     asyncio.run(main())
@@ -242,7 +271,7 @@ def test_a_worker_that_gets_no_requests_is_probed_often(
 
 def test_trouble_causes_one_probe() -> None:
     async def main() -> None:
-        server = AnsweringServer(ping={}, model_info={})
+        server = AnsweringServer(ping={}, model_info=MODEL)
         async with serving(server) as url, watching(HealthConfig(interval=3600)) as watched:
             worker = await watched.admission.admit(url)
             before = len(watched.probes)

@@ -9,6 +9,7 @@ import pytest
 
 from router.http.upstream import AiohttpUpstream
 from router.workers.probe import Prober
+from tests.router.conftest import MODEL
 from tests.router.workers.watched import NO_ENGINES, AnsweringServer, web_server
 from tests.support.serving import serving
 
@@ -20,7 +21,7 @@ from tests.support.serving import serving
         ({"ping": 401}, ["/ping"]),
         ({"model_info": {}}, ["/ping", "/model_info"]),
         ({"get_model_info": {}}, ["/ping", "/model_info", "/get_model_info"]),
-        ({"server_info": {}}, ["/ping", "/model_info", "/get_model_info", "/server_info"]),
+        ({"server_info": MODEL}, ["/ping", "/model_info", "/get_model_info", "/server_info"]),
     ],
 )
 def test_any_path_of_an_engine_answers_a_probe(answers: dict[str, Any], asked: list[str]) -> None:

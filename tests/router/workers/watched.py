@@ -103,4 +103,24 @@ NO_ENGINES = {
     "TLS on this port": ((400, PAGE), (400, PAGE)),
     "a redirect": ((302, b""), (302, b"")),
     "no GET": ((501, PAGE), (404, b"")),
+    "forbidden": ((403, PAGE), (403, PAGE)),
+    "forbidden in JSON": ((403, b'{"error": "no"}'), (403, b'{"error": "no"}')),
+    "a page to sign in": ((401, PAGE), (401, PAGE)),
 }
+
+WELL_WITH_ANYTHING = {
+    body.decode() or "nothing": ((200, body), (200, body))
+    for body in (
+        b"{}",
+        b"[]",
+        b"[{}]",
+        b'{"status": "ok"}',
+        b'{"data": []}',
+        b'{"version": null}',
+        b'"ok"',
+        b"null",
+        b"ok",
+        b"",
+    )
+}
+"""Servers that answer everything alike, and well."""

@@ -71,6 +71,7 @@ def test_the_newer_door_may_be_closed_or_give_ids_without_text(answer: tuple[int
         ({"version": (200, b'{"version":"0.10.2"}')}, "update vLLM"),
         ({"version": (200, b'{"version":"0.6.3.post1"}')}, "update vLLM"),
         ({"cmpl": (404, b"{}")}, "--tokens-only"),
+        ({"cmpl": (200, b'{"version": "1"}')}, 'with 200 ({"version": "1"}); give the URL of a worker'),
         ({"tok": (400, b"{}")}, "--skip-tokenizer-init"),
         ({"tok": (500, b"")}, "--skip-tokenizer-init"),
     ],
