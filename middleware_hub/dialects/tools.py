@@ -7,6 +7,7 @@ here, and its type is reported (`ChatRequest.ignored_tools`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ _ABOUT_CUSTOM = "Takes a text."
 
 _SHOWN = 100
 """Characters of a client's value in a message."""
+
+_WORD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 _encode = msgspec.json.encode
 
@@ -82,8 +85,10 @@ class OfferedTools:
         schema = {"type": "object", "properties": {"input": text}, "required": ["input"]}
         self.add(place, function(name, custom.get("description") or _ABOUT_CUSTOM, schema), form, deferred=deferred)
 
-    def ignore(self, kind: str) -> None:
-        """Leave out a tool that nobody runs here."""
+    def ignore(self, place: str, kind: str) -> None:
+        """Leave out a tool that nobody runs here. Raises BadRequestError for a type that is no word: a header will have it."""
+        if not _WORD.fullmatch(kind):
+            raise wrong(f"{place}.type", kind, "a word")
         if kind not in self.ignored:
             self.ignored.append(kind)
 
@@ -145,19 +150,19 @@ def definitions(tools: Sequence[Tool]) -> dict[str, str]:
     return {tool["function"]["name"]: definition(tool) for tool in tools}
 
 
-def check_forced(choice: str, place: str, written: Any, form: str | None) -> None:
-    """Raise BadRequestError if a call is forced although the reply must have another form.
+def check_forced(choice: str, allowed: Sequence[str], place: str, written: Any, form: str | None) -> None:
+    """Raise BadRequestError if calls need a grammar although the reply must have another form.
 
     Args:
-        choice: as in `ChatRequest.call_choice`.
+        choice, allowed: as `ChatRequest.call_choice` and `ChatRequest.allowed`.
         place, written: the client's own choice, and its field.
         form: the field that sets the form of the reply; None if there is none.
     """
-    if form is None or choice in (AUTO, NONE):
+    if form is None or (choice in (AUTO, NONE) and not allowed):
         return
     shown = _encode(written).decode()[:_SHOWN]
     raise BadRequestError(
-        f"`{place}` {shown} asks for a call, and `{form}` for a reply of another form: leave out one of them",
+        f"`{place}` {shown} needs a grammar of calls, and `{form}` another form of the reply: leave out one of them",
         param=place,
     )
 

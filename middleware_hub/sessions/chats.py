@@ -40,6 +40,8 @@ PING_SECONDS = 15.0
 """How long a stream may be silent. Proxies and clients take a longer silence for its end."""
 _CLIENTS_OWN = ("max_new_tokens", "stop")
 """What a reply repeats only as its client wrote it: the router lowers limits, and stops at the ends of calls."""
+_MOST_IGNORED = 32
+"""Types of tools that a header names."""
 PIECES_AT_ONCE = 256
 """Pieces of a stream that are written in one step. Thousands may wait: the client was slow, or it adopts a whole reply."""
 
@@ -324,8 +326,9 @@ class _ChatReply:
         if first.prompt.spliced:
             headers.append((b"x-radix-spliced-turns", b"%d" % first.prompt.spliced))
         if self._request.ignored_tools:
-            ignored = ", ".join(self._request.ignored_tools)
-            headers.append((b"x-radix-ignored-tools", ignored.encode("latin-1", "replace")))
+            kinds = self._request.ignored_tools[:_MOST_IGNORED]
+            more = ("...",) * (len(self._request.ignored_tools) > len(kinds))
+            headers.append((b"x-radix-ignored-tools", ", ".join((*kinds, *more)).encode("latin-1", "replace")))
         if self._exchange.notes:
             headers.append((b"x-radix-reasons", ", ".join(self._exchange.notes).encode("latin-1")))
         if first.worker:

@@ -214,7 +214,9 @@ class TestUnknown:
             assert (answer.status, answer.json()["error"]["param"]) == (404, param)
         assert len(agent.stack.workers[0].log) == before
 
-    @pytest.mark.parametrize("name", ["msg_1", "rs_x_0", "", "msg_79d35046-fe79-52f4-b644-0e7520dfeb72", "a" * 5000])
+    @pytest.mark.parametrize(
+        "name", ["msg_1", "rs_x_0", "", "fc_x_" + "9" * 5000, "msg_79d35046-fe79-52f4-b644-0e7520dfeb72", "a" * 5000]
+    )
     def test_ids_that_nobody_gave(self, stacks: Callable[[str], Stack], name: str) -> None:
         agent = agent_of(stacks("qwen3"), "qwen3")
         items = [{"role": "user", "content": "Go."}, {"type": "item_reference", "id": name}]

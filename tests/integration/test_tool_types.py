@@ -406,3 +406,45 @@ def test_a_forced_call_and_another_form_of_the_reply(
     assert (answer.status, len(worker.log)) == (400, before)
     assert "`tool_choice`" in message
     assert f"`{words}`" in message
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_forced_call_in_a_session_whose_replies_have_a_form(stacks: Callable[[str], Stack], stream: bool) -> None:
+    made = AgentSession.make(stacks("qwen3"), sampling_params={"regex": "a+"})
+    before = len(made.stack.workers[0].log)
+    body = {"model": "m", "input": "a", "tools": OFFERED[:1], "tool_choice": "required", "stream": stream}
+    answer = made.stack.post(f"{made.path}/v1/responses", body)
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "tool_choice")
+    assert "the session's `regex`" in answer.json()["error"]["message"]
+    assert len(made.stack.workers[0].log) == before
+
+
+def test_allowed_tools_and_another_form_of_the_reply(stacks: Callable[[str], Stack]) -> None:
+    made = AgentSession.make(stacks("qwen3"))
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "look"}}]}
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": CHAT_TOOLS,
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed},
+    }
+    assert made.stack.post(f"{made.path}/v1/chat/completions", {**body, "max_tokens": 5}).status == 200
+    assert callable_names(made) == ["look"]
+    answer = made.stack.post(f"{made.path}/v1/chat/completions", {**body, "regex": "a+"})
+    assert (answer.status, "`regex`" in answer.json()["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("kind", ["web_search\r\nx-evil: 1", "web_search" + "a" * 100, "web_search é"])
+def test_a_type_that_is_no_word_reaches_no_header(stacks: Callable[[str], Stack], kind: str) -> None:
+    made = AgentSession.make(stacks("qwen3"))
+    answer = made.stack.post(f"{made.path}/v1/responses", {"model": "m", "input": "a", "tools": [{"type": kind}]})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, "tools[0].type")
+
+
+def test_many_types_that_are_left_out(stacks: Callable[[str], Stack]) -> None:
+    made = AgentSession.make(stacks("qwen3"))
+    tools = [{"type": f"web_search_{number}"} for number in range(2000)]
+    body = {"model": "m", "input": "a", "tools": tools, "max_output_tokens": 3}
+    answer = made.stack.post(f"{made.path}/v1/responses", body)
+    assert answer.status == 200
+    assert answer.headers["x-radix-ignored-tools"].endswith("web_search_31, ...")

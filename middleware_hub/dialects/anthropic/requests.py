@@ -247,7 +247,7 @@ def _offer(offered: OfferedTools, place: str, tool: dict[str, Any]) -> None:
             )
             raise unsupported(message, f"{place}.type")
         if own is None:
-            offered.ignore(kind)
+            offered.ignore(place, kind)
             return
         schema, description = own.parameters, description or own.description
     if type(schema) is not dict:
@@ -271,7 +271,7 @@ def _choice(fields: Fields, offered: OfferedTools, shaped: str | None) -> tuple[
         raise wrong("tool_choice.type", kind, '"auto", "any", "tool" or "none"')
     else:
         choice = checked_choice(_CHOICES[kind], False, offered.all)
-    check_forced(choice, "tool_choice", wanted, shaped)
+    check_forced(choice, (), "tool_choice", wanted, shaped)
     return choice, wanted.get("disable_parallel_tool_use") is not True
 
 

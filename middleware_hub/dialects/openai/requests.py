@@ -259,7 +259,7 @@ def _choice(fields: Fields, offered: OfferedTools, sampling: dict[str, Any]) -> 
         raise wrong(key, wanted, f'"{NONE}", "{AUTO}", "{ANY}", or an object that names a function')
     else:
         choice = checked_choice(wanted or AUTO, False, offered.all)
-    check_forced(choice, key, wanted, form_field(sampling))
+    check_forced(choice, allowed, key, wanted, form_field(sampling))
     return choice, allowed
 
 

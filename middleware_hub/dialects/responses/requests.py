@@ -59,7 +59,7 @@ _KEPT_ELSEWHERE = {
 _OTHER_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 """Fields of chat completions, and their names here. A worker would take them for something else, or for nothing."""
 
-_ITEM_ID = re.compile(rf"({'|'.join(('rs', 'msg', *PREFIXES.values()))})_(.+)_([0-9]+)")
+_ITEM_ID = re.compile(rf"({'|'.join(('rs', 'msg', *PREFIXES.values()))})_(.+)_([0-9]{{1,9}})")
 """The ids of items as replies write them: the kind, the reply, and the number among the reply's items of this kind."""
 _LOGPROBS = "message.output_text.logprobs"
 _SYSTEM = ("system", "developer")
@@ -129,7 +129,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     fields.drop(_DROPPED)
     choice = fields.take("tool_choice", _CHOICE)
     called, allowed = _choice(choice, offered)
-    check_forced(called, "tool_choice", choice, shaped or ("text.format" if form_field(sampling) else None))
+    check_forced(called, allowed, "tool_choice", choice, shaped or ("text.format" if form_field(sampling) else None))
     for key, shown in {"text": text, "reasoning": reasoning or {}, "tool_choice": choice}.items():
         if isinstance(shown, dict):  # a response repeats it
             check_depth(key, shown)

@@ -184,7 +184,7 @@ def _offer(offered: OfferedTools, place: str, tool: dict[str, Any], *, deferred:
     elif kind in (FUNCTION, CUSTOM):
         _offer_named(offered, place, tool, "", deferred=deferred)
     elif kind in _RUN_BY_OPENAI or kind.startswith(_WEB_SEARCH) or not _runs_here(kind, tool):
-        offered.ignore(kind)
+        offered.ignore(place, kind)
     elif kind in _CLIENT_TOOLS:
         own = _CLIENT_TOOLS[kind]
         shown, parameters = tool.get("description") or own.description, tool.get("parameters") or own.parameters

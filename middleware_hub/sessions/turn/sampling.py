@@ -15,7 +15,10 @@ from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.tokenizer import id_checks
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.engines.sglang.request import GenerateRequest
+from router.errors import BadRequestError
 
+_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "structured_outputs")
+"""The `sampling_params` of which only one can hold for a reply."""
 REMEMBERED = 1024
 """Sets of options that were found harmless: in a conversation they are the same at every turn."""
 _SHORT = 1024
@@ -44,6 +47,12 @@ class TurnSampling:
             sampling.get("top_k") == 0
         ):  # all tokens, as vLLM and Hugging Face spell it; a session's are not translated before
             sampling["top_k"] = -1
+        other = next((name for name in _GRAMMARS if sampling.get(name)), None)
+        if other is not None and "structural_tag" in needed:  # the client's own were compared when they were read
+            raise BadRequestError(
+                f"`tool_choice` needs a grammar of calls, and the session's `{other}` gives replies another form",
+                param="tool_choice",
+            )
         sampling.update(needed)
         self._check(request, sampling)
         wanted = sampling.get("max_new_tokens")
