@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
+from middleware_hub.chat import keys
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.dialect import Dialect
+from middleware_hub.chat.messages import KeyedMessage, ToolCall
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.fields import DEEPEST
 from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.dialects.responses import Responses
 from middleware_hub.parsers import json_text
-from tests.middleware_hub.dialects.drawn import ASKED, HEAD, answers, canonical, without_reasoning
+from middleware_hub.sessions.trie.memo import MemoRoom, MessageMemo
+from middleware_hub.sessions.trie.trie import MessageTrie
+from tests.middleware_hub.dialects.drawn import ASKED, HEAD, answers, canonical, printed, without_reasoning
 
 OPENAI, ANTHROPIC, RESPONSES = OpenAI(), Anthropic(), Responses()
 USER = {"role": "user", "content": "Hi"}
@@ -134,6 +138,65 @@ def test_responses_without_what_is_none_and_without_ids(answer: Answer) -> None:
 def test_responses_without_reasoning(answer: Answer) -> None:
     echo = [item for item in items(answer) if item["type"] != "reasoning"]
     assert items_sent_back(echo) == without_reasoning(canonical(answer))
+
+
+NAMESPACE = {"type": "namespace", "name": "ns", "tools": [{"name": "in"}, {"type": "custom", "name": "text"}]}
+OFFERED: list[dict[str, Any]] = [
+    {"type": "function", "name": "f"},
+    {"type": "custom", "name": "custom"},
+    NAMESPACE,
+    {"type": "local_shell"},
+    {"type": "shell"},
+    {"type": "apply_patch"},
+    {"type": "tool_search", "execution": "client"},
+]
+OFFER = RESPONSES.parse(json.dumps({"input": "Hi", "tools": OFFERED}).encode())
+NAMES = [tool["function"]["name"] for tool in OFFER.tools or ()]
+
+
+class OneTurn(MessageTrie):
+    """A session that has answered one turn."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def answered(self, reply: str) -> KeyedMessage | None:
+        calls = [call.as_openai() for call in self._answer.tool_calls]
+        message = {"role": "assistant", "content": self._answer.content, "tool_calls": calls}
+        return KeyedMessage(message, None) if reply == HEAD.id else None
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), printed()), min_size=1, max_size=4))
+def test_responses_with_calls_of_all_types(drawn: list[tuple[str, str]]) -> None:
+    """By the ids of its items a call has the arguments that were sampled, whatever its own form can hold."""
+    calls = tuple(ToolCall(f"call_{number}", *one) for number, one in enumerate(drawn))
+    answer = Answer(generation_id="g", tool_calls=calls, finish="tool_calls", pieces=calls)
+    echo = json.loads(RESPONSES.whole(OFFER, HEAD, [answer]))["output"]
+    memo = MessageMemo(keys.canonical, MemoRoom(), OneTurn(answer))
+    body = json.dumps({"input": [USER, *echo, USER], "tools": OFFERED}).encode()
+    _, message, _ = RESPONSES.parse(body, memo).messages
+    assert message["tool_calls"] == canonical(answer)["tool_calls"]
+
+
+@given(st.sampled_from(["custom", "ns__text"]), st.text())
+def test_responses_with_a_text_for_a_custom_tool(name: str, text: str) -> None:
+    call = ToolCall("call_1", name, json.dumps({"input": text}))
+    answer = Answer(generation_id="g", tool_calls=(call,), finish="tool_calls", pieces=(call,))
+    (item,) = json.loads(RESPONSES.whole(OFFER, HEAD, [answer]))["output"]
+    del item["id"], item["status"]
+    body = json.dumps({"input": [USER, item, USER], "tools": OFFERED}).encode()
+    assert RESPONSES.parse(body).messages[1]["tool_calls"] == canonical(answer)["tool_calls"]
+
+
+@given(st.text())
+def test_openai_with_a_text_for_a_custom_tool(text: str) -> None:
+    tools = [{"type": "custom", "custom": {"name": "custom"}}]
+    body = {"model": "m", "messages": [USER], "tools": tools}
+    call = ToolCall("call_1", "custom", json.dumps({"input": text}))
+    answer = Answer(generation_id="g", tool_calls=(call,), finish="tool_calls")
+    reply = ChatCompletion.model_validate_json(OPENAI.whole(OPENAI.parse(json.dumps(body).encode()), HEAD, [answer]))
+    assert sent_back(OPENAI, reply.choices[0].message.model_dump()) == canonical(answer)
 
 
 @given(answers())
