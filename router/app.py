@@ -56,6 +56,7 @@ from router.workers.allowed import AllowedWorkers
 from router.workers.fleet_engine import FleetEngine, known_worker
 from router.workers.health import HealthChecks
 from router.workers.membership import Membership
+from router.workers.names import DESCRIPTIONS, WorkerNames
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
 from router.workers.queue import RequestQueue
@@ -148,7 +149,7 @@ def create_app(
     peers = Peers(Presence(config.server.router_id, _url(config.server)))
     registry.register(PeersCollector(peers))
     admission = Admission(pool, prober, checks, allowed=allowed, patience=workers.probe_timeout)
-    membership = Membership(pool, admission, peers)
+    membership = Membership(pool, admission, peers, WorkerNames(partial(prober.description, paths=DESCRIPTIONS)))
     lifecycle = Lifecycle()
     fleet = Fleet(
         pool,

@@ -97,16 +97,19 @@ class ControlRoutes:
 
     async def add_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Register a worker. Registering it again is no error."""
-        worker, heard = await self._membership.add(await self._worker_url(scope, receive))
-        await self._changed(send, worker, heard)
+        url = await self._worker_url(scope, receive)
+        worker, heard = await self._membership.add(url)
+        await self._changed(send, worker, heard, url)
 
     async def remove_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send no more requests to a worker. Those in flight go on."""
-        worker, heard = await self._membership.remove(normalize_url(await self._worker_url(scope, receive)))
-        await self._changed(send, worker, heard)
+        url = normalize_url(await self._worker_url(scope, receive))
+        worker, heard = await self._membership.remove(url)
+        await self._changed(send, worker, heard, url)
 
-    async def _changed(self, send: Send, worker: Worker, heard: Heard) -> None:
-        body = {"status": "success", "worker": _describe(worker), "urls": self._urls(), **self._told(heard)}
+    async def _changed(self, send: Send, worker: Worker, heard: Heard, url: str) -> None:
+        told = {**_other_name(url, worker), **self._told(heard)}
+        body = {"status": "success", "worker": _describe(worker), "urls": self._urls(), **told}
         await _reply(send, 200, body)
 
     def _told(self, heard: Heard) -> dict[str, object]:
@@ -126,20 +129,22 @@ class ControlRoutes:
 
     async def post_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Register a worker. SGLang's gateway answers 202 because it adds the worker later; here it is added already."""
-        worker, heard = await self._membership.add(await self._worker_url(scope, receive))
+        url = await self._worker_url(scope, receive)
+        worker, heard = await self._membership.add(url)
         location = f"/workers/{worker.id}"
         reply = {
             "status": "accepted",
             "worker_id": worker.id,
             "url": worker.url,
             "location": location,
+            **_other_name(url, worker),
             **self._told(heard),
         }
         await _reply(send, 202, reply, [(b"location", location.encode())])
 
     async def get_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._membership.peers.catch_up()
-        await _reply(send, 200, _describe(self._pool.get(scope["path_params"]["key"])))
+        await _reply(send, 200, _describe(await self._membership.find(scope["path_params"]["key"])))
 
     async def delete_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Remove a worker as /remove_worker does, by id or URL."""
@@ -206,6 +211,12 @@ class _Late:
 
 async def _no_inspector(scope: Scope, receive: Receive, send: Send) -> None:
     raise NotFoundError("there is no inspector: the router runs with --inspector off, or remembers nothing")
+
+
+def _other_name(url: str, worker: Worker) -> dict[str, object]:
+    """Return what an answer says where a worker is registered under another URL than this."""
+    same = normalize_url(url) == worker.url
+    return {} if same else {"message": f"{url} is the worker {worker.url} under another name: it is registered once"}
 
 
 def _describe(worker: Worker) -> dict[str, object]:

@@ -14,6 +14,7 @@ from typing import Protocol
 from router.errors import BadRequestError, NotFoundError
 from router.peers.events import WorkerAdded, WorkerRemoved
 from router.peers.peers import Heard, Peers
+from router.workers.names import WorkerNames
 from router.workers.pool import WorkerPool
 from router.workers.worker import Finding, Worker, WorkerState, normalize_url
 
@@ -41,8 +42,12 @@ class Door(Protocol):
 class Membership:
     """The pool of this router, kept equal to those of the others."""
 
-    def __init__(self, pool: WorkerPool, door: Door, peers: Peers) -> None:
+    def __init__(self, pool: WorkerPool, door: Door, peers: Peers, names: WorkerNames | None = None) -> None:
+        """`names`: knows other names of a worker; by default each URL is another worker."""
         self.peers = peers
+        self._names = names
+        self._adding: list[str] = []
+        """URLs that are being added now. Another name of one of them is that worker already."""
         self._pool = pool
         self._door = door
         peers.log.hear(WorkerAdded, self._added)
@@ -62,31 +67,68 @@ class Membership:
         others = [url for url in there if url not in urls]
         if others:
             logger.info("%d workers are known from the store: %s", len(others), ", ".join(others))
-        await self._door.admit_all(dict.fromkeys([*there, *(url for url in urls if told.get(url) is not False)]))
+        wanted = dict.fromkeys([*there, *(url for url in urls if told.get(url) is not False)])
+        await self._door.admit_all(await self._distinct(wanted))
         for worker in self._pool.list():
             if self.peers.kind is not None and worker.url not in told:
                 finding = _told(worker.url, worker)
                 await self.peers.tell(finding, seconds=0.0)
 
     async def add(self, url: str) -> tuple[Worker, Heard]:
-        """Register a worker at all routers. Raise BadRequestError for a bad URL, a router, or a worker that is refused."""
-        url = normalize_url(url)
+        """Register a worker at all routers; one that is known by another URL is that worker.
+
+        Raise BadRequestError for a bad URL, a router, or a worker that is refused.
+        """
+        url = await self._known_as(normalize_url(url))
         if any(one.url == url for one in self.peers.presence.others.values()):
             raise BadRequestError(f"{url} is another router of this store: give the URL of a worker")
-        found = await self._door.examine(url)
-        if await self.peers.catch_up() and self.peers.log.state.workers.get(url):
-            return self._door.take_in(url, found), await self.peers.settle()
-        heard = await self.peers.tell(_told(url, found))
-        return self._pool.get(url), heard
+        self._adding.append(url)
+        try:
+            found = await self._door.examine(url)
+            if await self.peers.catch_up() and self.peers.log.state.workers.get(url):
+                return self._door.take_in(url, found), await self.peers.settle()
+            heard = await self.peers.tell(_told(url, found))
+            return self._pool.get(url), heard
+        finally:
+            self._adding.remove(url)
 
     async def remove(self, key: str) -> tuple[Worker, Heard]:
-        """Let no router send more requests to a worker, named by URL or id. Raise NotFoundError if there is none."""
+        """Let no router send more requests to a worker, named by id or any URL of it. Raise NotFoundError if there is none."""
         await self.peers.catch_up()
-        worker = self._pool.get(key)
+        worker = await self.find(key)
         return worker, await self.peers.tell(WorkerRemoved(worker.url))
+
+    async def find(self, key: str) -> Worker:
+        """Return the worker with this id, or any URL of it. Raise NotFoundError if there is none."""
+        try:
+            return self._pool.get(key)
+        except NotFoundError:
+            if "/" not in key or (url := await self._known_as(normalize_url(key))) == normalize_url(key):
+                raise
+            return self._pool.get(url)
+
+    async def _known_as(self, url: str) -> str:
+        if self._names is None:
+            return url
+        there = [worker.url for worker in self._pool.list()]
+        known = await self._names.known_as(url, [*there, *self._adding])
+        if known != url:
+            logger.info("worker %s is registered already, as %s", url, known)
+        return known
+
+    async def _distinct(self, urls: Iterable[str]) -> list[str]:
+        if self._names is None:
+            return list(urls)
+        found = await self._names.distinct(urls)
+        for url, known in found.items():
+            if url != known:
+                logger.warning("worker %s is %s under another name: it is registered once", url, known)
+        return [url for url, known in found.items() if url == known]
 
     async def _added(self, event: WorkerAdded, _: int, own: bool) -> None:
         url = normalize_url(event.url)
+        if not own:
+            url = await self._known_as(url)
         found = Finding(
             event.complaint,
             version=event.version,
@@ -122,7 +164,7 @@ class Membership:
 
     async def _removed(self, event: WorkerRemoved, _: int, own: bool) -> None:
         try:
-            self._pool.remove(event.url)
+            self._pool.remove((await self.find(event.url)).id)
         except NotFoundError:
             return
         if not own:

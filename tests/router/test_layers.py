@@ -51,6 +51,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.workers.admission",
         "router.workers.health",
         "router.workers.membership",
+        "router.workers.names",
         "router.workers.probe",
         "router.workers.queue",
         "middleware_hub.hub",
