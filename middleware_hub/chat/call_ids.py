@@ -77,7 +77,7 @@ def rejoined(listed: Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
     """
     found = list(listed)
     for begin, messages in enumerate(found):
-        if not messages or not _is_parallel(messages[-1]):
+        if not messages or not messages[-1].get("tool_calls"):
             continue
         turn, place = messages[-1], place_of(messages[-1]["tool_calls"][-1].get("id"))
         results: list[Message] = []
@@ -100,13 +100,9 @@ def rejoined(listed: Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
     return found
 
 
-def _is_parallel(message: Message) -> bool:
-    return message.get("role") == "assistant" and bool(message.get("tool_calls"))
-
-
 def _goes_on(turn: Message, message: Message, place: CallPlace) -> bool:
     """Whether a message has the next calls of a turn, and no words of its own."""
-    if not _is_parallel(message) or (message.get("content") or None) not in (None, turn.get("content")):
+    if not message.get("tool_calls") or (message.get("content") or None) not in (None, turn.get("content")):
         return False
     following = place_of(message["tool_calls"][0].get("id"))
     return following == CallPlace(place.generation, place.number + 1)

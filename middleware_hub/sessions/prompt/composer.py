@@ -15,12 +15,13 @@ from typing import TypeVar
 
 import msgspec
 
+from middleware_hub.chat import keys
 from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.parsers.base import SampledParser
 from middleware_hub.sessions.prompt import shared_contexts
 from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, LEFT_OUT, ComposedPrompt
-from middleware_hub.sessions.prompt.echoes import recognizer, same_text, sampled_text, schemas_of
+from middleware_hub.sessions.prompt.echoes import is_echo, same_text, sampled_text, schemas_of
 from middleware_hub.sessions.prompt.edited_turns import (
     KeptEcho,
     WrittenEcho,
@@ -99,9 +100,16 @@ class Composer:
         return WholeRendering(self._tokenizer, self._template, self._codec)
 
     def recognizer(self, key: KeyFunction, request: ChatRequest) -> IsEcho | None:
-        """Return what recognizes echoes of sampled messages in a request, see `echoes`."""
-        strips_alike = partial(self._template.strips_alike, options=request.template)
-        return recognizer(key, request, self._tokenizer.vocabulary, strips_alike)
+        """Return what recognizes echoes of sampled messages in a request; None if its session compares nothing but keys."""
+        if key is not keys.canonical and key is not keys.calls:
+            return None
+        return partial(
+            is_echo,
+            calls_alone=key is keys.calls,
+            tools=request.tools,
+            vocabulary=self._tokenizer.vocabulary,
+            strips_alike=partial(self._template.strips_alike, options=request.template),
+        )
 
     async def compose(
         self, turn: PreparedTurn, request: ChatRequest, start: EncodeStart | None = None

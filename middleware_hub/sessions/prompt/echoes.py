@@ -21,9 +21,9 @@ import msgspec
 
 from middleware_hub.chat import keys
 from middleware_hub.chat.call_ids import is_of
-from middleware_hub.chat.keys import KeyFunction, call_ids, said_by
-from middleware_hub.chat.messages import ChatRequest, Message, Tool
-from middleware_hub.sessions.trie.nodes import Checkpoint, IsEcho, MessageNode
+from middleware_hub.chat.keys import call_ids, said_by
+from middleware_hub.chat.messages import Message, Tool
+from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
 from middleware_hub.spans.chain import unpack_ids
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 
@@ -44,27 +44,31 @@ class StripsAlike(Protocol):
         """`reasoning`, `calls`: whether the turn has any."""
 
 
-def recognizer(
-    key: KeyFunction, request: ChatRequest, vocabulary: Vocabulary, strips_alike: StripsAlike
-) -> IsEcho | None:
-    """Return what recognizes the echoes of sampled messages in a request; None if its session compares nothing but keys."""
-    if key is not keys.canonical and key is not keys.calls:
-        return None
-    schemas = schemas_of(request.tools)
+def is_echo(
+    node: MessageNode,
+    echo: Message,
+    *,
+    calls_alone: bool,
+    tools: Sequence[Tool] | None,
+    vocabulary: Vocabulary,
+    strips_alike: StripsAlike,
+) -> bool:
+    """Return whether a message is the sampled one of a node.
 
-    def is_echo(node: MessageNode, echo: Message) -> bool:
-        said: Message = msgspec.json.decode(node.message)
-        samples, ids = node.samples or (), call_ids(echo)
-        named = bool(ids) and (
-            ids == call_ids(said) or any(all(is_of(name, sample.id) for name in ids) for sample in samples)
-        )
-        if not same_calls(said, echo, schemas, named=named):
-            return False
-        if named and key is keys.calls:
-            return True
-        return any(same_text(said, echo, sample, vocabulary, strips_alike) for sample in reversed(samples))
-
-    return is_echo
+    Args:
+        calls_alone: whether a message with calls is known by the ids of these, whatever became of its text.
+        tools: of the request.
+    """
+    said: Message = msgspec.json.decode(node.message)
+    samples, ids = node.samples or (), call_ids(echo)
+    named = bool(ids) and (
+        ids == call_ids(said) or any(all(is_of(name, sample.id) for name in ids) for sample in samples)
+    )
+    if not same_calls(said, echo, schemas_of(tools), named=named):
+        return False
+    if named and calls_alone:
+        return True
+    return any(same_text(said, echo, sample, vocabulary, strips_alike) for sample in reversed(samples))
 
 
 def same_text(

@@ -19,9 +19,6 @@ def as_answered(node: MessageNode, key: MessageKey, echo: Message) -> dict[str, 
 
     `key` is the echo's; if it is the node's, only ids are written over.
     """
-    called = echo.get("tool_calls") or []
-    if not called and key == node.key:
-        return {}
     answered: Message = _decode(node.message)
     if key != node.key:
         _write_over(node, answered, echo)

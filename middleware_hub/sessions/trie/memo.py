@@ -236,8 +236,8 @@ class MessageMemo:
                 continue
             for message in messages:
                 known.messages.append(message)
-                key = self._key(message, answered_by(known.messages, len(known.messages) - 1))
-                known.messages[-1] = KeyedMessage(message, key)
+                answers = answered_by(known.messages, len(known.messages) - 1) if message["role"] == "tool" else ()
+                known.messages[-1] = KeyedMessage(message, self._key(message, answers))
             known.ends.append(begin + len(text))
             known.counts.append(len(known.messages))
         if whole:

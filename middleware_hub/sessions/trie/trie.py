@@ -200,7 +200,9 @@ class MessageTrie:
             raise TrieClosedError
         node = self._walk(setting, messages, is_echo)
         deepest: MessageNode | None = node
+        context = False
         while deepest is not None and not deepest.samples:
+            context = context or deepest.role == "assistant"
             deepest = deepest.parent
         depth = 0 if deepest is None else deepest.depth
         named = None if parent is None else self._named(node, parent)
@@ -214,7 +216,7 @@ class MessageTrie:
         if named is None and len(self._roots) > 1:
             elsewhere = self._elsewhere(node, messages, covered, reply)
         edited = tuple(islice(edited_messages(node, depth), MOST_EDITED))
-        moved = elsewhere is None and not edited and self._moved(node, depth)
+        moved = context and elsewhere is None and not edited and self._moved(node, depth)
         return PreparedTurn(node, chosen, covered, ambiguous, unknown, parent, elsewhere, edited, moved, setting)
 
     def retrace(
@@ -346,7 +348,9 @@ class MessageTrie:
             if message["role"] == "assistant":
                 if child is None and is_echo is not None and node.children:
                     child = self._echoed(node, key, message, is_echo)
-                renamed = {} if child is None or is_echo is None else as_answered(child, key, message)
+                renamed = {}
+                if child is not None and is_echo is not None and (key != child.key or message.get("tool_calls")):
+                    renamed = as_answered(child, key, message)
             elif renamed and message.get("tool_call_id") in renamed:
                 message["tool_call_id"] = renamed[message["tool_call_id"]]
             node = child if child is not None else self._attach(node, key, message)
