@@ -106,7 +106,8 @@ class Chats:
             session.require(Act.GENERATE)
         asked = True
         if session.notes is not None:
-            asked = await session.notes.recall(request, key.parent)
+            is_echo = self._composer.recognizer(session.trie.key, request)
+            asked = await session.notes.recall(request, key.parent, is_echo)
             session.require(Act.GENERATE)
         served = served_client(scope) if waits else None
         if served is not None and served.gone:  # the same request may be here again, and begins a turn of its own
@@ -168,7 +169,7 @@ class Chats:
             await self._warmed(self._warming)
         request = session.defaults.complete(request, self._models.adapter_of(request.model))
         if session.notes is not None:
-            await session.notes.recall(request)
+            await session.notes.recall(request, None, self._composer.recognizer(session.trie.key, request))
         session.require(Act.GENERATE)
         is_echo = self._composer.recognizer(session.trie.key, request)
         turn = session.trie.prepare(setting_of(request), request.messages, is_echo=is_echo)

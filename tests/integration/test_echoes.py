@@ -13,10 +13,12 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from router.config import StoreConfig
 from tests.support.agents import AgentSession, Turn, ids_of, user
 from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel
@@ -218,10 +220,10 @@ def echoed(exchange: list[Said], drawn: random.Random) -> list[Said]:
 
 
 class Conversation:
-    """A conversation of one session, with what was drafted and sampled for each turn."""
+    """A conversation, with what was drafted and sampled for each turn. Its agents, one at each router, take turns."""
 
-    def __init__(self, agent: AgentSession, model: str, drawn: random.Random) -> None:
-        self.agent, self.model, self.drawn = agent, model, drawn
+    def __init__(self, model: str, drawn: random.Random, *agents: AgentSession) -> None:
+        self.model, self.drawn, self.agents = model, drawn, agents
         self.exchanges: list[list[Said]] = []
         self.drafts: list[Draft] = []
         self.turns: list[Turn] = []
@@ -232,9 +234,18 @@ class Conversation:
     def go_on(self, exchanges: list[list[Said]], *, calls: int) -> Turn:
         """Ask for a turn behind what is left of earlier ones."""
         draft = drafted(self.model, self.drawn, calls=calls)
-        (worker,) = self.agent.stack.workers
-        worker.script(ids=odd_ids(self.model, draft.text, self.drawn), finish="eos")
-        turn = self.agent.must(*self.messages(exchanges))
+        workers = [
+            worker for agent in self.agents for worker in agent.stack.workers
+        ]  # routers of one store share theirs
+        before, ids = [len(worker.log) for worker in workers], odd_ids(self.model, draft.text, self.drawn)
+        for worker in workers:
+            worker.script(ids=ids, finish="eos")
+        answer = self.agents[len(self.turns) % len(self.agents)].ask(*self.messages(exchanges)).answer
+        assert answer.status == 200, answer.content
+        for worker in workers:
+            worker.forget_scripts()
+        (record,) = [one for worker, count in zip(workers, before, strict=True) for one in worker.log[count:]]
+        turn = Turn(answer, record)
         said = turn.message
         results = [
             {"role": "tool", "tool_call_id": call["id"], "content": f"found {number}"}
@@ -245,6 +256,14 @@ class Conversation:
         self.drafts.append(draft)
         self.turns.append(turn)
         return turn
+
+    def go_on_changed(self) -> None:
+        """Ask for a turn behind changes of all earlier ones that the model does not see."""
+        exchanges = [echoed(one, self.drawn) for one in self.exchanges]
+        turn = self.go_on(exchanges, calls=self.most_calls())
+        if len(self.turns) > 1:
+            assert begins_with(turn, self.turns[-2]), reasons(turn)
+        assert reasons(turn) <= {"left_out"}
 
     def most_calls(self) -> int:
         return self.drawn.choice([0, 1, 1] if self.model == "gptoss" else [0, 1, 2, 3])
@@ -280,15 +299,37 @@ def test_what_the_model_does_not_see_leaves_one_trajectory(
     served: Callable[[str], Stack], model: str, seed: int
 ) -> None:
     drawn = random.Random(f"{model} {seed}")
-    told = Conversation(AgentSession.make(served(model), tools=TOOLS), model, drawn)
+    agent = AgentSession.make(served(model), tools=TOOLS)
+    told = Conversation(model, drawn, agent)
     for _ in range(5):
-        turn = told.go_on([echoed(one, drawn) for one in told.exchanges], calls=told.most_calls())
-        if len(told.turns) > 1:
-            assert begins_with(turn, told.turns[-2]), reasons(turn)
-        assert reasons(turn) <= {"left_out"}
-    (only,) = told.agent.finalize()
+        told.go_on_changed()
+    (only,) = agent.finalize()
     assert (only["exact"], only["num_turns"]) == (True, 5)
     assert ids_of(only) == told.turns[-1].chain
+
+
+class OpenChat(AgentSession):
+    """Chats without a session."""
+
+    @property
+    def path(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("seed", usual(range(6), 0))
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("session", [True, False], ids=["session", "chat"])
+def test_nor_does_another_router(tmp_path: Path, model: str, seed: int, session: bool) -> None:
+    drawn, store = random.Random(f"{model} {seed}"), StoreConfig(url=f"sqlite:{tmp_path / 'store.sqlite3'}")
+    shared: dict[str, Any] = {"styles": ("cumulative",), "folder": chat_model(model), "store": store}
+    with stack("qwen", **shared) as one, stack("qwen", **shared) as other:
+        first = AgentSession.make(one, tools=TOOLS) if session else OpenChat(one, "", tools=TOOLS)
+        told = Conversation(model, drawn, first, type(first)(other, first.name, tools=TOOLS))
+        for _ in range(5):
+            told.go_on_changed()
+        if session:
+            (only,) = first.finalize()
+            assert (only["exact"], only["num_turns"]) == (True, 5)
 
 
 def edit(exchange: list[Said], draft: Draft, drawn: random.Random) -> tuple[list[Said], str] | None:
@@ -322,7 +363,8 @@ def edit(exchange: list[Said], draft: Draft, drawn: random.Random) -> tuple[list
 @pytest.mark.parametrize("model", MODELS)
 def test_an_edit_keeps_everything_before_it(served: Callable[[str], Stack], model: str, seed: int) -> None:
     drawn = random.Random(f"edit {model} {seed}")
-    told = Conversation(AgentSession.make(served(model), tools=TOOLS), model, drawn)
+    agent = AgentSession.make(served(model), tools=TOOLS)
+    told = Conversation(model, drawn, agent)
     for _ in range(3):
         told.go_on([echoed(one, drawn) for one in told.exchanges], calls=told.most_calls())
     found = None
@@ -350,7 +392,7 @@ def test_an_edit_keeps_everything_before_it(served: Callable[[str], Stack], mode
     for call in said.get("tool_calls") or ():
         assert json.loads(call["function"]["arguments"])["path"] in sent.replace("\\u00e9", "é")
     assert ("look; " in sent) == ("look; " in (said.get("content") or ""))
-    trajectories = told.agent.finalize()
+    trajectories = agent.finalize()
     assert all(one["exact"] for one in trajectories)
     ends = 0 if model.startswith("qwen") else len(told.turns)  # other templates may write another end of a turn
     trained = sum(sum(one["response_mask"]) for one in trajectories)

@@ -32,7 +32,7 @@ from middleware_hub.sessions.log.chat_paths import (
 )
 from middleware_hub.sessions.log.events import TurnCommitted
 from middleware_hub.sessions.trie.memo import setting_in
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, IsEcho, MessageNode
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan, chain_ids, names_of
 from middleware_hub.spans.hidden_tail import HiddenToken
@@ -105,23 +105,29 @@ class ChatNotes:
 
     # Before a turn -----------------------------------------------------------------------------------------------------
 
-    async def recall(self, request: ChatRequest, parent: str | None = None) -> bool:
+    async def recall(self, request: ChatRequest, parent: str | None = None, is_echo: IsEcho | None = None) -> bool:
         tree, memory, lora = self._hub.tree, self._hub.memory, request.lora
         if tree is None or memory is None or lora is None:
             return True
         setting, messages = setting_in(request), request.messages
-        said = list(self._said(setting, messages, self._trie.last_sampled(setting, messages)))
+        named = [*names_of(parent)] if parent else []
+        known = self._trie.last_sampled(setting, messages, is_echo)
         try:
-            names = [name for one in reversed(said) for name in one.names]
-            await self._bring(tree, memory, lora, [*names_of(parent), *names] if parent else names)
-            node = self._trie.last_sampled(setting, messages)
-            edited = [one.prompt for one in said if node is None or one.depth > node.depth]
-            await self._bring(tree, memory, lora, edited[-_AT_ONCE:])
+            while True:
+                said = list(self._said(setting, messages, known))
+                await self._bring(tree, memory, lora, [*named, *(name for one in reversed(said) for name in one.names)])
+                node = self._trie.last_sampled(setting, messages)
+                edited = [one for one in said if node is None or one.depth > node.depth]
+                await self._bring(tree, memory, lora, [one.prompt for one in edited][-_AT_ONCE:])
+                known = self._trie.last_sampled(setting, messages, is_echo)
+                # Behind an echo that was found now, the names of all messages are others.
+                if known is node or known is None or known.depth >= said[-1].depth:
+                    return True
+                named = []
         except StoreError as error:
             self.whole = False
             logger.warning("a chat is known here as far as this process served it: %s", error)
             return False
-        return True
 
     def _said(self, setting: bytes, messages: Sequence[Message], last: MessageNode | None) -> Iterator[_Said]:
         """Yield the assistant's messages from the last one that is known on."""

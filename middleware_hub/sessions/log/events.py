@@ -17,7 +17,7 @@ import msgspec
 
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.radix.node import Generation
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, IsEcho
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.store.records import Event
 
@@ -210,10 +210,12 @@ class TurnNotes(Protocol):
 
     whole: bool
 
-    async def recall(self, request: ChatRequest, parent: str | None = None) -> bool:
+    async def recall(self, request: ChatRequest, parent: str | None = None, is_echo: IsEcho | None = None) -> bool:
         """Fill the trie with what other processes sampled for these messages; return whether that was possible.
 
-        `parent` is the generation that the request names.
+        Args:
+            parent: the generation that the request names.
+            is_echo: as of `MessageTrie.prepare`.
         """
         ...
 

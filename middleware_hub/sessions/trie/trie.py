@@ -139,14 +139,19 @@ class MessageTrie:
             passed = None if passed is None else passed.child(self.key_of(messages, at))
         return passed is node
 
-    def last_sampled(self, setting: bytes, messages: Sequence[Message]) -> MessageNode | None:
-        """Return the last of these messages that was sampled here."""
+    def last_sampled(
+        self, setting: bytes, messages: Sequence[Message], is_echo: IsEcho | None = None
+    ) -> MessageNode | None:
+        """Return the last of these messages that was sampled here. `is_echo`: see `prepare`."""
         walked = messages if isinstance(messages, WalkedMessages) else None
         node = (None if walked is None else walked.walked(setting)) or self._roots.get(setting)
         if node is None:
             return None
         for at in range(node.depth, len(messages)):
-            child = node.child(self.key_of(messages, at))
+            key = self.key_of(messages, at)
+            child = node.child(key)
+            if child is None and is_echo is not None and messages[at]["role"] == "assistant":
+                child = self._echoed(node, key, messages[at], is_echo)
             if child is None:
                 break
             node = child
