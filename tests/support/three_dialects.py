@@ -27,7 +27,10 @@ def body(dialect: str, messages: list[Message], *, stream: bool = False, tools: 
     rest = messages[1:] if front is not None else messages
     if dialect == "messages":
         made |= {"max_tokens": 400, "messages": [_anthropic(message) for message in rest]}
-        shown = [{"name": one["name"], "input_schema": one["parameters"]} for one in functions]
+        shown = [
+            {"name": one["name"], "description": one["description"], "input_schema": one["parameters"]}
+            for one in functions
+        ]
         return {**made, **({"system": front} if front is not None else {}), **({"tools": shown} if shown else {})}
     made["input"] = [item for message in rest for item in _items(message)]
     shown = [{"type": "function", **one} for one in functions]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import re
 from typing import Any
 
 import pytest
 
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
+from middleware_hub.templates.trials import TOOL
 from router.errors import BadRequestError
 from tests.support import templates
 from tests.support.agents import system, user
@@ -144,6 +148,44 @@ def test_parts_stay_parts() -> None:
     assert text.index("a") < text.index("<system>\na\n\nb\n</system>")
     text = made("gemma3").whole([user("Hi"), SAID, system("C"), {"role": "user", "content": parts}], None, {})
     assert text.index("<system>\nC\n</system>") < text.rindex("b")
+
+
+def conversation(rng: random.Random, *, calls: bool) -> list[Message]:
+    """Turns of the assistant's, perhaps with calls, and system messages anywhere."""
+    made: list[Message] = [system(f"s{at}") for at in range(rng.randrange(3))]
+    number = itertools.count()
+    for _ in range(rng.randrange(1, 5)):
+        gap = [user(f"u{next(number)}")]
+        if made and made[-1].get("tool_calls"):
+            gap = [{**RESULT, "content": f"r{next(number)}"}]
+        for _ in range(rng.randrange(3)):
+            gap.insert(rng.randrange(len(gap) + 1), system(f"l{next(number)}"))
+        turn: Message = {"role": "assistant", "content": f"a{next(number)}"}
+        made += [*gap, {**CALL, **turn} if calls and rng.random() < 0.5 else turn]
+    return made
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_think", "gptoss", "deepseekv3", "gemma3", "gemma", "qwen3", "glm4moe"])
+def test_a_chain_goes_on_wherever_they_stand(name: str) -> None:
+    """What is rendered behind any turn is the end of what is rendered of all, and holds every message once, in its order."""
+    template, rng = made(name), random.Random(name)
+    tools = [TOOL] if name not in ("gemma3", "gemma") else None
+    for _ in range(40):
+        messages = conversation(rng, calls=tools is not None)
+        for at, last in enumerate(messages):
+            behind = messages[at + 1 :]
+            if last["role"] != "assistant" or any(one["role"] == "assistant" for one in behind):
+                continue
+            if not any(one["role"] != "system" for one in behind):
+                behind = [*behind, {**RESULT, "content": "rr"} if last.get("tool_calls") else user("uu")]
+            tail = template.tail(last, behind, tools, {}, earlier=messages[:at])
+            whole = template.whole([*messages[: at + 1], *behind], tools, {})
+            assert whole.endswith(tail)
+            for one in [*messages[:at], *behind]:
+                if one["role"] != "assistant":
+                    assert len(re.findall(rf"\b{one['content']}\b", whole)) == 1, one
+            for one in behind:
+                assert re.search(rf"\b{one['content']}\b", tail)
 
 
 class TestTheOtherWays:
