@@ -60,7 +60,7 @@ def with_arguments(message: Message, *given: Any) -> Message:
     return echo
 
 
-@pytest.mark.parametrize("arguments", NO_OBJECTS)
+@pytest.mark.parametrize("arguments", usual(NO_OBJECTS, CUT, "null"))
 @pytest.mark.parametrize(("dialect", "stream", "session"), WAYS)
 def test_a_call_that_was_not_sampled_here(
     served: tuple[str, Stack], dialect: str, stream: bool, session: bool, arguments: str
@@ -83,7 +83,7 @@ def test_a_call_that_was_not_sampled_here(
     assert at.sent[: len(chain)] == chain
 
 
-@pytest.mark.parametrize("arguments", NO_OBJECTS)
+@pytest.mark.parametrize("arguments", usual(NO_OBJECTS, CUT, "null"))
 @pytest.mark.parametrize("served", usual([*OBJECTS, "qwen2_5", *WRITING], *OBJECTS[:2], *WRITING), indirect=True)
 @pytest.mark.parametrize(("dialect", "stream", "session"), WAYS)
 def test_a_sampled_call_stays_whole(

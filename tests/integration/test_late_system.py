@@ -116,13 +116,16 @@ def place(served: tuple[str, Stack], dialect: str = "chat", *, stream: bool = Fa
     return Place(made, ChatModel(name), dialect, stream, opened)
 
 
-WAYS = [
-    (dialect, stream, session)
-    for dialect in PLACES
-    for stream in (False, True)
-    for session in (True, False)
-    if session or dialect != "responses"  # a worker's own, without a session
-]
+WAYS = usual(
+    [
+        (dialect, stream, session)
+        for dialect in PLACES
+        for stream in (False, True)
+        for session in (True, False)
+        if session or dialect != "responses"  # a worker's own, without a session
+    ],
+    *(("chat", False, True), ("messages", True, True), ("messages", False, False), ("responses", True, True)),
+)
 
 
 @pytest.mark.parametrize(("dialect", "stream", "session"), WAYS)
