@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import Final
 
 import msgspec
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.engines.engine import Call
 from router.engines.json import JSON_ERRORS
@@ -36,6 +37,8 @@ _AGAIN_SECONDS: Final = 5.0
 """The time between two questions for names that are not listed."""
 _PATIENCE_SECONDS: Final = 1.0
 _VLLM: Final = "vllm"
+LOADS: Final = frozenset({"/load_lora_adapter", "/v1/load_lora_adapter"})
+"""The calls that load an adapter."""
 
 
 class _Card(msgspec.Struct):
@@ -59,16 +62,17 @@ class ServedModels:
         self._bases: set[str] = set()
         self._adapters: set[str] = set()
         self._vllm = self._sglang = False
-        self._asked = -_AGAIN_SECONDS
+        self._asked = -math.inf
         self._asking: asyncio.Task[None] | None = None
         self.check = WorkerCheck(Call("GET", _PATH), self._learn)
 
-    def must_ask(self, model: str) -> bool:
-        """Whether `ask` may change what `adapter_of` returns for a name."""
-        if not model or model in self._bases or model in self._adapters:
+    def must_ask(self, *models: str | None) -> bool:
+        """Whether `ask` may change what `adapter_of` returns for one of these names."""
+        if self._bases and not self._vllm:  # SGLang's rule needs no list of adapters
             return False
-        changes = self._vllm or not self._bases  # SGLang's rule needs no list of adapters
-        return changes and time.monotonic() - self._asked >= _AGAIN_SECONDS
+        if not any(model and model not in self._bases and model not in self._adapters for model in models):
+            return False
+        return time.monotonic() - self._asked >= _AGAIN_SECONDS
 
     def adapter_of(self, model: str) -> str | None:
         """Return the name of the adapter that `model` names; None if it names none."""
@@ -93,6 +97,13 @@ class ServedModels:
             self._vllm = self._vllm or card.owned_by == _VLLM
             self._sglang = self._sglang or card.owned_by != _VLLM
         self._asked = time.monotonic()
+
+    async def loading(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a call that loads an adapter: a worker is asked again for the next name that is not known."""
+        try:
+            await app(scope, receive, send)
+        finally:
+            self._asked = -math.inf
 
     async def ask(self, scope: Scope) -> None:
         """Ask a worker for the client whose request `scope` is. Requests that come meanwhile wait for the same answer."""

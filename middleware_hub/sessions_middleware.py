@@ -38,7 +38,7 @@ from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.dialects.responses import Responses
 from middleware_hub.hub import Hub, unrecorded
-from middleware_hub.served_models import ServedModels
+from middleware_hub.served_models import LOADS, ServedModels
 from middleware_hub.sessions.anonymous import OpenChats
 from middleware_hub.sessions.chats import Chats
 from middleware_hub.sessions.controls import Controls
@@ -164,6 +164,8 @@ class SessionsMiddleware:
                     return self._serve_open(self._chats, path.removeprefix("/v1/"), scope, receive, send)
                 if path == COMPLETIONS:
                     return self._completions(scope, receive, send)
+                if path in LOADS:
+                    return self._models.loading(self.app, scope, receive, send)
         elif scope["type"] == "lifespan":
             return self._hub.live(self.app, scope, self._closing(receive), self._beginning(send))
         return self.app(scope, receive, send)

@@ -85,11 +85,11 @@ class Chats:
             await self._warmed(self._warming)
         session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
-        if self._models.must_ask(request.model):
+        if self._models.must_ask(request.model, session.defaults.model):
             waits = True
             await self._models.ask(scope)
             session.require(Act.GENERATE)
-        request = session.defaults.complete(request, self._models.adapter_of(request.model))
+        request = session.defaults.complete(request, self._models.adapter_of)
         if request.ignored_tools:
             logger.info("tools are left out, because nobody runs them here: %s", ", ".join(request.ignored_tools))
         headers = first_values(scope)
@@ -167,7 +167,7 @@ class Chats:
         """Return how many tokens the prompt of a turn would have. Changes nothing."""
         if self._warming is not None:
             await self._warmed(self._warming)
-        request = session.defaults.complete(request, self._models.adapter_of(request.model))
+        request = session.defaults.complete(request, self._models.adapter_of)
         if session.notes is not None:
             await session.notes.recall(request, None, self._composer.recognizer(session.trie.key, request))
         session.require(Act.GENERATE)

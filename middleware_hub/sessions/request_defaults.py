@@ -6,7 +6,7 @@ pinned `sampling_params` > turn's > session's
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -42,18 +42,22 @@ class RequestDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     chat_template_kwargs: dict[str, Any] = {}
     match: str | None = None
 
-    def complete(self, request: ChatRequest, adapter: str | None) -> ChatRequest:
+    def complete(self, request: ChatRequest, adapter_of: Callable[[str], str | None]) -> ChatRequest:
         """Return a turn's request with what it leaves to the session.
 
         Its `sampling_params` are completed later (`sampling`), because they do not decide what the turn continues.
 
         Args:
-            adapter: the one that the turn's `model` names, if it names one.
+            adapter_of: returns the adapter that a `model` names. It is asked for the session's, too: when that was made, no
+                worker may have been there to say which adapters there are.
         """
         changes: dict[str, Any] = {}
-        extra = self._extra(request.extra, adapter)
-        if extra != request.extra:
-            changes["extra"] = extra
+        adapter = adapter_of(request.model)
+        lora = (adapter_of(self.model) if self.model else None) or self.lora_path
+        if request.extra or adapter or lora or self.extra_key is not None or self.priority is not None:
+            extra = self._extra(request.extra, adapter, lora)
+            if extra != request.extra:
+                changes["extra"] = extra
         if self.chat_template_kwargs:
             changes["template"] = {**self.chat_template_kwargs, **request.template}
         if changes and isinstance(request.messages, WalkedMessages):
@@ -62,12 +66,11 @@ class RequestDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
             changes["model"] = self.model
         return replace(request, **changes) if changes else request
 
-    def _extra(self, given: Mapping[str, Raw], adapter: str | None) -> Mapping[str, Raw]:
+    def _extra(self, given: Mapping[str, Raw], adapter: str | None, lora: str | None) -> Mapping[str, Raw]:
         found = dict(given)
         if adapter is not None:
             found["lora_path"] = _raw(adapter)
-        for name in ("lora_path", "extra_key", "priority"):
-            default = getattr(self, name)
+        for name, default in (("lora_path", lora), ("extra_key", self.extra_key), ("priority", self.priority)):
             if default is not None and name not in found:
                 found[name] = _raw(default)
         if found.get("lora_path") == _NO_ADAPTER:  # engines take it for no adapter, and so do the keys

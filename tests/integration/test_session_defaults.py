@@ -147,6 +147,28 @@ def test_an_adapter_that_vllm_loads_later_is_found(vllm: Stack, monkeypatch: pyt
     assert turn(vllm, path, "chat/completions", model="late").body["model"] == "late"
 
 
+def test_an_adapter_that_is_loaded_through_the_router_is_found_at_once(vllm: Stack) -> None:
+    (worker,) = vllm.workers
+    path = made(vllm)
+    for number in range(3):  # a name that is not known has just been asked for
+        assert turn(vllm, path, "chat/completions", model=f"fresh {number}").body.get("model") is None
+        worker.control.adapters.append(f"fresh {number}")
+        vllm.post("/load_lora_adapter", {"lora_name": f"fresh {number}", "lora_path": "somewhere"})
+        assert turn(vllm, path, "chat/completions", model=f"fresh {number}").body["model"] == f"fresh {number}"
+
+
+def test_an_adapter_that_nobody_knew_when_the_session_was_made_is_found(vllm: Stack) -> None:
+    """No worker had it yet. It is not sampled from the base model for ever."""
+    (worker,) = vllm.workers
+    path = made(vllm, model="later")
+    assert "lora_path" not in vllm.get(path).json()
+    worker.control.adapters.append("later")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("middleware_hub.served_models._AGAIN_SECONDS", 0.0)
+        assert turn(vllm, path, "chat/completions").body["model"] == "later"
+    assert turn(vllm, path, "chat/completions", lora_path="a").body["model"] == "a"
+
+
 def test_adapters_share_no_tokens(served: Stack) -> None:
     """In one session, the adapter is part of the setting; what an adapter said is none of another's context."""
     agent = AgentSession.make(served)
