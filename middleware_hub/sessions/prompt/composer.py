@@ -54,6 +54,8 @@ _SCAFFOLD_TOKENS = 64
 """More than any generation prompt has."""
 MANY_MESSAGES = 64
 """Rendering this many messages takes some milliseconds."""
+MANY_TOKENS = 1024
+"""Reading a sampled turn of this many tokens again takes some milliseconds."""
 
 
 class Composer:
@@ -135,7 +137,8 @@ class Composer:
         for echo in turn.edited:
             if echo.at <= reach:
                 break  # other options write a whole turn there, not only its beginning
-            kept = await _offload(request, partial(self._edited, turn, echo, request))
+            heavy = max(one.span.count for one in echo.samples) > MANY_TOKENS
+            kept = await _offload(request, partial(self._edited, turn, echo, request), heavy=heavy)
             if kept is not None:
                 edited, joined, all_kept = kept
                 at = msgspec.structs.replace(turn, checkpoint=edited, covered=echo.at)
@@ -385,8 +388,8 @@ def _without(prompt: ComposedPrompt, why: str, reason: str) -> ComposedPrompt:
     return msgspec.structs.replace(prompt, reasons=(*prompt.reasons, *new), fallbacks=fallbacks)
 
 
-async def _offload(request: ChatRequest, rendering: Callable[[], T]) -> T:
+async def _offload(request: ChatRequest, rendering: Callable[[], T], *, heavy: bool = False) -> T:
     """Run what renders all messages: in a thread if there are many, so that other requests go on meanwhile."""
-    if len(request.messages) < MANY_MESSAGES:
+    if len(request.messages) < MANY_MESSAGES and not heavy:
         return rendering()
     return await asyncio.to_thread(rendering)

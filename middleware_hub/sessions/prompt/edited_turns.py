@@ -16,6 +16,7 @@ texts. The join of the two is sent only if the parser reads in it what the echo 
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -41,6 +42,8 @@ from middleware_hub.tokenizer.vocabulary import Vocabulary
 MakeParser = Callable[[], SampledParser]
 """Makes a parser of a turn's whole text, from behind its header on."""
 
+_CLOSER = re.compile(r"[>\]})]")
+"""The last character of a call, in all formats."""
 _LONGEST_GAP = 64
 """Characters that may stand between the reasoning of a turn and what follows it."""
 
@@ -201,11 +204,10 @@ def _aligned(ours: str, written: str, kept: int, rest: int) -> tuple[int, int]:
 def segments(text: str, make_parser: MakeParser) -> list[Segment]:
     """Return the segments of a turn's text, as far as their places are certain."""
     found: list[Segment] = []
-    at = calls = 0
-    for piece in _pieces(text, make_parser):
+    pieces, ends, at = _pieces(text, make_parser), _ends_of_calls(text, make_parser), 0
+    for piece in pieces:
         if isinstance(piece, Call):
-            calls += 1
-            end = _end_of_call(text, at, calls, make_parser)
+            end = next(ends)
             found.append(Segment(piece, at, end))
         else:
             body = piece.text.strip()
@@ -218,13 +220,22 @@ def segments(text: str, make_parser: MakeParser) -> list[Segment]:
     return found
 
 
-def _end_of_call(text: str, at: int, number: int, make_parser: MakeParser) -> int:
-    """Return where the `number`-th call of a text ends."""
+def _ends_of_calls(text: str, make_parser: MakeParser) -> Iterator[int]:
+    """Yield where each call of a text ends. A parser yields a call with its last character, but for one in open reasoning."""
+    parser, at, count = make_parser(), 0, 0
+    for closer in _CLOSER.finditer(text):
+        for piece in parser.feed(text[at : closer.end()]):
+            if isinstance(piece, Call):
+                count += 1
+                yield closer.end()
+        at = closer.end()
+    while True:
+        count += 1
 
-    def has_call(end: int) -> bool:
-        return sum(isinstance(piece, Call) for piece in _pieces(text[:end], make_parser)) >= number
+        def has_call(end: int, number: int = count) -> bool:
+            return sum(isinstance(piece, Call) for piece in _pieces(text[:end], make_parser)) >= number
 
-    return at + bisect_left(range(at, len(text)), True, key=has_call)
+        yield bisect_left(range(len(text)), True, key=has_call)
 
 
 def _pieces(text: str, make_parser: MakeParser) -> list[Sampled]:
