@@ -701,7 +701,7 @@ def test_what_comes_while_workers_are_told_to_abort_is_not_sent_again_either(ser
         async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             head, _ = await read_request(reader)
             path = head.split(" ")[1]
-            content = json.dumps(reply if path == "/generate" else {}).encode()
+            content = json.dumps(reply if path == "/generate" else {"model_path": "m"}).encode()
             if path == "/pause_generation":
                 told.set()
                 await generated.wait()

@@ -248,7 +248,7 @@ def nonsense(answer: bytes | Callable[[bytes], bytes]) -> Iterator[str]:
             said = answer if isinstance(answer, bytes) else answer(body)
             writer.write(said.replace(b"application/json", b"text/event-stream") if asks_for_stream(body) else said)
         else:
-            writer.write(_OK + b"content-length: 2\r\n\r\n{}")
+            writer.write(_OK + b"content-length: 18\r\n\r\n" + b'{"model_path":"m"}')
         await writer.drain()
 
     with serve_socket(handle) as url:

@@ -79,7 +79,7 @@ def test_a_batch_reaches_its_client_byte_for_byte_and_its_good_reply_is_exact() 
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head, _ = await read_request(reader)
-        body = ODD_BATCH if head.startswith("POST /generate ") else b"{}"
+        body = ODD_BATCH if head.startswith("POST /generate ") else b'{"model_path":"m"}'
         start = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
         writer.write(start % len(body) + body)
         await writer.drain()
