@@ -39,9 +39,8 @@ def parser() -> argparse.ArgumentParser:
         return made
 
     found = command("stats", stats, "print how much is in it")
-    found.add_argument(
-        "--tokens", action="store_true", help="read everything: tokens, characters, namespaces, versions"
-    )
+    found.add_argument("--tokens", action="store_true", help="also the characters, and each namespace and version")
+    found.add_argument("--quick", action="store_true", help="only what is known without reading every record")
     found.add_argument("--json", action="store_true", help="print one JSON object")
 
     command("verify", verify, "check every record, what it builds on and how it is found; print what is wrong")

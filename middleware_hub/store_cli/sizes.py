@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from middleware_hub.sessions.log.events import DELETED, PREFIX
 from middleware_hub.spans.versions import is_number
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.redis.wire.address import shown
 from middleware_hub.store_cli.progress import bar
 from middleware_hub.store_cli.selection import last_version, named
+
+_PAGE: Final = 1_000
 
 
 async def stats(store: Store, args: argparse.Namespace) -> int:
@@ -23,11 +27,13 @@ async def stats(store: Store, args: argparse.Namespace) -> int:
         "store": shown(args.store),
         "bytes": found.bytes,
         "conversations": found.roots,
-        "records": found.records,
-        "logs": found.logs,
     }
-    if args.tokens:
-        answer |= await _read_all(store, found.records)
+    if not args.quick:
+        read = await _read_all(store, found.records)
+        answer |= {**read.told, "sessions": await _sessions(store)}
+    answer |= {"records": found.records, "logs": found.logs}
+    if args.tokens and not args.quick:
+        answer |= {"characters": read.characters, "parts": read.parts}
     if args.json:
         sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
         return 0
@@ -41,11 +47,29 @@ async def stats(store: Store, args: argparse.Namespace) -> int:
     return 0
 
 
-async def _read_all(store: Store, records: int) -> dict[str, Any]:
-    """Count tokens and characters, and the replies of each namespace and weight version. This reads everything."""
+class _Read(NamedTuple):
+    """What all records of a store add up to: `told` in any case, the rest if it is asked for."""
+
+    told: dict[str, Any]
+    characters: int
+    parts: list[dict[str, Any]]
+
+
+async def _sessions(store: Store) -> int:
+    """Return how many sessions have not ended."""
+    count, after = 0, ""
+    while logs := await store.logs(PREFIX, after=after, limit=_PAGE):
+        count += sum(log.closed < DELETED for log in logs)
+        after = logs[-1].log
+    return count
+
+
+async def _read_all(store: Store, records: int) -> _Read:
+    """Count the turns and tokens of each namespace and weight version. This reads everything."""
     replies: Counter[tuple[str, ...]] = Counter()
     sampled: Counter[tuple[str, ...]] = Counter()
     tokens = characters = 0
+    oldest = newest = 0
     with bar("reading", records) as advance:
         async for record in store.scan():
             advance(1)
@@ -55,17 +79,26 @@ async def _read_all(store: Store, records: int) -> dict[str, Any]:
                 key = (*named(record.namespace), last_version(record))
                 replies[key] += 1
                 sampled[key] += record.count
+                oldest, newest = min(oldest or record.serial, record.serial), max(newest, record.serial)
     fields = ("tenant", "lora_path", "namespace", "weight_version")
-    return {
-        "replies": replies.total(),
+    told = {
+        "turns": replies.total(),
         "tokens": tokens,
         "sampled_tokens": sampled.total(),
-        "characters": characters,
-        "parts": [
-            {**dict(zip(fields, key, strict=True)), "replies": count, "sampled_tokens": sampled[key]}
-            for key, count in sorted(replies.items(), key=lambda part: (part[0][:3], _in_order(part[0][3])))
-        ],
+        "namespaces": len({key[:3] for key in replies}),
+        "oldest": _moment(oldest),
+        "newest": _moment(newest),
     }
+    parts = [
+        {**dict(zip(fields, key, strict=True)), "turns": count, "sampled_tokens": sampled[key]}
+        for key, count in sorted(replies.items(), key=lambda part: (part[0][:3], _in_order(part[0][3])))
+    ]
+    return _Read(told, characters, parts)
+
+
+def _moment(serial: int) -> str | None:
+    """Return when a record was made, in UTC, to the second; None for no record."""
+    return datetime.fromtimestamp(serial // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if serial else None
 
 
 def _in_order(version: str) -> tuple[bool, int, str]:
@@ -86,4 +119,6 @@ def size(count: int) -> str:
 def _shown(name: str, value: Any) -> str:
     if name == "bytes":
         return f"{value:,} ({size(value)})"
+    if value is None:
+        return "-"
     return f"{value:,}" if isinstance(value, int) else repr(value) if value == "" else str(value)

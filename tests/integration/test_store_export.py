@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,3 +166,25 @@ def test_what_is_pruned_beside_a_router_that_has_it_is_written_again(
         assert [turn["request_id"] for turn in row["turns"]] == names
         assert row["tokens"] == whole["tokens"][: len(row["tokens"])]
         assert command(tmp_path, "verify") == 0, capsys.readouterr().out
+
+
+def test_the_sizes_of_a_store_count_turns_and_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def sizes() -> dict[str, Any]:
+        capsys.readouterr()
+        assert command(tmp_path, "stats", "--json") == 0
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    sessions = {"chat_template": str(templates.folder() / "qwen2_5.jinja")}
+    store = StoreConfig(url=f"sqlite:{tmp_path / 'store'}")
+    with stack("qwen", styles=("cumulative",), sessions=sessions, store=store) as served:
+        served.generate({"text": "A question. ", "sampling_params": {"max_new_tokens": 4}})
+        agents = [AgentSession.make(served) for _ in range(2)]
+        for agent in agents:
+            agent.must(user("Hello"), says="Hi.")
+        found = sizes()
+        assert (found["turns"], found["sessions"]) == (3, 2)
+        assert found["sampled_tokens"] == sum(len(one.output_ids) for one in served.workers[0].log)
+        assert found["oldest"] <= found["newest"]
+        served.exchange("DELETE", agents[0].path)
+        assert sizes()["sessions"] == 1

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,29 +65,42 @@ def test_stats_for_people_and_for_programs(tmp_path: Path, world: World, capsys:
     shown = capsys.readouterr().out
     assert "conversations    3" in shown
     assert "records          10" in shown
+    for line in (
+        "turns            5",
+        "sampled tokens   48",
+        "namespaces       2",
+        "sessions         0",
+        "oldest ",
+        "newest ",
+    ):
+        assert line in shown
+    assert status("stats", "--store", store, "--quick", "--json") == 0
+    assert json.loads(capsys.readouterr().out).keys() == {"store", "bytes", "conversations", "records", "logs"}
     assert status("stats", "--store", store, "--tokens", "--json") == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert answer["bytes"] > 0
-    assert (answer["conversations"], answer["records"], answer["replies"], answer["logs"]) == (3, 10, 5, 0)
+    assert (answer["conversations"], answer["records"], answer["turns"], answer["logs"]) == (3, 10, 5, 0)
     assert (
         answer["characters"]
         == answer["tokens"]
         == sum(len(t.reply.text) + len(t.context.text) for t in world.turns if t.context)
     )
     assert answer["sampled_tokens"] == sum(map(len, ALL))
+    times = [datetime.fromtimestamp(turn.reply.serial // 10**9, UTC) for turn in world.turns]
+    assert [datetime.fromisoformat(answer[name]) for name in ("oldest", "newest")] == [min(times), max(times)]
     assert answer["parts"] == [
-        {"tenant": "", "lora_path": "", "namespace": "", "weight_version": "1", "replies": 4, "sampled_tokens": 39},
+        {"tenant": "", "lora_path": "", "namespace": "", "weight_version": "1", "turns": 4, "sampled_tokens": 39},
         {
             "tenant": "team",
             "lora_path": "",
             "namespace": "eval",
             "weight_version": "7",
-            "replies": 1,
+            "turns": 1,
             "sampled_tokens": 9,
         },
     ]
     assert status("stats", "--store", store, "--tokens") == 0
-    assert "tenant team, lora_path '', namespace eval, weight_version 7, replies 1" in capsys.readouterr().out
+    assert "tenant team, lora_path '', namespace eval, weight_version 7, turns 1" in capsys.readouterr().out
 
 
 def test_versions_that_are_numbers_are_sorted_by_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -323,7 +337,7 @@ def test_progress_is_shown_on_a_terminal_and_nowhere_else(tmp_path: Path, world:
     shown = os.read(leader, 1 << 16)
     os.close(leader)
     assert b"reading" in shown
-    assert json.loads(done.stdout)["replies"] == 5
+    assert json.loads(done.stdout)["turns"] == 5
 
 
 def test_a_bar_is_never_full_while_the_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

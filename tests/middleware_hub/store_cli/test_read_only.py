@@ -104,7 +104,7 @@ def test_what_only_reads_reads(
     assert everything(folder, capsys) == found
     sizes, verified, rows = found
     assert isinstance(sizes, dict)
-    assert (sizes["conversations"], sizes["replies"], rows) == (2, 3, 2)
+    assert (sizes["conversations"], sizes["turns"], rows) == (2, 3, 2)
     assert "nothing is wrong" in verified
 
 

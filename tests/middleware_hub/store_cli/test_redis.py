@@ -30,7 +30,7 @@ def test_every_command(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[
     with_store(address, fill)
     assert status("stats", "--store", address, "--tokens", "--json") == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["conversations"], told["records"], told["replies"]) == (2, 12, 6)
+    assert (told["conversations"], told["records"], told["turns"]) == (2, 12, 6)
     assert status("verify", "--store", address) == 0
     assert capsys.readouterr().out == "12 records checked, nothing is wrong\n"
     out = tmp_path / "rows.parquet"
