@@ -19,12 +19,13 @@ from typing import Any
 
 from middleware_hub.chat.errors import CapacityError, SessionExistsError, SessionOverError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction, canonical
-from middleware_hub.sessions.log.events import Archive, Ended, SessionLog
+from middleware_hub.sessions.log.events import Archive, Ended, SessionLog, id_of
 from middleware_hub.sessions.lost_turns import LostTurns
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session, SessionPhase
 from middleware_hub.sessions.turn.exchange import Exchange
 from middleware_hub.store.errors import DamagedRecordError
+from middleware_hub.store.protocol import LogInfo
 from middleware_hub.store.records import Event
 from router.errors import RouterError
 
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 SWEEP_SECONDS = 5.0
 _STEP = 256
 """Sessions that are listed before the event loop serves other requests."""
-_READ_AT_ONCE = 4
+_READ_AT_ONCE = 32
 """Sessions that are read from the store at the same time for a list."""
 
 
@@ -147,10 +148,11 @@ class SessionRegistry:
                     shown.append(held.summary())
             return shown, []
 
-        async def summary(name: str) -> dict[str, Any] | None:
-            reach = self.reach if (tenant, name) in self._sessions else archive.find
+        async def summary(info: LogInfo) -> dict[str, Any] | None:
+            name = id_of(info.log)
+            here = (tenant, name) in self._sessions
             try:
-                session = await reach(tenant, name)
+                session = await (self.reach(tenant, name) if here else archive.of_log(tenant, info))
             except DamagedRecordError as error:
                 logger.error("session %s: %s", name, error)
                 damaged.append(name)
@@ -163,10 +165,10 @@ class SessionRegistry:
                 await session.abort()
             return found
 
-        names = [name async for name in archive.names(tenant)]
+        logs = [info async for info in archive.logs(tenant)]
         shown, damaged = [], list[str]()
-        for at in range(0, len(names), _READ_AT_ONCE):
-            some = await asyncio.gather(*map(summary, names[at : at + _READ_AT_ONCE]))
+        for at in range(0, len(logs), _READ_AT_ONCE):
+            some = await asyncio.gather(*map(summary, logs[at : at + _READ_AT_ONCE]))
             shown += [found for found in some if found is not None]
         return sorted(shown, key=lambda found: float(found["created_at"])), damaged
 

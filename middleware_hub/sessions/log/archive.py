@@ -40,7 +40,7 @@ from middleware_hub.sessions.log.events import (
     tenant_prefix,
 )
 from middleware_hub.sessions.log.history import close_log, unexported
-from middleware_hub.sessions.log.stored_log import StoredLog
+from middleware_hub.sessions.log.stored_log import PAGE, StoredLog
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import Session
@@ -179,7 +179,7 @@ class Archive:
         return isinstance(made, Created) and made in self._half_made and await self._end(newest.log, 1, "deleted")
 
     async def _load(self, tenant: str, info: LogInfo) -> Session | None:
-        first = await self._store.read(info.log, limit=1)
+        first = await self._store.read(info.log, limit=PAGE)
         if not first:
             return None
         made = read(first[0])
@@ -201,7 +201,7 @@ class Archive:
         log = StoredLog(self._shelf, session, info.log)
         session.log = log
         try:
-            await log.replay()
+            await log.replay(first)
         except MissingRecordError:
             # Not its end: a router that has it in memory may write all of it again.
             if info.log not in self._forgotten:
@@ -292,19 +292,24 @@ class Archive:
                 except (StoreError, ValueError) as error:
                     logger.error("session %s, which the store has lost, cannot be written again: %s", session.id, error)
 
-    async def names(self, tenant: str) -> AsyncIterator[str]:
-        """Yield the ids of all sessions of a tenant that have not ended, in the order of ids."""
-        async for name, _ in self.listed(tenant):
-            yield name
-
     async def listed(self, tenant: str) -> AsyncIterator[tuple[str, int]]:
-        """Yield what `names` does, each with the number of the last event in its log."""
+        """Yield the ids of all sessions of a tenant that have not ended, each with the number of its last event."""
+        async for info in self.logs(tenant):
+            yield id_of(info.log), info.last
+
+    async def of_log(self, tenant: str, info: LogInfo) -> Session | None:
+        """Return what `find` does, given the session's log as `logs` yields it: that is two round trips fewer."""
+        return await self._load(tenant, info) or await self.find(tenant, id_of(info.log))
+
+    async def logs(self, tenant: str) -> AsyncIterator[LogInfo]:
+        """Yield the logs of all sessions of a tenant that have not ended, in the order of ids."""
+        await self._look_round()
         after = before = ""
         while page := await self._store.logs(tenant_prefix(tenant), after=after, limit=_PAGE):
             for info in page:
                 name = id_of(info.log)
                 if name != before and not self._over(info):
-                    yield name, info.last
+                    yield info
                 before = name
             after = page[-1].log
 

@@ -245,8 +245,11 @@ class Archive(Protocol[S]):
     def deleted(self, session: S) -> None:
         """Note that a session was deleted here: if the store forgets that, no router may bring the session back."""
 
-    def names(self, tenant: str) -> AsyncIterator[str]:
-        """Yield the ids of all sessions of a tenant."""
+    def logs(self, tenant: str) -> AsyncIterator[Any]:
+        """Yield the logs of all sessions of a tenant, as `Store.logs` returns them (`LogInfo`)."""
+
+    async def of_log(self, tenant: str, info: Any) -> S | None:
+        """Return what `find` does, given the session's log as `logs` yields it."""
 
     async def sweep(self, held: Callable[[str, str], bool]) -> None:
         """End some of the sessions whose time is over and that are not held here (tenant, id), and count them."""

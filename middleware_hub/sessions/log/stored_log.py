@@ -54,7 +54,8 @@ from router.errors import RouterError
 
 logger = logging.getLogger(__name__)
 
-_PAGE: Final = 500
+PAGE: Final = 500
+"""Events that are read at once."""
 _AT_ONCE: Final = 16  # turns that are replayed before the event loop serves other requests
 _TRIES: Final = 100
 _SILENT: Final = 1 / 8  # of a session's time to live, then other routers are told again that it is used
@@ -295,14 +296,18 @@ class StoredLog:
             if in_store and self._unsaved:  # but they cannot be read: the session has ended, or was forgotten
                 self.crossed, self._unsaved = True, []
 
-    async def replay(self) -> None:
-        """Apply everything that is in the log. Raises StoreUnreachableError, DamagedRecordError, UnknownSessionError."""
-        async with self._lock:
-            await self._read()
+    async def replay(self, first: Sequence[Event]) -> None:
+        """Apply everything that is in the log, of which `first` are the first events.
 
-    async def _read(self) -> None:
+        Raises StoreUnreachableError, DamagedRecordError, UnknownSessionError.
+        """
+        async with self._lock:
+            await self._read(first)
+
+    async def _read(self, first: Sequence[Event] = ()) -> None:
         session, before, used = self._session, self._session.trie.closed, self._session.used
-        while page := await self._shelf.store.read(self.key, after=self.last, limit=_PAGE):
+        page = first
+        while page := page or await self._shelf.store.read(self.key, after=self.last, limit=PAGE):
             events = [(event.number, read(event)) for event in page]
             records = await self._book.fetch([event for _, event in events if isinstance(event, TurnCommitted)])
             self._history.add(self.last, page)
@@ -322,6 +327,7 @@ class StoredLog:
                     session.apply(event)
                 self.last, self.time = number, event.time
             session.used = max(used, time.monotonic() - max(0.0, self._shelf.store.now() - self.time))
+            page = ()
         self.unread = self._shelf.saving.incomplete
         if session.trie.closed and not before:
             self._shelf.closed(session.tenant, session.id)
