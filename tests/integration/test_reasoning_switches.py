@@ -108,3 +108,17 @@ def test_channels_cannot_stay_in_the_text() -> None:
         answer = made.post("/v1/chat/completions", {**CHAT, "separate_reasoning": False})
         assert answer.status == 400
         assert answer.json()["error"]["param"] == "separate_reasoning"
+
+
+def test_an_edited_echo_of_a_turn_that_was_not_separated_keeps_what_was_not_edited(model: tuple[str, Stack]) -> None:
+    name, made = model
+    if name == "glm4moe":
+        pytest.skip("its template takes the reasoning out of an edited turn's content, so nothing of it is left")
+    agent = AgentSession.make(made)
+    asked = {"separate_reasoning": False}
+    first = agent.must(user("Well?"), says=f"{OPENS[name]}Hm.\n</think>\n\nYes, one two three.", **asked)
+    text = first.message["content"].replace("three", "four")
+    second = agent.must(user("Well?"), {"role": "assistant", "content": text}, user("So?"), says="Yes.", **asked)
+    assert second.answer.headers["x-radix-reasons"] == "edited_turn"
+    kept = first.sampled[: first.sampled.index(made.workers[0].vocabulary.encode_bare(" three")[0])]
+    assert second.sent[: len(first.sent) + len(kept)] == [*first.sent, *kept]

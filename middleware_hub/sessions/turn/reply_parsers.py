@@ -95,7 +95,9 @@ class ReplyParsers:
     def of_turn(self, request: ChatRequest) -> SampledParser:
         """Return a parser for the whole text of a turn, from behind its header on: with what the prompt has opened of it."""
         calls = partial(self._of(request).of, request.tools)
-        return calls() if self._reader is None else ReplyParser(calls, self._reader(starts_inside=False))
+        if self._reader is None or not request.separate_reasoning:
+            return calls()
+        return ReplyParser(calls, self._reader(starts_inside=False))
 
     def _resumed(self, calls: CallParser, plan: TurnPlan) -> SampledParser:
         """Return a parser of calls that has read the beginning of its message, if its format has messages within a turn."""
