@@ -46,6 +46,8 @@ _HEARTBEAT_MS = 5_000
 FIRST_WAIT_SECONDS = 0.5
 LONGEST_WAIT_SECONDS = 60.0
 """The pauses before a failed subscription starts over: each is twice the one before."""
+STEADY_SECONDS = 60.0
+"""A subscription that held for so long starts over as after a first failure."""
 
 
 class KvSubscriptions:
@@ -149,7 +151,7 @@ class _Subscription:
             try:
                 await self._follow()
             except* Exception as group:
-                wait = 0.0 if clock() - begun > LONGEST_WAIT_SECONDS else wait
+                wait = 0.0 if clock() - begun > STEADY_SECONDS else wait
                 wait = min(max(2 * wait, FIRST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
                 logger.exception(
                     "the KV events of %s, rank %d, could not be followed; next attempt in %g s",

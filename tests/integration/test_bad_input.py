@@ -254,6 +254,16 @@ def test_the_limit_holds_for_bodies_that_name_a_worker(served: Stack, path: str)
     assert str(LIMIT) in problem(answer)
 
 
+def test_an_id_that_no_vocabulary_has_is_refused_in_completions(served: Stack) -> None:
+    """Also beside a prompt that is good."""
+    asked = served.workers[0].received
+    answer = served.post("/v1/completions", {"model": "m", "prompt": [[5], [10**7]]})
+    assert answer.status == 400, answer.content
+    assert "10000000" in answer.json()["error"]["message"]
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert served.workers[0].received == asked
+
+
 @pytest.mark.parametrize("given", ["", " "])
 def test_an_empty_group_is_named(served: Stack, given: str) -> None:
     answer = served.post("/generate", {"text": "a"}, headers={"x-group-id": given})
@@ -265,7 +275,7 @@ def test_an_empty_group_is_named(served: Stack, given: str) -> None:
 def test_a_misspelt_header_of_the_memory_is_named(served: Stack, path: str) -> None:
     """Without effect, it would let an evaluation continue the replies of the training."""
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-    body = {"/v1/completions": {"prompt": "Hi"}, "/v1/messages": chat}.get(path, {"text": "Hi"})
+    body = {"/v1/completions": {"prompt": "Hi"}, "/v1/messages": chat, "/sessions": {}}.get(path, {"text": "Hi"})
     before = nothing_held(served)
     answer = served.post(path, body, headers={"x-radix-name-space": "eval"})
     assert answer.status == 400, answer.content
