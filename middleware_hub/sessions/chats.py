@@ -205,6 +205,8 @@ class _ChatReply:
 
     def _shown(self) -> ChatRequest:
         """Return the request as its reply repeats it: with the sampling that the session may have set or changed."""
+        if not self._request.echoed:
+            return self._request
         given = {name: value for name, value in self._request.sampling.items() if name in _CLIENTS_OWN}
         used = self._exchange.generations[0].sampling
         sampling = {name: value for name, value in used.items() if name not in _CLIENTS_OWN}

@@ -67,7 +67,8 @@ class SystemMessages:
 
         Raises BadRequestError if one of them is refused (`refuse`).
         """
-        if all(message["role"] != "system" for message in messages) or self._unknown:
+        systems = [message for message in messages if message["role"] == "system"]
+        if not systems or self._unknown:
             return messages
         first = self._leading(messages) if begins else 0
         front, rest = messages[:first], messages[first:]

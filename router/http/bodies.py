@@ -64,20 +64,19 @@ async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """
     if request_state(scope).body_read:
         limit = sys.maxsize
-    _check_length(scope, limit)
-    return await _gather(receive, limit)
-
-
-def _check_length(scope: Scope, limit: int) -> None:
-    """Raise BodyTooLargeError for a body that is announced too long."""
     length = header(scope, b"content-length") or ""
     if length.isdigit() and int(length) > limit:
         raise _too_large(limit)
+    return await _gather(receive, limit)
 
 
 async def _gather_unpacked(scope: Scope, receive: Receive, limit: int) -> bytes:
-    _check_length(scope, limit)
-    encodings = [value for name, value in scope["headers"] if name == b"content-encoding"]
+    encodings = []
+    for name, value in scope["headers"]:
+        if name == b"content-encoding":
+            encodings.append(value)
+        elif name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise _too_large(limit)
     unpack = unpacker(b", ".join(encodings).decode("latin-1")) if encodings else None
     body = await _gather(receive, limit)
     if unpack is not None:

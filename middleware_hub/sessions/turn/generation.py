@@ -108,7 +108,7 @@ class TurnGeneration:
         self._aborting = False
         self.id = handle.generation_id
         self.prompt = plan.prompt
-        short_ids = bool(plan.request.callable_tools) and backend.short_ids()
+        short_ids = bool(plan.request.tools or plan.request.deferred) and backend.short_ids()
         vocabulary = backend.judge.vocabulary
         self.building = AnswerBuilder(self.id, plan.request, parser, vocabulary, short_ids=short_ids)
         self._inner, self._body = plan.generate(self.id, logprobs=self._logprobs)

@@ -118,7 +118,9 @@ class ReplyParsers:
         return bool(found) and isinstance(found[-1], Reasoning)
 
     def _of(self, request: ChatRequest) -> parsers.Calls:
-        return self._no_calls if request.call_choice == "none" or not request.callable_tools else self._calls
+        return (
+            self._no_calls if request.call_choice == "none" or not (request.tools or request.deferred) else self._calls
+        )
 
     def _beginning(self, plan: TurnPlan) -> _Beginning:
         assert self._reader is not None
