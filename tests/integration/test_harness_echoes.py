@@ -197,6 +197,18 @@ def test_the_ids_of_its_calls_say_which_of_two_equal_samples_goes_on(serves: Ser
     assert [one["num_turns"] for one in agent.finalize()] == [2, 2]
 
 
+def test_a_default_more_does_not_make_one_sample_the_other(serves: Serves) -> None:
+    agent = agent_of(serves())
+    whole = '<tool_call>\n{"name": "Edit", "arguments": {"file": "/a", "replace_all": false}}\n</tool_call>'
+    short, full = (agent.must(user("a"), says=THOUGHT + said) for said in (LOOK, whole))
+    for first, other in ((short, full), (full, short)):
+        (call,), (given,) = first.message["tool_calls"], other.message["tool_calls"]
+        echo = shown(first.message, tool_calls=[{**given, "id": call["id"]}])
+        turn = agent.must(user("a"), echo, tool(call, f"for {call['id']}"), says="Done.")
+        assert turn.sent[: len(first.chain)] == first.chain
+    assert [(one["num_turns"], one["exact"]) for one in agent.finalize()] == [(2, True), (2, True)]
+
+
 @pytest.mark.parametrize("text", [None, "", "Other words."])
 def test_under_calls_a_message_is_the_turn_of_its_ids(serves: Serves, text: str | None) -> None:
     """crewai, semantic-kernel, camel and agno drop the text beside calls."""

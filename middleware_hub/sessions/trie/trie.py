@@ -26,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from middleware_hub.chat.call_ids import is_of
 from middleware_hub.chat.keys import CallIds, KeyFunction, adapter_of, answered_by, call_ids, canonical
 from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.answered import as_answered
@@ -351,8 +352,9 @@ class MessageTrie:
             key = message.key if isinstance(message, KeyedMessage) else self.key(message, answered_by(messages, at))
             child = node.child(key)
             if message["role"] == "assistant":
-                if child is None and is_echo is not None and node.children:
-                    child = self._echoed(node, key, message, is_echo)
+                several = node.children is not None and len(node.children) > 1
+                if is_echo is not None and node.children and (child is None or (several and message.get("tool_calls"))):
+                    child = self._echoed(node, key, message, is_echo, child)
                 renamed = {}
                 if child is not None and is_echo is not None and (key != child.key or message.get("tool_calls")):
                     renamed = as_answered(child, key, message)
@@ -363,10 +365,20 @@ class MessageTrie:
             walked.ends_at(setting, node)
         return node
 
-    def _echoed(self, node: MessageNode, key: MessageKey, message: Message, is_echo: IsEcho) -> MessageNode | None:
-        """Return the sampled message after a node of which a message is an echo, and note the key."""
-        siblings = [one for one in reversed((node.children or {}).values()) if one.samples]
-        found = next((one for one in siblings[:MOST_ECHOED] if is_echo(one, message)), None)
+    def _echoed(
+        self, node: MessageNode, key: MessageKey, message: Message, is_echo: IsEcho, child: MessageNode | None = None
+    ) -> MessageNode | None:
+        """Return the sampled message after a node of which a message is an echo; `child` if it is none.
+
+        `child` has the key of the message. It is another sample if the ids of the calls say so: with a default more, a client
+        may have made one sample the other. An echo without a child of its key is noted.
+        """
+        siblings = [one for one in reversed((node.children or {}).values()) if one.samples][:MOST_ECHOED]
+        ids = call_ids(message)
+        named = [one for one in siblings if any(is_of(name, sample.id) for sample in one.samples or () for name in ids)]
+        if child is not None:
+            return child if child in named else next((one for one in named if is_echo(one, message)), child)
+        found = next((one for one in (*named, *siblings) if is_echo(one, message)), None)
         if found is not None:
             node.echoes = {**(node.echoes or {}), key: found}
         return found
