@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import warnings
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -12,9 +14,118 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("router", "middleware_hub")
 
+LONG = 400
+"""Ask of a file that is longer which of its nouns is another one. The answer may be: none."""
 MAX_LINES = 600
 """A longer file is no longer one noun. (Do not cut a noun, nor a sentence, to keep a file short.)"""
 MAX_FLOORS = 8
+
+HELPERS: dict[str, tuple[str, ...]] = {
+    "to fold": (
+        "middleware_hub.client.streams",
+        "middleware_hub.client.sync",
+        "middleware_hub.completions_middleware",
+        "middleware_hub.dialects.anthropic.replies",
+        "middleware_hub.dialects.anthropic.requests",
+        "middleware_hub.dialects.anthropic.tools",
+        "middleware_hub.dialects.openai.requests",
+        "middleware_hub.dialects.responses.replies",
+        "middleware_hub.dialects.responses.requests",
+        "middleware_hub.drift.compare",
+        "middleware_hub.inspector.advice",
+        "middleware_hub.inspector.api",
+        "middleware_hub.inspector.branches",
+        "middleware_hub.inspector.conversations.text_conversation",
+        "middleware_hub.inspector.finding",
+        "middleware_hub.metrics",
+        "middleware_hub.parsers.think",
+        "middleware_hub.persistence.mending",
+        "middleware_hub.persistence.restoring",
+        "middleware_hub.persistence.turns",
+        "middleware_hub.persistence.under_way",
+        "middleware_hub.sessions.log.chat_paths",
+        "middleware_hub.sessions.log.span_book",
+        "middleware_hub.sessions.log.stored_log",
+        "middleware_hub.sessions.lost_turns",
+        "middleware_hub.sessions.prompt.edited_turns",
+        "middleware_hub.sessions.prompt.shared_contexts",
+        "middleware_hub.sessions.prompt.splice",
+        "middleware_hub.sessions.prompt.tails",
+        "middleware_hub.sessions.prompt.verifier",
+        "middleware_hub.sessions.prompt.whole_rendering",
+        "middleware_hub.sessions.trie.answered",
+        "middleware_hub.sessions.trie.path_index",
+        "middleware_hub.sessions.trie.roots",
+        "middleware_hub.sessions.turn.answer",
+        "middleware_hub.sessions.turn.forced_calls",
+        "middleware_hub.sessions.turn.sampling",
+        "middleware_hub.sessions.turn.worker_reply",
+        "middleware_hub.store.redis.fetching",
+        "middleware_hub.store.redis.forgetting",
+        "middleware_hub.store.redis.progress",
+        "middleware_hub.store.redis.recovery",
+        "middleware_hub.store.redis.searching",
+        "middleware_hub.store.redis.verifying",
+        "middleware_hub.store.sqlite.checkpoints",
+        "middleware_hub.store.sqlite.jobs",
+        "middleware_hub.store.sqlite.read_only.permission",
+        "middleware_hub.store.sqlite.searching",
+        "middleware_hub.store.sqlite.writer",
+        "middleware_hub.store_cli.handover",
+        "middleware_hub.store_cli.prune",
+        "middleware_hub.store_cli.trees",
+        "middleware_hub.store_cli.verify",
+        "middleware_hub.templates.clock",
+        "middleware_hub.templates.copies",
+        "middleware_hub.templates.reads",
+        "middleware_hub.templates.slots",
+        "middleware_hub.templates.turn_forms",
+        "middleware_hub.tokenizer.encoder",
+        "middleware_hub.tokenizer.kept",
+        "middleware_hub.tokenizer.spellings",
+        "middleware_hub.trajectories.claims",
+        "router.cli",
+        "router.demo.agent.report",
+        "router.demo.agent.tree",
+        "router.demo.report",
+        "router.embedded.cli",
+        "router.embedded.engine.detokenizer",
+        "router.embedded.engine.stopping",
+        "router.embedded.http.admission",
+        "router.embedded.http.sampling_json",
+        "router.embedded.loop_thread",
+        "router.engines.vllm.fleet",
+        "router.engines.vllm.generation",
+        "router.engines.vllm.parameters",
+        "router.engines.vllm.streams",
+        "router.generate.abort_retries",
+        "router.generate.gate",
+        "router.generate.named_aborts",
+        "router.http.packed_bodies",
+        "router.kv_cache.positional_indexer",
+        "router.peers.control_log",
+        "router.policies.consistent_hashing",
+        "router.policies.manual",
+        "router.policies.power_of_two",
+        "router.policies.random_choice",
+        "router.policies.recent_work",
+        "router.policies.round_robin",
+        "router.prefix_tree.core",
+        "router.processes.child_process",
+        "router.processes.joint_answers",
+        "router.processes.parent_link",
+        "router.processes.parent_metrics",
+        "router.proxy.attempts",
+        "router.proxy.left_out",
+        "router.routes",
+        "router.serving.connection",
+        "router.serving.descriptors",
+        "router.serving.event_loop",
+        "router.serving.large_pages",
+        "router.serving.unframed",
+    ),
+}
+"""Modules that only one module of their folder imports, by the reason why they are not a part of that module."""
 
 Imports = Mapping[str, frozenset[str]]
 
@@ -70,10 +181,47 @@ def stair(graph: Imports) -> list[str]:
     return max((down(module, ()) for module in graph), key=len)
 
 
+def folder_of(module: str) -> str:
+    """Returns the package of a module; a package is in itself."""
+    return module if f"{module.replace('.', '/')}/__init__.py" in sources() else module.rpartition(".")[0]
+
+
+def helpers(graph: Imports) -> set[str]:
+    """Returns the modules that one module imports, which is in the same folder."""
+    importers: defaultdict[str, list[str]] = defaultdict(list)
+    for module, names in graph.items():
+        for name in names:
+            importers[name].append(module)
+    return {
+        module
+        for module, found in importers.items()
+        if len(found) == 1 and folder_of(module) == folder_of(found[0]) != module
+    }
+
+
+@pytest.mark.filterwarnings("default:files of more than")
 def test_no_file_is_long() -> None:
     lengths = {path: source.count("\n") for path, source in sources().items()}
     long = {path: lines for path, lines in lengths.items() if lines > MAX_LINES}
     assert long == {}, f"a file has at most {MAX_LINES} lines: which of its nouns is another one?"
+    if longish := [f"{path} {lines}" for path, lines in lengths.items() if lines > LONG]:
+        warnings.warn(f"files of more than {LONG} lines: {', '.join(longish)}", stacklevel=1)
+
+
+def test_a_module_with_one_importer_has_a_reason() -> None:
+    listed = sorted(module for modules in HELPERS.values() for module in modules)
+    found = sorted(helpers(imports()))
+    advice = "make it a part of the module that imports it, or name it in HELPERS with the reason why it is not"
+    assert found == listed, advice
+
+
+def test_a_module_with_one_importer_is_found() -> None:
+    graph = {
+        "router.a": frozenset({"router.b", "router.c", "router.policies.base"}),
+        "router.b": frozenset({"router.c"}),
+        "router.policies": frozenset({"router.policies.manual"}),
+    }
+    assert helpers(graph) == {"router.b", "router.policies.manual"}
 
 
 def test_imports_make_no_circle_and_are_not_deep() -> None:
