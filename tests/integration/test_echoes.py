@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from router.config import StoreConfig
+from tests.support import three_dialects
 from tests.support.agents import AgentSession, Turn, ids_of, user
 from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel
@@ -176,7 +177,7 @@ def _no_defaults(message: Said, _: random.Random) -> None:
 
 
 def _in_parts(message: Said, _: random.Random) -> None:
-    if message.get("content"):
+    if message.get("content") and "refusal" in message:  # a message of a chat, as it was answered
         message["content"] = [{"type": "text", "text": message["content"]}]
 
 
@@ -222,8 +223,11 @@ def echoed(exchange: list[Said], drawn: random.Random) -> list[Said]:
 class Conversation:
     """A conversation, with what was drafted and sampled for each turn. Its agents, one at each router, take turns."""
 
-    def __init__(self, model: str, drawn: random.Random, *agents: AgentSession) -> None:
+    def __init__(
+        self, model: str, drawn: random.Random, *agents: AgentSession, dialect: str = "chat", stream: bool = False
+    ) -> None:
         self.model, self.drawn, self.agents = model, drawn, agents
+        self.dialect, self.stream = dialect, stream
         self.exchanges: list[list[Said]] = []
         self.drafts: list[Draft] = []
         self.turns: list[Turn] = []
@@ -240,13 +244,17 @@ class Conversation:
         before, ids = [len(worker.log) for worker in workers], odd_ids(self.model, draft.text, self.drawn)
         for worker in workers:
             worker.script(ids=ids, finish="eos")
-        answer = self.agents[len(self.turns) % len(self.agents)].ask(*self.messages(exchanges)).answer
+        agent, messages = self.agents[len(self.turns) % len(self.agents)], self.messages(exchanges)
+        body = three_dialects.body(self.dialect, messages, stream=self.stream, tools=TOOLS)
+        answer = agent.stack.post(f"{agent.path}/v1/{three_dialects.PLACES[self.dialect]}", body)
         assert answer.status == 200, answer.content
         for worker in workers:
             worker.forget_scripts()
         (record,) = [one for worker, count in zip(workers, before, strict=True) for one in worker.log[count:]]
         turn = Turn(answer, record)
-        said = turn.message
+        said = three_dialects.reply(self.dialect, answer, stream=self.stream)
+        if (self.dialect, self.stream) == ("chat", False):
+            said = turn.message  # with its reasoning
         results = [
             {"role": "tool", "tool_call_id": call["id"], "content": f"found {number}"}
             for number, call in enumerate(said.get("tool_calls") or ())
@@ -308,6 +316,25 @@ def test_what_the_model_does_not_see_leaves_one_trajectory(
     assert ids_of(only) == told.turns[-1].chain
 
 
+@pytest.mark.parametrize("session", [True, False], ids=["session", "open"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("dialect", list(three_dialects.PLACES))
+@pytest.mark.parametrize("model", usual(MODELS, "qwen3"))
+def test_in_every_dialect(
+    served: Callable[[str], Stack], model: str, dialect: str, stream: bool, session: bool
+) -> None:
+    if dialect == "responses" and not session:
+        return  # a worker's own
+    drawn, at = random.Random(f"{model} {dialect} {stream} {session}"), served(model)
+    agent = AgentSession.make(at) if session else OpenChat(at, "")
+    told = Conversation(model, drawn, agent, dialect=dialect, stream=stream)
+    for _ in range(5):
+        told.go_on_changed()
+    if session:
+        (only,) = agent.finalize()
+        assert (only["exact"], only["num_turns"]) == (True, 5)
+
+
 class OpenChat(AgentSession):
     """Chats without a session."""
 
@@ -364,7 +391,7 @@ def edit(exchange: list[Said], draft: Draft, drawn: random.Random) -> tuple[list
 def test_an_edit_keeps_everything_before_it(served: Callable[[str], Stack], model: str, seed: int) -> None:
     drawn = random.Random(f"edit {model} {seed}")
     agent = AgentSession.make(served(model), tools=TOOLS)
-    told = Conversation(model, drawn, agent)
+    told = Conversation(model, drawn, agent, dialect=list(three_dialects.PLACES)[seed % 3], stream=seed % 2 == 1)
     for _ in range(3):
         told.go_on([echoed(one, drawn) for one in told.exchanges], calls=told.most_calls())
     found = None

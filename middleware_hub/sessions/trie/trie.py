@@ -349,6 +349,8 @@ class MessageTrie:
         renamed: dict[str, str] = {}
         for at in range(node.depth, len(messages)):
             message = messages[at]
+            if renamed and message.get("tool_call_id") in renamed:
+                message["tool_call_id"] = renamed[message["tool_call_id"]]
             key = message.key if isinstance(message, KeyedMessage) else self.key(message, answered_by(messages, at))
             child = node.child(key)
             if message["role"] == "assistant":
@@ -358,8 +360,6 @@ class MessageTrie:
                 renamed = {}
                 if child is not None and is_echo is not None and (key != child.key or message.get("tool_calls")):
                     renamed = as_answered(child, key, message)
-            elif renamed and message.get("tool_call_id") in renamed:
-                message["tool_call_id"] = renamed[message["tool_call_id"]]
             node = child if child is not None else self._attach(node, key, message)
         if walked is not None:
             walked.ends_at(setting, node)
