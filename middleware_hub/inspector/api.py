@@ -101,8 +101,8 @@ class Api:
         self._limits = limits
         self._vocabulary = sources.tokenizer.vocabulary
         tree, groups = sources.tree, sources.groups
-        self._texts = None if tree is None else Texts(tree.forest, sources.tokenizer.spell_prompt, groups.standing)
-        self._standings = Standings(groups, lambda: () if tree is None else tree.forest.roots)
+        self._texts = None if tree is None else Texts(tree, sources.tokenizer.spell_prompt, groups.standing)
+        self._standings = Standings(groups, lambda: () if tree is None else tree.roots)
         self._stored = None if sources.sessions is None else StoredSessions(sources.sessions, SessionConversation)
         self._session_changes: dict[str, tuple[tuple[int, int, float], int]] = {}
         self._drifts = Drifts(sources.tokenizer)
@@ -202,7 +202,7 @@ class Api:
             await sessions.reach(tenant, inner)
         if tree is not None and memory is not None and not name.startswith("session:"):
             reply = inner.partition("~")[0]
-            places = {(tenant, "", namespace), *(place for place in tree.forest.roots if place[0] == tenant)}
+            places = {(tenant, "", namespace), *(place for place in tree.roots if place[0] == tenant)}
             for place in sorted(places)[:MOST_NAMESPACES]:
                 if reply and tree.reply(place, reply) is None:
                     await memory.cover(place, " ", [reply])

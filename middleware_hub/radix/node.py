@@ -16,7 +16,7 @@ bare and become containers only for a second one (a dict costs 184 bytes, and a 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Reversible
+from collections.abc import Callable, Iterable, Iterator, Reversible
 from heapq import nlargest
 from math import inf
 from typing import TypeVar
@@ -322,3 +322,12 @@ def removed(held: T | list[T] | None, item: T) -> T | list[T] | None:
         return None
     held.remove(item)
     return held[0] if len(held) == 1 else held
+
+
+def every_node(roots: Iterable[RadixNode]) -> Iterator[tuple[RadixNode, int]]:
+    """Yield all nodes with the number of characters down to their end."""
+    stack = [(root, 0) for root in roots]
+    while stack:
+        node, depth = stack.pop()
+        yield node, depth
+        stack.extend((child, depth + len(child.edge)) for child in node.each_child())

@@ -1,8 +1,9 @@
-"""The input and output of the radix tree."""
+"""The input, the output and the counts of the radix tree."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -111,3 +112,26 @@ class Departure:
             "recorded": {"before": self.recorded_before, "after": recorded[-1] if recorded else ""},
             "other_recorded": list(recorded[:-1]),
         }
+
+
+@dataclass(slots=True)
+class TreeStats:
+    """Running counts of a tree."""
+
+    nodes: int = 0
+    generations: int = 0
+    spans: int = 0
+    tokens: int = 0
+    characters: int = 0
+    payload: int = 0
+    """Bytes of ids and logprobs."""
+    hits: int = 0
+    """Recorded requests that continued a chain."""
+    misses: int = 0
+    evicted: Counter[str] = field(default_factory=Counter)
+    evicted_tokens: int = 0
+
+    def forget(self) -> None:
+        """Reset the counts to an empty tree; evictions stay counted."""
+        self.nodes = self.generations = self.spans = self.tokens = self.characters = self.payload = 0
+        self.hits = self.misses = 0

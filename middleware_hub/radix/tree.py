@@ -15,17 +15,18 @@ It has three rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from msgspec.structs import replace
 
 from middleware_hub.radix.cut import FRESH, Cut, end_of, has_context_at, recorded_context, resolve_complete
-from middleware_hub.radix.forest import Forest
+from middleware_hub.radix.indexes import IdsIndex, Landmarks, Leaves, ReplyNames
 from middleware_hub.radix.match import PrefixMatch, match_chain, match_parent, match_text, walk_down
-from middleware_hub.radix.node import Generation, RadixNode, StoredSpan
-from middleware_hub.radix.records import NO_PARENT, Context, Departure, Namespace, Recall, SampledReply
+from middleware_hub.radix.node import Generation, RadixNode, StoredSpan, common_length, every_node
+from middleware_hub.radix.records import NO_PARENT, Context, Departure, Namespace, Recall, SampledReply, TreeStats
 from middleware_hub.spans.chain import Measure, SpanFlag, TokenSpan, links
+from middleware_hub.spans.extras import Extras
 from middleware_hub.spans.versions import VersionClock
 
 
@@ -40,6 +41,12 @@ class RadixTree:
             None: unretrieved leaves go last, however old they are.
         clock: the clock of weight versions, if it is shared.
         stored: a store has all that is recorded, and this is a cache of it: nothing is lost by collecting.
+
+    Attributes:
+        roots: the radix tree of each namespace.
+        leaves, marks, by_ids, names: indexes over all of them.
+        extras: further per-token data of engines for these replies.
+        watcher: called with each reply that is added or removed; None while the inspector is not in use.
     """
 
     def __init__(
@@ -58,22 +65,25 @@ class RadixTree:
         self.unretrieved_versions = unretrieved_versions
         self.clock = clock or VersionClock()
         self._ticks = 0
-        self._forest = Forest(stored=stored)
-        self.stats = self._forest.stats
-        self.extras = self._forest.extras
-        """Further per-token data of engines for the replies."""
+        self.stats = TreeStats()
+        self.leaves = Leaves(stored=stored)
+        self.marks = Landmarks()
+        self.by_ids = IdsIndex()
+        self.names = ReplyNames()
+        self.roots: dict[Namespace, RadixNode] = {}
+        self.extras = Extras(stored=stored)
+        self.watcher: Callable[[Generation], None] | None = None
+        self._stored: dict[bytes, TokenSpan] = {}
 
     def __repr__(self) -> str:
         return f"<RadixTree {self.stats.generations} generations, {self.stats.tokens} tokens, {self.stats.nodes} nodes>"
 
     @property
-    def forest(self) -> Forest:
-        """The trees of all namespaces, for readers only."""
-        return self._forest
-
-    @property
     def estimated_bytes(self) -> int:
-        return self._forest.estimated_bytes
+        """Return the bytes held: the counted payload, and the average cost of CPython's objects (measured in benchmarks/)."""
+        stats = self.stats
+        objects = 200 * stats.spans + 190 * stats.nodes + 420 * stats.generations
+        return stats.payload + self.extras.bytes + stats.characters + objects
 
     # Reading -----------------------------------------------------------------------------------------------------------
 
@@ -82,10 +92,10 @@ class RadixTree:
 
         `parent` is the request id of the reply to continue if several match; `NO_PARENT` to continue none.
         """
-        root = self._forest.roots.get(namespace)
+        root = self.roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
-        found = match_text(namespace, walk_down(root, text, self._forest.marks), parent, self.measure)
+        found = match_text(namespace, walk_down(root, text, self.marks), parent, self.measure)
         return found if parent is None else self._checked_parent(found, parent, again=True)
 
     def match_ids(
@@ -95,14 +105,14 @@ class RadixTree:
 
         `text` is the spelling of the ids, and `width` returns how many of its characters the first n ids spell.
         """
-        root = self._forest.roots.get(namespace)
+        root = self.roots.get(namespace)
         if root is None or parent == NO_PARENT:
             return PrefixMatch(namespace, text, unknown_parent=parent not in (None, NO_PARENT))
-        path = walk_down(root, text, self._forest.marks)._replace(ids=ids)
+        path = walk_down(root, text, self.marks)._replace(ids=ids)
         found = PrefixMatch(namespace, text)
-        longest = self._forest.by_ids.longest(namespace, ids, parent)
+        longest = self.by_ids.longest(namespace, ids, parent)
         if longest is None and parent is not None:
-            longest = self._forest.by_ids.longest(namespace, ids, None)
+            longest = self.by_ids.longest(namespace, ids, None)
         if longest is not None:
             found = match_chain(namespace, path, *longest, width)
         further = None if found.foreign else path.further(found.continues, found.cut, self.measure)
@@ -133,10 +143,10 @@ class RadixTree:
 
         With `note` its replies count as retrieved.
         """
-        root = self._forest.roots.get(namespace)
+        root = self.roots.get(namespace)
         if root is None:
             return None if request_id is not None else Recall(FRESH, exact=False)
-        path = walk_down(root, text, self._forest.marks)
+        path = walk_down(root, text, self.marks)
         if path.ends_on_node():
             for generation in reversed(path.at.generations()):
                 if request_id is None or generation.span.named(request_id):
@@ -168,11 +178,11 @@ class RadixTree:
                 if generation.retrieved:
                     return
                 generation.retrieved = True
-                if not self._forest.leaves.stored:
-                    self._forest.leaves.offer(generation)
+                if not self.leaves.stored:
+                    self.leaves.offer(generation)
 
     def reply(self, namespace: Namespace, request_id: str) -> Generation | None:
-        return self._forest.names.newest(namespace, request_id)
+        return self.names.newest(namespace, request_id)
 
     def left_out(self, namespace: Namespace, text: str, request_id: str, whole: Cut | None = None) -> bool:
         """Return whether a text has no token of a reply because of rule 6, not because the reply was lost.
@@ -180,7 +190,7 @@ class RadixTree:
         No token of such a reply is visible as a whole, and the text goes on after it without spelling it, or ends there. As a
         part of the `whole` that is remembered of the text, the reply is before its end, and no other sample has its place.
         """
-        reply = self._forest.names.newest(namespace, request_id)
+        reply = self.names.newest(namespace, request_id)
         if reply is None or reply.span.visible or not text.startswith(said := self.text_of(reply)):
             return False
         in_place = whole is None or (len(text) > len(said) and has_context_at(whole, reply.span.start))
@@ -192,16 +202,21 @@ class RadixTree:
 
     def departure(self, namespace: Namespace, text: str, *, context: int = 10) -> Departure:
         """Return where the text leaves the tree, with `context` recorded characters on both sides of that place."""
-        root = self._forest.roots.get(namespace)
+        root = self.roots.get(namespace)
         if root is None:
             return Departure(0, "", (), 0)
-        path = walk_down(root, text, self._forest.marks)
+        path = walk_down(root, text, self.marks)
         left = path.end - path.limit
         ways = [(path.at, len(path.at.edge) - left)] if left else [(child, 0) for child in path.at.each_child()]
         after = tuple(node.first_characters(skip, context) for node, skip in ways[-8:])
         return Departure(
             path.limit, text[max(0, path.limit - context) : path.limit], after, sum(1 for _ in path.stops())
         )
+
+    def each_generation(self) -> Iterator[Generation | None]:
+        """Yield all replies, and None for each node without one. While the tree changes, new replies may be left out."""
+        for node, _ in every_node(list(self.roots.values())):
+            yield from tuple(node.generations()) or (None,)
 
     # Writing -----------------------------------------------------------------------------------------------------------
 
@@ -211,7 +226,7 @@ class RadixTree:
             match.cut.span.users += 1
 
     def unpin(self, match: PrefixMatch) -> None:
-        self._forest.release(match.cut.span)
+        self.release(match.cut.span)
 
     def record(
         self, match: PrefixMatch, context: Context | None, reply: SampledReply, *, serial: int | None = None
@@ -230,12 +245,12 @@ class RadixTree:
         node, position = self._start(match)
         before, take = match.cut.span, match.cut.take
         if context is None:
-            node = self._forest.descend(node, match.text[position:] + reply.text, 0)
+            node = self._descend(node, match.text[position:] + reply.text, 0)
         else:
-            node = self._forest.descend(node, match.text, position)
+            node = self._descend(node, match.text, position)
             before = self._context_span(match, context, node)
             take = before.count
-            node = self._forest.descend(node, reply.text, 0)
+            node = self._descend(node, reply.text, 0)
         span = TokenSpan(
             before,
             take,
@@ -253,7 +268,7 @@ class RadixTree:
         self._ticks += 1
         serial = self._ticks if serial is None else serial
         generation = Generation(span, node, match.continues, reply.tail, serial, self.clock.now, self._ticks)
-        self._forest.insert(match.namespace, generation)
+        self._insert(match.namespace, generation)
         self.settle()
         if reply.told:
             self.extras.keep(span, reply.told, reply.experts_from)
@@ -266,7 +281,7 @@ class RadixTree:
             return found
         if match.continues is not None:
             return match.continues.node, match.continues.span.text_end
-        return self._forest.root(match.namespace), 0
+        return self._root(match.namespace), 0
 
     def _context_span(self, match: PrefixMatch, context: Context, node: RadixNode) -> TokenSpan:
         cut = match.cut
@@ -278,7 +293,7 @@ class RadixTree:
         span = TokenSpan(
             cut.span, cut.take, cut.start, context.ids, len(match.text) - cut.start, flags=flags, ends=context.ends
         )
-        self._forest.insert_context(span, node)
+        self._insert_context(span, node)
         return span
 
     # What a store has --------------------------------------------------------------------------------------------------
@@ -286,18 +301,15 @@ class RadixTree:
     @property
     def stored(self) -> Mapping[bytes, TokenSpan]:
         """The spans of which a store has records, by the ids of the records, with every span that they build on."""
-        return self._forest.stored
+        return self._stored
 
     def keep(self, span: TokenSpan, record: bytes) -> None:
         """Note the id under which a store has a span, or soon will. Its parent has been noted before."""
-        self._forest.stored[record] = span
+        self._stored[record] = span
 
     def hold(self, span: TokenSpan) -> None:
         """Keep a span, until it is released."""
         span.users += 1
-
-    def release(self, span: TokenSpan) -> None:
-        self._forest.release(span)
 
     def restore(self, found: StoredSpan) -> None:
         """Remember what a store has as if it had been recorded here. The tree has its links; the clock does not move.
@@ -307,11 +319,26 @@ class RadixTree:
         self._ticks += 1
         if found.span.sampled:
             self.measure.learn(np.frombuffer(found.span.ids, dtype=np.int32))
-        self._forest.restore(found, self.clock.stamp(found.version), self._ticks)
+        span, base = found.span, found.base
+        if base is None:
+            above = self._root(found.namespace)
+        else:
+            above = base.owner.node if isinstance(base.owner, Generation) else base.owner
+        node = self._descend(above, found.text, 0)
+        if span.sampled:
+            line = None if found.line is None else found.line.owner
+            stamp = self.clock.stamp(found.version)
+            self._insert(
+                found.namespace,
+                Generation(span, node, line, found.tail, found.serial, stamp, self._ticks, found.retrieved),
+            )
+        else:
+            self._insert_context(span, node)
+        self._stored[found.record] = span
 
     def settle(self) -> None:
         """Do what can be done for many replies at once, if there are many of which it is not done."""
-        self._forest.by_ids.settle()
+        self.by_ids.settle()
 
     # Collecting --------------------------------------------------------------------------------------------------------
 
@@ -329,15 +356,15 @@ class RadixTree:
         """
         deadline = time.perf_counter() + seconds
         while self.over_budget:
-            generation = self._forest.leaves.pop(self._abandoned)
+            generation = self.leaves.pop(self._abandoned)
             if generation is None:
                 return False
             stale = self.clock.age(generation.stamp) >= self.keep_versions
             self.stats.evicted["version" if stale else "least_recently_hit"] += 1
-            if not generation.retrieved and not self._forest.leaves.stored:
+            if not generation.retrieved and not self.leaves.stored:
                 self.stats.evicted["abandoned" if self._abandoned(generation) else "never_retrieved"] += 1
             before = self.stats.tokens
-            self._forest.remove(generation)
+            self._remove(generation)
             self.stats.evicted_tokens += before - self.stats.tokens
             if time.perf_counter() > deadline:
                 return self.over_budget
@@ -349,4 +376,155 @@ class RadixTree:
         return limit is not None and self.clock.age(generation.stamp) >= limit
 
     def clear(self) -> None:
-        self._forest.clear()
+        """Forget everything, link by link: freeing a chain of 100,000 spans by its end alone would overflow the C stack."""
+        for node, _ in list(every_node(self.roots.values())):
+            for generation in node.generations():
+                span: TokenSpan | None = generation.span
+                while span is not None:
+                    above = span.parent
+                    span.parent = span.owner = None
+                    span = above
+            node.parent = node.children = node.ends = node.contexts = node._through = None
+        self.roots.clear()
+        self._stored.clear()
+        self.extras.clear()
+        self.leaves = Leaves(stored=self.leaves.stored)
+        self.marks = Landmarks()
+        self.by_ids = IdsIndex()
+        self.names = ReplyNames()
+        self.stats.forget()
+
+    # Nodes and spans ---------------------------------------------------------------------------------------------------
+
+    def _root(self, namespace: Namespace) -> RadixNode:
+        found = self.roots.get(namespace)
+        if found is None:
+            found = self.roots[namespace] = RadixNode("", None)
+        return found
+
+    def _descend(self, node: RadixNode, text: str, position: int) -> RadixNode:
+        """Descend along `text[position:]`, making and splitting nodes, so that a node ends exactly where the text does."""
+        while position < len(text):
+            child = node.child(text[position])
+            if child is None:
+                child = RadixNode(text[position:], node)
+                node.attach(child)
+                self.stats.nodes += 1
+                self.stats.characters += len(child.edge)
+            elif not text.startswith(child.edge, position):
+                child = child.split(common_length(child.edge, text, position))
+                self.stats.nodes += 1
+            position += len(child.edge)
+            node = child
+        return node
+
+    def _insert(self, namespace: Namespace, generation: Generation) -> None:
+        """Put a reply at its node and into all indexes, whether it is new or comes from a store."""
+        span, node = generation.span, generation.node
+        span.owner = generation
+        span.users = 1
+        self._add_span(span)
+        node.add_end(generation)
+        before = span.parent
+        own = before is not None and bool(before.flags & SpanFlag.FOREIGN) and not before.sampled
+        self._note_passes(generation, foreign=own or bool(span.flags & SpanFlag.FOREIGN))
+        self.stats.generations += 1
+        self.by_ids.add(namespace, generation)
+        self.names.add(generation)
+        self.leaves.offer(generation)
+        if self.watcher is not None:
+            self.watcher(generation)
+
+    def _insert_context(self, span: TokenSpan, node: RadixNode) -> None:
+        """Put the context of prompts at the node of their text."""
+        span.owner = node
+        node.add_context(span)
+        self._add_span(span)
+
+    def _note_passes(self, generation: Generation, *, foreign: bool) -> None:
+        """Note a new reply in the nodes between it and the reply that it continues.
+
+        The tokens of a `foreign` chain are not where its text has them, so its context counts as a reply.
+        """
+        line, span = generation.continues, generation.span
+        top = None if line is None else line.node
+        node, end = generation.node, span.start + span.width
+        while node is not top and node.parent is not None:
+            node.note_pass(generation)
+            if foreign or end > span.start:
+                node.replied = True
+            end -= len(node.edge)
+            node = node.parent
+
+    def _add_span(self, span: TokenSpan) -> None:
+        if span.parent is not None:
+            span.parent.users += 1
+        self.stats.spans += 1
+        self.stats.tokens += span.count
+        self.stats.payload += len(span.ids) if span.logprobs is None else len(span.ids) + len(span.logprobs)
+
+    def _remove(self, generation: Generation) -> None:
+        """Remove a reply on which nothing builds."""
+        node, line, span = generation.node, generation.continues, generation.span
+        self.by_ids.remove(generation)
+        self.names.remove(generation)
+        node.remove_end(generation)
+        self.stats.generations -= 1
+        top = None if line is None else line.node
+        passed: RadixNode | None = node
+        while passed is not None and passed is not top and passed.forget_pass(generation):
+            passed = passed.parent
+        parent = _nearest_generation(span)
+        if parent is not None and generation.tick > parent.tick:
+            # A hit below counts as a hit here; it had no effect while there was something below.
+            parent.tick, parent.stamp = generation.tick, generation.stamp
+        self._prune(node)
+        self.release(span)
+        span.owner = None
+        if self.watcher is not None:
+            self.watcher(generation)
+
+    def release(self, span: TokenSpan | None) -> None:
+        """Count one user fewer of a span. A span without users is removed, and so on upward."""
+        while span is not None:
+            span.users -= 1
+            assert span.users >= 0
+            owner = span.owner
+            if span.users:
+                if isinstance(owner, Generation):
+                    self.leaves.offer(owner)
+                return
+            self.stats.spans -= 1
+            self.stats.tokens -= span.count
+            self.stats.payload -= len(span.ids) if span.logprobs is None else len(span.ids) + len(span.logprobs)
+            self.extras.forget(span)
+            if span.stored is not None:
+                self._stored.pop(span.stored.id, None)
+            if isinstance(owner, RadixNode):
+                span.owner = None
+                owner.remove_context(span)
+                self._prune(owner)
+            span = span.parent
+
+    def _prune(self, node: RadixNode) -> None:
+        """Remove nodes at or below which nothing ends any more, and merge what is left."""
+        while node.parent is not None and node.removable:
+            above = node.parent
+            above.detach(node)
+            self.stats.nodes -= 1
+            self.stats.characters -= len(node.edge)
+            node = above
+        if node.parent is None:
+            if node.removable:
+                for namespace in [name for name, root in self.roots.items() if root is node]:
+                    del self.roots[namespace]
+        elif node.ends is None and node.contexts is None and isinstance(node.children, RadixNode):
+            node.merge_down()
+            self.stats.nodes -= 1
+
+
+def _nearest_generation(span: TokenSpan) -> Generation | None:
+    above = span.parent
+    while above is not None and not isinstance(above.owner, Generation):
+        above = above.parent
+    return None if above is None else above.owner

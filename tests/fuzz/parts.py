@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from starlette.routing import Route
 
-from middleware_hub.radix.forest import every_node
+from middleware_hub.radix.node import every_node
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import TokenSpan, links
 from router.app import RouterApp
@@ -66,7 +66,7 @@ def pins(tree: RadixTree) -> int:
     """How many holds on chains there are beside those of what is recorded: none, when no request is in flight."""
     spans: set[TokenSpan] = set()
     generations = 0
-    for node, _ in every_node(tree._forest.roots.values()):
+    for node, _ in every_node(tree.roots.values()):
         for generation in node.generations():
             generations += 1
             for span, _ in links(generation.span, len(generation.span)):

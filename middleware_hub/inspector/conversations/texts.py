@@ -12,8 +12,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from middleware_hub.inspector.conversations.text_conversation import Spell, Standing, TextConversation, name_of
-from middleware_hub.radix.forest import Forest
 from middleware_hub.radix.node import Generation
+from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import TokenSpan, links
 
 STEP = 0.002
@@ -64,8 +64,8 @@ class Texts:
         spell: returns the text of the ids of a prompt.
     """
 
-    def __init__(self, forest: Forest, spell: Spell, standing: Standing = lambda *_: None) -> None:
-        self._forest = forest
+    def __init__(self, tree: RadixTree, spell: Spell, standing: Standing = lambda *_: None) -> None:
+        self._tree = tree
         self._spell = spell
         self._standing = standing
         self._shelves: dict[str, Shelf] = {}
@@ -91,7 +91,7 @@ class Texts:
 
     def forget(self) -> None:
         """Drop everything until the next look."""
-        self._forest.watcher = None
+        self._tree.watcher = None
         if self._reading is not None:
             self._reading.cancel()
         self._reading = None
@@ -99,9 +99,9 @@ class Texts:
         self._shelves, self._of, self._waiting = {}, {}, []
 
     async def _read(self) -> None:
-        self._forest.watcher = self._note
+        self._tree.watcher = self._note
         until = time.perf_counter() + STEP
-        for generation in self._forest.each_generation():
+        for generation in self._tree.each_generation():
             if generation is not None:
                 self._put(generation)
             if time.perf_counter() > until:

@@ -60,7 +60,7 @@ def test_what_was_followed_is_what_is_there(seed: int) -> None:
     async def work() -> None:
         rng = random.Random(seed)
         tree = RadixTree(toy.toy_vocabulary(), max_tokens=120)
-        followed = Texts(tree.forest, spell)
+        followed = Texts(tree, spell)
         known: list[tuple[tuple[str, ...], str]] = []
         for step in range(1, 200):
             namespace, text = ("a", "", rng.choice(["", "x"])), rng.choice(WORDS)
@@ -71,10 +71,10 @@ def test_what_was_followed_is_what_is_there(seed: int) -> None:
             tree.collect()
             if rng.random() < 0.1:
                 here = seen(await followed.shelf("a"))
-                fresh = Texts(tree.forest, spell)
+                fresh = Texts(tree, spell)
                 there = seen(await fresh.shelf("a"))
                 fresh.forget()
-                tree.forest.watcher = followed._note
+                tree.watcher = followed._note
                 assert sum(one["turns"] for one in here) == tree.stats.generations
                 assert len(here) == len(there)
                 for one, other in zip(sorted_by_names(here), sorted_by_names(there), strict=True):
@@ -99,7 +99,7 @@ def test_a_conversation_begins_with_its_first_sampled_reply() -> None:
         first = record(tree, space, "ab", "e", 1)
         record(tree, space, "ab", "b b", 2)
         record(tree, space, first + "b", "a", 3)
-        shelf = await Texts(tree.forest, spell).shelf("a")
+        shelf = await Texts(tree, spell).shelf("a")
         found = {one.id: one.summary() for _, one in shelf.newest_first(None)}
         assert {name: one["turns"] for name, one in found.items()} == {"text:r1": 2, "text:r2": 1}
         assert found["text:r1"]["group"] == found["text:r2"]["group"]
@@ -113,7 +113,7 @@ def test_equal_names_are_told_apart() -> None:
         tree = RadixTree(toy.toy_vocabulary())
         for space in ("x", "y"):
             record(tree, ("a", "", space), "ab", "e", 7)
-        shelf = await Texts(tree.forest, spell).shelf("a")
+        shelf = await Texts(tree, spell).shelf("a")
         assert len(shelf.ids) == 2
         assert all(name.startswith("text:r7") for name in shelf.ids)
 
@@ -127,13 +127,13 @@ def test_while_nobody_looks_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     async def work() -> None:
         tree = RadixTree(toy.toy_vocabulary())
         space = ("a", "", "")
-        followed = Texts(tree.forest, spell)
+        followed = Texts(tree, spell)
         before = (await followed.shelf("a")).changes
         for number in range(1, 5):
             record(tree, space, f"{'ab' * number}", "e", number)
-        assert tree.forest.watcher is not None
+        assert tree.watcher is not None
         record(tree, space, "e", "e", 5)
-        assert tree.forest.watcher is None, "nobody has looked for long"
+        assert tree.watcher is None, "nobody has looked for long"
         shelf = await followed.shelf("a")
         assert len(shelf.order) == 5
         assert shelf.changes > before, "who polls hears that something is new"
@@ -146,7 +146,7 @@ def test_many_changes_are_taken_in_without_a_look(monkeypatch: pytest.MonkeyPatc
 
     async def work() -> None:
         tree = RadixTree(toy.toy_vocabulary())
-        followed = Texts(tree.forest, spell)
+        followed = Texts(tree, spell)
         await followed.shelf("a")
         for number in range(1, 13):
             record(tree, ("a", "", ""), "ab" * number, "e", number)
@@ -161,7 +161,7 @@ def test_a_chain_is_whole_although_it_is_evicted_meanwhile() -> None:
     async def work() -> None:
         tree = RadixTree(toy.toy_vocabulary(), max_tokens=2)
         record(tree, ("a", "", ""), "ab e a", "abt", 1)
-        shelf = await Texts(tree.forest, spell).shelf("a")
+        shelf = await Texts(tree, spell).shelf("a")
         (one,) = shelf.ids.values()
         (branch,) = one.branches()
         chain = branch.chain()
@@ -187,7 +187,7 @@ def test_the_garbage_collector_walks_one_object_for_each_conversation() -> None:
             record(tree, ("a", "", f"{number}"), "ab", "b", number)
         gc.collect()
         before = len(gc.get_objects())
-        texts = Texts(tree.forest, spell)
+        texts = Texts(tree, spell)
         assert len((await texts.shelf("a")).order) == 200
         gc.collect()
         assert len(gc.get_objects()) - before < 2 * 200

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 from middleware_hub.radix import indexes
-from middleware_hub.radix.forest import TreeStats, every_node
 from middleware_hub.radix.indexes import IdsIndex, Landmarks
-from middleware_hub.radix.node import Generation, RadixNode
+from middleware_hub.radix.node import Generation, RadixNode, every_node
+from middleware_hub.radix.records import TreeStats
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import TokenSpan, chain_ids, links, unpack_ids
 
 
 def recount(tree: RadixTree) -> None:
     """Recount everything; AssertionError if an invariant does not hold."""
-    roots, stats = tree._forest.roots, tree.stats
+    roots, stats = tree.roots, tree.stats
     users: Counter[TokenSpan] = Counter()
     spans: set[TokenSpan] = set()
     found = TreeStats()
@@ -85,8 +85,8 @@ def recount(tree: RadixTree) -> None:
     assert found.tokens <= stats.tokens
     for name in ("nodes", "generations", "characters"):
         assert getattr(found, name) == getattr(stats, name), name
-    recount_landmarks(tree._forest.marks)
-    recount_ids(tree._forest.by_ids, [generation for generation, _, _ in generations])
+    recount_landmarks(tree.marks)
+    recount_ids(tree.by_ids, [generation for generation, _, _ in generations])
 
 
 def recount_landmarks(marks: Landmarks) -> None:

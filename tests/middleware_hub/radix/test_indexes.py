@@ -65,7 +65,7 @@ def test_a_prompt_of_many_ids_costs_what_there_are_chains(turns: list[tuple[int,
     made = [[A]]
     for number, (after, sampled) in enumerate(turns):
         made.append(talk.say_ids([*made[after % len(made)], SPACE], sampled, f"r{number}").ids)
-    index, ids = talk.tree._forest.by_ids, made[at % len(made)]
+    index, ids = talk.tree.by_ids, made[at % len(made)]
     found = index.longest(NS, pack_ids([*ids, SPACE]), None)
     if index._chains:
         index._chains[NS] = chains = Asked(index._chains[NS])
@@ -86,7 +86,7 @@ def test_a_prompt_of_many_ids_does_not_cost_what_there_are_equal_replies(sampled
     talk = Talk()
     for number in range(3):
         talk.say_ids([A, SPACE], sampled, f"r{number}")
-    index, ids = talk.tree._forest.by_ids, pack_ids([A, SPACE, *sampled, *[SPACE] * 500])
+    index, ids = talk.tree.by_ids, pack_ids([A, SPACE, *sampled, *[SPACE] * 500])
     found = index.longest(NS, ids, None)
     assert found is not None
     assert found[0].span.named("r2")

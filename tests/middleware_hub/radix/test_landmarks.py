@@ -24,7 +24,7 @@ def close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def marks_of(talk: Talk) -> Landmarks:
-    return talk.tree._forest.marks
+    return talk.tree.marks
 
 
 def steps_of(talk: Talk, text: str, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -39,7 +39,7 @@ def steps_of(talk: Talk, text: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
     with monkeypatch.context() as patched:
         patched.setattr(RadixNode, "child", counting)
-        walk_down(talk.tree._forest.roots[NS], text, marks_of(talk))
+        walk_down(talk.tree.roots[NS], text, marks_of(talk))
     return steps
 
 
@@ -60,7 +60,7 @@ def test_a_text_that_was_edited_before_the_landmark_does_not_go_there() -> None:
     talk.match(text + " ")
     edited = text[:33] + "b" + text[34:]
     assert edited != text
-    path = walk_down(talk.tree._forest.roots[NS], edited, marks_of(talk))
+    path = walk_down(talk.tree.roots[NS], edited, marks_of(talk))
     assert path.limit == 33
     assert talk.match(edited).cut.start <= 33
 

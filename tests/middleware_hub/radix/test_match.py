@@ -332,7 +332,7 @@ def test_the_chains_beside_a_text_come_furthest_first_and_then_newest_first() ->
     talk.say(" ", [AB, A], "r2")
     talk.say(" ", [A, A, A], "r3")
     talk.say(" ", [AB, B], "r4")
-    walk = walk_down(talk.tree._forest.roots[NS], " ab<")
+    walk = walk_down(talk.tree.roots[NS], " ab<")
     found = [(generation.request_ids[0], limit) for generation, limit in walk.candidates(None, 0)]
     assert found == [("r4", 3), ("r2", 3), ("r1", 3), ("r3", 2)]
     assert [g.request_ids[0] for g, _ in walk.candidates(None, 2)] == ["r4", "r2", "r1"], "none below the floor"

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.radix.cut import Cut
-from middleware_hub.radix.forest import TreeStats
 from middleware_hub.radix.match import MOST_CANDIDATES, PrefixMatch, walk_down
-from middleware_hub.radix.records import NO_PARENT, Context, Departure, Recall, SampledReply
+from middleware_hub.radix.records import NO_PARENT, Context, Departure, Recall, SampledReply, TreeStats
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import pack_ids
 from middleware_hub.tokenizer.alignment import align_reply
@@ -112,7 +111,7 @@ def test_of_many_siblings_only_some_are_looked_at_for_a_cut() -> None:
     talk = Talk()
     for i in range(4 * MOST_CANDIDATES):
         talk.say("b", [AB if i % 2 else A, *encode(format(i, "07b").replace("0", "a ").replace("1", "b "))], f"r{i}")
-    walk = walk_down(talk.tree._forest.roots[NS], "bab<")
+    walk = walk_down(talk.tree.roots[NS], "bab<")
     assert 0 < len(list(walk.candidates(None, 0))) <= 2 * MOST_CANDIDATES
 
 
@@ -155,7 +154,7 @@ def test_a_namespace_that_was_only_asked_about_does_not_exist() -> None:
     talk.tree.departure(NS, "a")
     talk.match_ids([A])
     assert talk.tree.stats == TreeStats()
-    assert not talk.tree._forest.roots
+    assert not talk.tree.roots
 
 
 def test_a_retrieval_notes_that_the_whole_chain_was_retrieved_and_nothing_else() -> None:
@@ -217,7 +216,7 @@ def test_namespaces_share_one_budget_and_an_empty_one_is_gone() -> None:
     mine = talk.say("a", [B, EOS], "r1")
     talk.collect(3)
     assert talk.alive(theirs, mine) == [False, True]
-    assert list(talk.tree._forest.roots) == [NS]
+    assert list(talk.tree.roots) == [NS]
     talk.say("a", [B], "r2", namespace=other)
     assert talk.match("ab ", namespace=other).continues is not None
 
@@ -298,7 +297,7 @@ def test_a_half_shown_special_token_is_kept_only_if_the_text_spells_all_of_it() 
 
 
 def texts_of(talk: Talk) -> Iterator[str]:
-    stack = [(root, "") for root in talk.tree._forest.roots.values()]
+    stack = [(root, "") for root in talk.tree.roots.values()]
     while stack:
         node, text = stack.pop()
         yield text

@@ -397,7 +397,7 @@ def test_long_conversations_find_their_landmarks(seed: int) -> None:
                 play(history, texts, step)
             if len(texts) > 3:
                 texts[pick] = texts.pop()
-            used += len(history.tree._forest.marks) > 0
+            used += len(history.tree.marks) > 0
             if number % 10 == 9:
                 history.tree.collect()
                 recount(history.tree)

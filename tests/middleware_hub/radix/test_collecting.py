@@ -382,7 +382,7 @@ def test_everything_is_in_order_after_every_collection(steps: list[tuple[str, in
     assert (evicted.nodes, evicted.generations, evicted.spans, evicted.tokens) == (0, 0, 0, 0)
     assert (evicted.characters, evicted.payload) == (0, 0)
     assert evicted.evicted["version"] + evicted.evicted["least_recently_hit"] == len(turns)
-    assert not talk.tree._forest.roots
+    assert not talk.tree.roots
 
 
 def test_what_was_collected_is_encoded_again() -> None:
