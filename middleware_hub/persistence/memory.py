@@ -388,6 +388,7 @@ class Memory:
             "unsaved": saving.unsaved,
             "waiting": saving.waiting,
             "waiting_bytes": saving.waiting_bytes,
+            "held_bytes": saving.held_bytes,
             "handed_over": saving.handed_over,
             "lost": saving.lost,
             "forgotten": self.forgotten,

@@ -88,6 +88,12 @@ class _StoreCollector(Collector):
                 saving.waiting,
             ),
             ("waiting_bytes", "Bytes of those, in a file; see --store-spool-max-bytes", saving.waiting_bytes),
+            (
+                "held_bytes",
+                "Bytes of those that are in memory only, because neither the store nor the spool has room for them: "
+                "new requests are refused meanwhile",
+                saving.held_bytes,
+            ),
             ("bytes", "Bytes in the store; this and the number of records are at most some seconds old", size.bytes),
             ("records", "Records in the store", size.records),
         ):

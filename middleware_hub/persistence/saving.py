@@ -4,7 +4,8 @@
        |                                                          a second later, or with the next append
        +------ not ----> in the spool (`store.spool`): unsaved ---------> handed over, in order ---> the spool is empty
        |                    while the spool has a batch, later ones go there too: they may build on it
-       +------ no room there, either, or the store refuses it ---> lost: logged, counted
+       |                    no room there, either: in memory only, and nothing new is begun until there is
+       +------ the store refuses it ---> lost: logged, counted
 
 An append that is not answered in time goes on in the background, and the hand-over finds what it did (`store.spool.handover`).
 What is in the file is also in the memory of the process that recorded it, until it is in the store.
@@ -89,6 +90,11 @@ class Saving:
         return sum(spool.waiting_bytes for spool in self._spools)
 
     @property
+    def held_bytes(self) -> int:
+        """Return how many bytes of those are in memory only, because there is no room for them in the file."""
+        return self._spool.held_bytes
+
+    @property
     def _spools(self) -> list[SpoolFile]:
         return [self._spool, *(() if self._adoption is None else self._adoption.left)]
 
@@ -99,7 +105,7 @@ class Saving:
 
     @property
     def lost(self) -> int:
-        """Return how many replies were given up, because there was no room for them or the store refused them."""
+        """Return how many replies were given up, because the store refused them."""
         return self._lost + sum(one.lost for one in (self._drain, self._adoption) if one is not None)
 
     @property
@@ -120,9 +126,10 @@ class Saving:
     def admit(self) -> None:
         """Raise StoreUnreachableError if nothing new shall be recorded now. Call this before a worker is asked."""
         if self._spool.full:
+            held = f"; {self.held_bytes} of them are in memory only: {self._spool.fault}" if self.held_bytes else ""
             raise StoreUnreachableError(
                 "the store takes no writes, and there is no more room for what waits for it "
-                f"({self._spool.waiting_bytes} bytes, --store-spool-max-bytes or the disk): {self._why}"
+                f"({self._spool.waiting_bytes} bytes, --store-spool-max-bytes or the disk{held}): {self._why}"
             )
         if self._refuse and self.away:
             raise StoreUnreachableError(
@@ -180,6 +187,10 @@ class Saving:
             )
             text = "%d replies could not be written to the store before the end, and %s (%s)"
             logger.error(text, count, where, self._why)
+            if path is not None and not self._spool.settle():
+                logger.error(
+                    "%d bytes of them were in memory only, and are lost: %s", self.held_bytes, self._spool.fault
+                )
         for stuck in self._stuck:
             stuck.cancel()
         for spool in self._spools:
@@ -211,7 +222,7 @@ class Saving:
     async def save(self, batch: Batch, *, mend: Mend | None = None, over: Over | None = None) -> bool:
         """Append a batch, or keep it in the spool; return whether it was acknowledged in time.
 
-        Raises what `Store.append` raises, StoreUnreachableError only if there was no room in the spool, either.
+        Raises what `Store.append` raises, except StoreUnreachableError.
         """
         return await self._begin(Append(batch, mend, over, raises=True))
 
@@ -285,11 +296,15 @@ class Saving:
         over = after_all(len(one.parts), one.over)
         for at, part in enumerate(one.parts):
             try:
-                self._spool.put(pack(part), replies_in(part), one.mend, over)
-            except (OSError, ValueError) as fault:
+                if not self._spool.put(pack(part), replies_in(part), one.mend, over):
+                    text = (
+                        f"what waits for the store has no room in {self._spool.path or 'the spool'}: "
+                        "it is kept in memory only, and new requests are refused until there is room: %s"
+                    )
+                    self.complain(text, OSError(self._spool.fault))
+            except ValueError as fault:
                 if not at:
-                    why = f"{error.message}; nor can it be kept in {self._spool.path}: {fault}"
-                    return self._refused(one, StoreUnreachableError(why) if isinstance(fault, OSError) else fault)
+                    return self._refused(one, fault)
                 self._lose(part, fault)
                 if over is not None:
                     over(False)
@@ -333,6 +348,8 @@ class Saving:
     async def _keep_trying(self) -> None:
         while self._spool.waiting:
             await asyncio.sleep(RETRY_SECONDS)
+            if self.held_bytes and self._spool.settle():
+                logger.warning("there is room again: all that waits for the store is in %s", self._spool.path)
             if not self._stuck:
                 try:
                     await self.hand_over()

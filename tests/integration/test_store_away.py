@@ -24,6 +24,7 @@ from tests.support.client import call
 from tests.support.fleet import until
 from tests.support.programs import ROOT, Program
 from tests.support.redis_server import RedisServer, redis_server
+from tests.support.small_disk import enlarge, small_disk
 
 pytestmark = pytest.mark.slow
 
@@ -326,6 +327,44 @@ def test_the_file_is_full(remote: Place, redis: RedisServer) -> None:
             until(lambda: len(clients.said) > before + 20, "it goes on")
         remote.handed_over(one)
         remote.check(clients.said, one)
+
+
+@pytest.mark.parametrize("room", ["the store's", "the disk's"])
+def test_a_reply_that_is_larger_than_the_disk(remote: Place, redis: RedisServer, room: str) -> None:
+    """It stays in memory, and nothing else is begun until there is room for it, in the store or in the file."""
+    folder = remote.folder / "disk"
+    asked = {"text": "the " * 25_000, "sampling_params": {"max_new_tokens": 4}}
+    with small_disk(folder, 128), remote.router("one", "--store-spool", str(folder / "spool")) as one:
+        one.wait_until_up()
+        first = call(f"{one.url}/generate", {**asked, "text": "Before."}).json()
+        redis.kill()
+        answer = call(f"{one.url}/generate", asked)
+        assert (answer.status, answer.headers.get("x-radix-saved")) == (200, "no"), answer.content[:200]
+        large = answer.json()
+        refused = call(f"{one.url}/generate", {"text": "More."})
+        assert refused.status == 503
+        assert "in memory only" in refused.json()["error"]["message"]
+        assert remote.metric(one, "tito_store_held_bytes") > 128 << 10
+        assert "kept in memory only" in one.log
+        if room == "the disk's":
+            enlarge(folder, 4096)
+            until(lambda: "there is room again" in one.log, "it is written to the file")
+            one.kill()
+            redis.start()
+            one.start()
+            one.wait_until_up()
+        else:
+            redis.start()
+        remote.handed_over(one)
+        assert remote.metric(one, "tito_store_held_bytes") == 0
+        for said, text in ((first, "Before."), (large, asked["text"])):
+            found = call(f"{one.url}/retrieve_from_text", {"text": f"{text}{said['text']}"}).json()
+            assert (found["exact"], found["tokens"][-4:]) == (True, said["output_ids"])
+        one.kill()
+        one.start()
+        one.wait_until_up()
+        found = call(f"{one.url}/retrieve_from_text", {"text": f"{asked['text']}{large['text']}"}).json()
+        assert (found["exact"], found["tokens"][-4:]) == (True, large["output_ids"])
 
 
 def test_a_start_without_the_store(remote: Place, redis: RedisServer) -> None:

@@ -4,10 +4,13 @@
 
 The data of a batch begins with the number of its replies (4 bytes).
 
-It is only ever appended to, and emptied when the store has everything. Its writer holds a lock on it (`flock`), which ends with
-the process, so a file without a lock was left behind. A batch survives SIGKILL once `put` has returned. A kill may tear the
-batch that is being written, because Linux checks for it between pages, and a power cut may tear more: the torn end is cut off
-and counted.
+A batch for which there is no room, on the disk or in the budget, stays in memory until there is: only the process that
+recorded it can hand it over. Meanwhile the file counts as full, so that nothing new is begun.
+
+The file is only ever appended to, and emptied when the store has everything. Its writer holds a lock on it (`flock`), which
+ends with the process, so a file without a lock was left behind. A batch in the file survives SIGKILL once `put` has returned.
+A kill may tear the batch that is being written, because Linux checks for it between pages, and a power cut may tear more: the
+torn end is cut off and counted.
 """
 
 from __future__ import annotations
@@ -55,12 +58,15 @@ class Waiting(msgspec.Struct):
     """A batch in the file; `mend` and `over` are those of its recorder in this process (see `handover`)."""
 
     offset: int
+    """Where it begins; of one that is held, where the file ended when it came."""
     size: int
     replies: int = 0
     mend: Callable[..., Any] | None = None
     over: Callable[[bool], None] | None = None
     tried: int = -1
     """How many steps of the hand-over had been made when a record that this one builds on was missing."""
+    held: bytes = b""
+    """Its bytes, as they would be in the file, if they are in memory only."""
 
 
 class SpoolFile:
@@ -68,7 +74,9 @@ class SpoolFile:
 
     Attributes:
         waiting: the batches to hand over, in order.
-        waiting_bytes: their bytes.
+        waiting_bytes: their bytes, in the file or in memory.
+        held_bytes: those of batches that are in memory only.
+        fault: why the last batch that is held could not be written.
         torn_bytes, damaged: what could not be read when the file was opened: bytes at its end, and batches within.
         cramped: whether the disk had no room to reserve.
     """
@@ -77,8 +85,9 @@ class SpoolFile:
         self.path = path
         self.head = head
         self.waiting: deque[Waiting] = deque()
-        self.waiting_bytes = self.torn_bytes = self.damaged = 0
+        self.waiting_bytes = self.held_bytes = self.torn_bytes = self.damaged = 0
         self.cramped = False
+        self.fault = ""
         self._descriptor = descriptor
         self._max_bytes = max_bytes
         self._begin = self._end = self._allocated = 0
@@ -104,7 +113,7 @@ class SpoolFile:
                 break
             os.close(descriptor)  # another router took the file for a leftover before it was locked
         made = cls(descriptor, path, head, max_bytes)
-        made._begin = made._end = made._write(_HEAD, msgspec.json.encode(head))
+        made._begin = made._end = made._write(_framed(_HEAD, msgspec.json.encode(head)))
         made._reserves = True
         made._take_ahead(0)  # on a disk that is full later, what is in flight then still fits
         return made
@@ -153,7 +162,7 @@ class SpoolFile:
     @property
     def full(self) -> bool:
         """Whether nothing new should be recorded: the budget is used up, or the disk."""
-        return self.waiting_bytes >= self._max_bytes or (self.cramped and bool(self.waiting))
+        return self.waiting_bytes >= self._max_bytes or (self.cramped and bool(self.waiting)) or bool(self.held_bytes)
 
     def put(
         self,
@@ -161,31 +170,37 @@ class SpoolFile:
         replies: int = 1,
         mend: Callable[..., Any] | None = None,
         over: Callable[[bool], None] | None = None,
-    ) -> None:
-        """Append a packed batch and its number of replies."""
-        if self.waiting_bytes + len(data) > self._max_bytes + _OVERDRAFT:
-            raise OSError(f"it has more than the {self._max_bytes} bytes of --store-spool-max-bytes")
-        if self.path is not None and not _is_at(self._descriptor, self.path):
-            self._restore(self.path)
-        self._take_ahead(len(data))
-        offset = self._end
-        self._end = self._write(_BATCH, replies.to_bytes(_COUNT, "big") + data)
-        self._add(Waiting(offset, self._end - offset, replies, mend, over))
+    ) -> bool:
+        """Append a packed batch and its number of replies; return False if it is held in memory, see `fault`."""
+        frame = _framed(_BATCH, replies.to_bytes(_COUNT, "big") + data)
+        waiting = Waiting(self._end, len(frame), replies, mend, over, held=frame)
+        self._add(waiting)
+        self.held_bytes += waiting.size
+        return self._settle(waiting)
+
+    def settle(self) -> bool:
+        """Write what is held, as far as there is room now; return whether nothing is held any more."""
+        for waiting in self.waiting if self.held_bytes else ():
+            if waiting.held:
+                if not self._settle(waiting):
+                    return False
+                self._moved = self._moved or waiting is not self.waiting[-1]  # it stands behind later ones now
+        return True
 
     def read(self, waiting: Waiting) -> memoryview:
         """Return a batch that waits. Raises DamagedRecordError."""
-        data = os.pread(self._descriptor, waiting.size, waiting.offset)[_LENGTH:]
-        return unseal(data)[1 + _COUNT :]
+        return unseal(self._frame_of(waiting)[_LENGTH:])[1 + _COUNT :]
 
     def done(self, count: int = 1) -> list[Waiting]:
         """Remove the first batches, and return them. They are not handed over again, except after a power cut."""
         taken = [self.waiting.popleft() for _ in range(count)]
         self.waiting_bytes -= sum(one.size for one in taken)
+        self.held_bytes -= sum(len(one.held) for one in taken)
         if not self.waiting:
             self._empty()
         elif not self._moved:
             with suppress(OSError):  # on a full disk they may be handed over once more, which changes nothing
-                self._end = self._write(_DONE, self.waiting[0].offset.to_bytes(8, "big"))
+                self._end = self._write(_framed(_DONE, self.waiting[0].offset.to_bytes(8, "big")))
         return taken
 
     def move_back(self) -> None:
@@ -203,7 +218,7 @@ class SpoolFile:
         with open(beside, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
             if not out.tell():
                 out.write(_framed(_HEAD, msgspec.json.encode(self.head)))
-            out.write(os.pread(self._descriptor, first.size, first.offset))
+            out.write(self._frame_of(first))
         return beside
 
     def close(self) -> None:
@@ -222,19 +237,38 @@ class SpoolFile:
         self.waiting.append(waiting)
         self.waiting_bytes += waiting.size
 
-    def _write(self, kind: bytes, data: bytes) -> int:
-        """Write after the end, and return the new end."""
-        frame = memoryview(_framed(kind, data))
-        at = self._end
+    def _frame_of(self, waiting: Waiting) -> bytes:
+        return waiting.held or os.pread(self._descriptor, waiting.size, waiting.offset)
+
+    def _settle(self, waiting: Waiting) -> bool:
+        """Write a batch that is held, if there is room; return whether there was."""
         try:
-            while frame:
-                written = os.pwrite(self._descriptor, frame, at)
-                frame, at = frame[written:], at + written
+            if self.waiting_bytes - self.held_bytes + waiting.size > self._max_bytes + _OVERDRAFT:
+                raise OSError(f"it has more than the {self._max_bytes} bytes of --store-spool-max-bytes")
+            if self.path is not None and not _is_at(self._descriptor, self.path):
+                self._restore(self.path)
+            self._take_ahead(waiting.size)
+            offset, self._end = self._end, self._write(waiting.held)
+        except OSError as error:
+            self.fault = str(error)
+            return False
+        waiting.offset, waiting.held = offset, b""
+        self.held_bytes -= waiting.size
+        return True
+
+    def _write(self, frame: bytes) -> int:
+        """Write after the end, and return the new end."""
+        left, at = memoryview(frame), self._end
+        try:
+            while left:
+                written = os.pwrite(self._descriptor, left, at)
+                left, at = left[written:], at + written
         except OSError:
-            # The part that was written must not look like a beginning.
+            # The part that was written must not look like a beginning. What was reserved is for shorter batches.
             os.ftruncate(self._descriptor, self._end)
             self._allocated = self._end
-            self.cramped = True
+            if self._reserves:
+                self._take_ahead(0)
             raise
         return at
 

@@ -12,6 +12,7 @@ from middleware_hub.persistence import saving
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.turns import joined
 from middleware_hub.store.dictionary import DictionaryStore
+from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.guarded import GuardedStore
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
@@ -90,7 +91,9 @@ def test_a_batch_that_is_mended_in_vain_is_not_taken_for_saved() -> None:
     asyncio.run(main())
 
 
-def test_one_of_several_replies_for_which_there_is_no_room_is_given_up() -> None:
+def test_one_of_several_replies_for_which_there_is_no_room_is_held_in_memory(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing new is begun until it is in the store."""
+
     async def main() -> None:
         troubled = TroubledStore(DictionaryStore())
         saver = Saving(GuardedStore(troubled))  # type: ignore[arg-type]
@@ -99,10 +102,16 @@ def test_one_of_several_replies_for_which_there_is_no_room_is_given_up() -> None
         saver._spool._max_bytes = len(pack(parts[0])) - _OVERDRAFT
         troubled.appends = "raises"
         assert not await saver.append(joined(parts), over=over.append, parts=parts)
-        assert (saver.waiting, saver.lost, over) == (1, 1, [])
+        assert (saver.waiting, saver.lost, over) == (2, 0, [])
+        assert saver.held_bytes > len(pack(parts[1]))
+        assert "kept in memory only" in caplog.text
+        with pytest.raises(StoreUnreachableError, match="in memory only"):
+            saver.admit()
         troubled.mend()
         assert await saver.hand_over()
-        assert over == [False]
+        saver._spool._max_bytes = 1 << 20
+        saver.admit()
+        assert (over, saver.handed_over, saver.held_bytes) == ([True], 2, 0)
         await saver.close()
 
     asyncio.run(main())

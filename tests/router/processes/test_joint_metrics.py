@@ -38,6 +38,7 @@ GAUGES = {
     "tito_radix_bytes": SUM,
     "tito_store_waiting": SUM,
     "tito_store_waiting_bytes": SUM,
+    "tito_store_held_bytes": SUM,
     "tito_store_away": MAX,
     "tito_store_bytes": MAX,
     "tito_store_records": MAX,

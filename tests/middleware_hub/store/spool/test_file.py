@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from middleware_hub.store.errors import DamagedRecordError
 from middleware_hub.store.paths import BLOCK, STEP, TextPath
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Blob, Event, places_of
-from middleware_hub.store.spool.file import SpoolFile, SpoolHead
+from middleware_hub.store.spool.file import _OVERDRAFT, SpoolFile, SpoolHead
 from middleware_hub.store.spool.folder import SpoolFolder, identity
 from middleware_hub.store.spool.packing import pack, unpack
 from router.config import StoreConfig
 from router.embedded.models.ngram import shipped_tokenizer
 from tests.middleware_hub.store.world import NS, World
 from tests.support.lives import tokenizer_of
+from tests.support.small_disk import enlarge, small_disk
 
 HEAD = SpoolHead("sqlite:/a", "toy")
 
@@ -51,6 +53,11 @@ def adopted(path: Path, head: SpoolHead | None = HEAD) -> list[bytes] | None:
     read = [bytes(found.read(waiting)) for waiting in found.waiting]
     dies(found)
     return read
+
+
+def adopted_copy(path: Path, folder: Path) -> list[bytes] | None:
+    """Return what would be adopted if the file's process died now."""
+    return adopted(Path(shutil.copy(path, folder / "copy.spool")))
 
 
 def test_what_was_put_is_read_by_the_next(tmp_path: Path) -> None:
@@ -192,11 +199,8 @@ from middleware_hub.store.spool.file import SpoolFile, SpoolHead
 spool = SpoolFile.make(Path({str(path)!r}), SpoolHead("sqlite:/a", "toy"), 1 << 20)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 count = 0
-try:
-    for count in range(100):
-        spool.put(b"x" * 100)
-except OSError:
-    pass
+while spool.put(b"x" * 100):
+    count += 1
 assert spool.full
 print(count)
 """
@@ -225,6 +229,69 @@ for outage in range(2):
     assert not spool.full
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", 3 << 10):
+        yield tmp_path / "disk"
+
+
+def test_a_batch_beyond_the_disk_is_held_until_there_is_room(disk: Path) -> None:
+    """What was reserved stays for shorter ones, and nothing new is begun meanwhile."""
+    other = disk / "other"
+    other.write_bytes(b"x" * (1 << 20))
+    path = disk / "a.spool"
+    spool = SpoolFile.make(path, HEAD, 1 << 30)
+    large = bytes(range(256)) * 12_000  # 3 MB
+    assert spool.put(b"one")
+    assert not spool.put(large, 5)
+    assert (spool.full, spool.waiting_bytes - spool.held_bytes < 1000, "No space left" in spool.fault) == (True,) * 3
+    assert spool.put(b"short"), "the reserve is for it"
+    assert [bytes(spool.read(one)) for one in spool.waiting] == [b"one", large, b"short"]
+    assert not spool.settle()
+    assert [one.replies for one in spool.waiting] == [1, 5, 1]
+    assert adopted_copy(path, disk.parent) == [b"one", b"short"], "what a kill would leave"
+    other.unlink()
+    enlarge(disk, 9 << 10)
+    assert spool.settle()
+    assert (spool.full, spool.held_bytes) == (False, 0)
+    assert spool.put(b"last")
+    assert [bytes(spool.read(one)) for one in spool.waiting] == [b"one", large, b"short", b"last"]
+    assert spool.done(1)[0].replies == 1
+    dies(spool)
+    assert adopted(path) == [b"one", b"short", large, b"last"], "out of order, so all of it is handed over again"
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "behind others"])
+def test_what_is_held_is_handed_over_from_memory(disk: Path, first: bool) -> None:
+    path = disk / "a.spool"
+    spool = SpoolFile.make(path, HEAD, 1 << 30)
+    before = [] if first else [b"one", b"two"]
+    for data in before:
+        spool.put(data)
+    assert not spool.put(b"x" * (4 << 20))
+    assert spool.put(b"three")
+    for data in before:
+        assert bytes(spool.read(spool.waiting[0])) == data
+        spool.done()
+    assert len(spool.read(spool.waiting[0])) == 4 << 20
+    assert spool.full
+    spool.done()
+    assert (spool.full, spool.held_bytes) == (False, 0)
+    assert adopted_copy(path, disk.parent) == [b"three"]
+    spool.done()
+    assert (spool.waiting_bytes, spool.full) == (0, False)
+    spool.close()
+    assert not path.exists()
+
+
+def test_a_batch_beyond_the_budget_is_held(tmp_path: Path) -> None:
+    spool = SpoolFile.make(tmp_path / "a.spool", HEAD, 1000 - _OVERDRAFT)
+    assert not spool.put(b"x" * 1000)
+    assert "--store-spool-max-bytes" in spool.fault
+    assert [len(spool.read(one)) for one in spool.waiting] == [1000]
+    dies(spool)
 
 
 def test_a_kill_takes_nothing_that_was_written(tmp_path: Path) -> None:
