@@ -39,6 +39,8 @@ EDIT = {
 }
 LOOK = '<tool_call>\n{"name": "Edit", "arguments": {"file": "/a"}}\n</tool_call>'
 SEE = '<tool_call>\n{"name": "Edit", "arguments": {"file": "/b"}}\n</tool_call>'
+XML_LOOK = "<tool_call>\n<function=Edit>\n<parameter=file>\n/a\n</parameter>\n</function>\n</tool_call>"
+GLM_LOOK = "<tool_call>Edit\n<arg_key>file</arg_key>\n<arg_value>/a</arg_value>\n</tool_call>"
 THOUGHT = "<think>\nhm\n</think>\n\n"
 
 
@@ -123,6 +125,23 @@ def test_a_newline_before_the_text_that_the_template_strips_is_no_edit(serves: S
     first = agent.must(user("a"), says=f"{opened}hm\n</think>\n\nI will look.")
     echo = shown(first.message, content="\nI will look.", reasoning_content=first.message["reasoning_content"])
     continued(agent, first, agent.must(user("a"), echo, user("b"), says=f"{opened}so\n</think>\n\nYes."))
+
+
+@pytest.mark.parametrize("content", ["\n", " \n\n", [{"type": "text", "text": "\n"}]])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "glm4moe"])
+def test_white_space_for_a_turn_of_calls_alone_is_no_edit(serves: Serves, name: str, content: Any) -> None:
+    """inspect-ai writes a newline before every text beside reasoning, and so for no text, too."""
+    agent, call_of = agent_of(serves(name)), {"qwen3": LOOK, "qwen3_5_think": XML_LOOK, "glm4moe": GLM_LOOK}
+    opened = "" if name == "qwen3_5_think" else "<think>\n"
+    first = agent.must(user("a"), says=f"{opened}hm\n</think>\n\n{call_of[name]}")
+    assert first.message["content"] is None
+    (call,) = first.message["tool_calls"]
+    echo = shown(first.message, content=content, reasoning_content=first.message["reasoning_content"])
+    second = agent.must(user("a"), echo, tool(call, "done"), says=f"{opened}so\n</think>\n\nYes.")
+    assert "edited_turn" not in reasons(second)
+    assert second.sent[: len(first.chain) - 1] == first.chain[:-1]  # GLM's next turn begins with another end token
+    (only,) = agent.finalize()
+    assert (ids_of(only), only["exact"]) == (second.chain, True)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])

@@ -88,6 +88,8 @@ def same_text(
         content = without_reasoning(content, sample.reasoning)
     if not own.strip() and content.strip() in PLACEHOLDERS:
         return True
+    if not own and not content.strip():  # inspect-ai writes a newline before each text, also where there is none
+        return True
     if moved or own.strip() != content.strip():
         return own.strip() == content.strip()
     content = _as_answered(own, content, sample, vocabulary)
