@@ -122,8 +122,6 @@ class TestCutInAThought:
     def test_a_forced_call_waits_for_the_end_of_the_reasoning(
         self, agent: AgentSession, opening: str, closed: bool
     ) -> None:
-        if not opening:
-            pytest.skip("calls of this template cannot be forced")
         agent.tools = TOOLS
         cut = agent.must(user("a"), says=f"{opening}I call{'</think>' if closed else ''}", finish="length")
         more = agent.must(user("a"), cut.message, says=".", continue_final_message=True, tool_choice="required")

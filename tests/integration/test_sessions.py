@@ -692,7 +692,7 @@ class TestForcedCalls:
         assert turn.message["tool_calls"]
 
     def test_where_it_cannot_be_enforced_it_is_refused(self) -> None:
-        with stack("qwen", styles=("incremental",), sessions={"tool_call_parser": "glm"}) as made:
+        with stack("qwen", styles=("incremental",), sessions={"tool_call_parser": "llama3"}) as made:
             agent = AgentSession.make(made, tools=TOOLS)
             answer = agent.ask(user("a"), tool_choice="required").answer
             assert (answer.status, answer.json()["error"]["param"]) == (400, "tool_choice")

@@ -8,11 +8,49 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from middleware_hub.chat.messages import Tool
+from middleware_hub.parsers.formats.glm import Glm
 from middleware_hub.parsers.formats.hermes import Hermes
+from middleware_hub.parsers.formats.qwen_coder import QwenCoder
 from router.errors import BadRequestError
+
+
+class _Form(NamedTuple):
+    """How a family of models writes a call.
+
+    Attributes:
+        begin: everything before the name of the tool.
+        named: what stands between the name and the arguments.
+        end: everything behind the arguments.
+        style: how the arguments are written: `style` of XGrammar's `json_schema`. `json` has the name as JSON, too.
+        gap: what the model writes between its reasoning and a call.
+    """
+
+    begin: str
+    named: str
+    end: str
+    style: str = "json"
+    gap: str = ""
+
+    def tag(self, function: dict[str, Any]) -> dict[str, Any]:
+        """Return the grammar of a call of one tool."""
+        name, content = function["name"], {"type": "json_schema", "json_schema": function.get("parameters") or _ANY}
+        if self.style == "json":
+            name = json.dumps(name, ensure_ascii=False)
+        else:
+            content["style"] = self.style
+        return {"type": "tag", "begin": f"{self.begin}{name}{self.named}", "content": content, "end": self.end}
+
+
+_ANY = {"type": "object"}
+_FORMS = {
+    Hermes.names: _Form('<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>"),
+    QwenCoder.names: _Form("<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "qwen_xml", "\n\n"),
+    Glm.names: _Form("<tool_call>", "", "</tool_call>", "glm_xml", "\n"),
+}
+"""By the names of the parser. XGrammar allows white space around the arguments of `qwen_xml` and `glm_xml`."""
 
 
 def structural_tag(
@@ -31,7 +69,8 @@ def structural_tag(
     Raises:
         BadRequestError: calls of this form cannot be forced.
     """
-    if parser not in Hermes.names:
+    form = next((form for names, form in _FORMS.items() if parser in names), None)
+    if form is None:
         raise BadRequestError(
             f'`tool_choice` {choice!r} cannot be enforced with the tool call parser {parser!r}: use "auto" and say in'
             " the prompt that a tool has to be called",
@@ -45,25 +84,21 @@ def structural_tag(
         and (not allowed or tool["function"]["name"] in allowed)
     ]
     if choice == "auto":  # text, and behind it calls of these tools
-        free = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": [_tag(function) for function in named]}
+        free = {
+            "type": "triggered_tags",
+            "triggers": ["<tool_call>"],
+            "tags": [form.tag(function) for function in named],
+        }
         return json.dumps({"type": "structural_tag", "format": {**free, "stop_after_first": False}}, ensure_ascii=False)
     calls: dict[str, Any] = {
         "type": "tags_with_separator",  # `triggered_tags` would allow any text after the first call
-        "tags": [_tag(function) for function in named],
+        "tags": [form.tag(function) for function in named],
         "separator": "\n",
         "at_least_one": True,
         "stop_after_first": not parallel,
     }
     if reasoning:
         rest = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
-        calls = {"type": "sequence", "elements": [rest, calls]}
+        gap = [{"type": "const_string", "value": form.gap}] if form.gap else []
+        calls = {"type": "sequence", "elements": [rest, *gap, calls]}
     return json.dumps({"type": "structural_tag", "format": calls}, ensure_ascii=False)
-
-
-def _tag(function: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "tag",
-        "begin": f'<tool_call>\n{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": ',
-        "content": {"type": "json_schema", "json_schema": function.get("parameters") or {"type": "object"}},
-        "end": "}\n</tool_call>",
-    }
