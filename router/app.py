@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router import plugins
 from router.auth.cross_site import CrossSiteGuard
-from router.auth.guard import ApiKeyGuard
+from router.auth.key_check import ApiKeyGuard
 from router.auth.keys import Keys
 from router.config import RouterConfig, ServerConfig, TraceConfig
 from router.engines.table import KV_READERS, engines, fleet_paths
@@ -47,9 +47,9 @@ from router.proxy.outbound import RequestReader
 from router.proxy.proxy import Instruments, Proxy, TroubleHandlers
 from router.routes import ControlRoutes, Lifecycle
 from router.serving.body_timeout import BodyTimeout
-from router.serving.error_boundary import ErrorBoundary
+from router.serving.entrance import ErrorBoundary
+from router.serving.instance import Instance, LoopGuard
 from router.serving.listening import listen, reserve
-from router.serving.loop_guard import Instance, LoopGuard
 from router.serving.server import serve
 from router.workers.admission import Admission
 from router.workers.allowed import AllowedWorkers

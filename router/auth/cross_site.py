@@ -13,7 +13,7 @@ from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.auth.guard import key_of
+from router.auth.key_check import key_of
 from router.auth.keys import Keys
 from router.auth.permissions import Right, needed
 from router.errors import ForbiddenError

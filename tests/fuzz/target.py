@@ -32,7 +32,7 @@ from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from router.generate.fleet import Fleet
 from router.serving.connection import Limits, limited_by
-from router.serving.error_boundary import ErrorBoundary
+from router.serving.entrance import ErrorBoundary
 from router.workers.queue import RequestQueue
 from tests.fuzz import rules
 from tests.fuzz.bodies import ASKED, BODIES

@@ -21,7 +21,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.processes.*",
         "router.routes",
         "router.auth.cross_site",
-        "router.auth.guard",
+        "router.auth.key_check",
         "router.serving.*",
         "router.demo.*",
         "router.observability.logs",

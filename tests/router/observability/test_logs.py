@@ -109,9 +109,7 @@ def test_a_process_logs_json_and_at_debug_one_line_per_request() -> None:
         entries = [json.loads(line) for line in lines(process)]
         assert all({"time", "level", "logger", "message"} <= entry.keys() for entry in entries)
         by_request = {
-            entry["request_id"]: entry["message"]
-            for entry in entries
-            if entry["logger"] == "router.serving.error_boundary"
+            entry["request_id"]: entry["message"] for entry in entries if entry["logger"] == "router.serving.entrance"
         }
         assert by_request.keys() == {"first", "second"}
         assert by_request["first"].startswith("POST /generate 200 0.")

@@ -8,7 +8,7 @@ import time
 
 from router.observability.loop_lag import RecentMax
 from tests.router.conftest import running
-from tests.router.serving.test_error_boundary import samples
+from tests.router.serving.test_entrance import samples
 
 
 def test_an_old_maximum_is_forgotten() -> None:

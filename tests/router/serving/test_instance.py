@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from router.config import ServerConfig
-from router.serving.loop_guard import INSTANCE, Instance, LoopGuard
+from router.serving.instance import INSTANCE, Instance, LoopGuard
 from router.workers.probe import loop_refusal
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.auth.guard import ApiKeyGuard
+from router.auth.key_check import ApiKeyGuard
 from router.auth.keys import Keys
 from router.config import RouterConfig, ServerConfig
 from router.http.request_state import RequestState, first_state, request_state

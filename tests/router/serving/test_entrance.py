@@ -16,7 +16,7 @@ from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import RouterMetrics
 from router.observability.requests import REQUEST_ID, RequestPhase, RequestRecord, Requests
-from router.serving.error_boundary import ErrorBoundary
+from router.serving.entrance import ErrorBoundary
 from tests.router.conftest import EchoWorker, GatedWorker, Running, answer, running
 from tests.support.serving import dead_url, serving
 
