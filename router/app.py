@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 
 import prometheus_client
@@ -16,12 +16,12 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router import plugins
-from router.auth.cross_site import CrossSiteGuard
-from router.auth.key_check import ApiKeyGuard
+from router.auth.cross_site import CrossSiteCheck
+from router.auth.key_check import KeyCheck
 from router.auth.keys import Keys
 from router.config import RouterConfig, ServerConfig, TraceConfig
 from router.engines.table import KV_READERS, engines, fleet_paths
-from router.errors import BadRequestError, RouterError
+from router.errors import BadRequestError
 from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
@@ -46,9 +46,8 @@ from router.proxy.engine_upstream import EngineUpstream
 from router.proxy.outbound import RequestReader
 from router.proxy.proxy import Instruments, Proxy, TroubleHandlers
 from router.routes import ControlRoutes, Lifecycle
-from router.serving.body_timeout import BodyTimeout
-from router.serving.entrance import ErrorBoundary
-from router.serving.instance import Instance, LoopGuard
+from router.serving.entrance import Check, Entrance
+from router.serving.instance import Instance
 from router.serving.listening import listen, reserve
 from router.serving.server import serve
 from router.workers.admission import Admission
@@ -66,23 +65,26 @@ from router.workers.worker_check import WorkerCheck
 logger = logging.getLogger(__name__)
 
 
-class RouterApp:
-    """The ASGI application, and what a server and tests need of it."""
+class RouterApp(Entrance):
+    """The ASGI application: its entrance, and what a server and tests need of it."""
 
-    def __init__(self, app: ErrorBoundary, pool: WorkerPool, registry: CollectorRegistry, lifecycle: Lifecycle) -> None:
-        self._app = app
+    def __init__(
+        self,
+        app: ASGIApp,
+        checks: Sequence[Check],
+        metrics: RouterMetrics,
+        requests: Requests,
+        *,
+        body_timeout: float,
+        tracer: Tracer,
+        pool: WorkerPool,
+        registry: CollectorRegistry,
+        lifecycle: Lifecycle,
+    ) -> None:
+        super().__init__(app, checks, metrics, requests, body_timeout=body_timeout, tracer=tracer)
         self._lifecycle = lifecycle
         self.pool = pool
         self.registry = registry
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Servers recognize the interface by its coroutine function. Inner layers that only pass calls on need none.
-        await self._app(scope, receive, send)
-
-    @property
-    def fault(self) -> RouterError | None:
-        """Why the application's startup failed."""
-        return self._app.fault
 
     def start_draining(self) -> None:
         """Answer /readiness with an error from now on. Everything else goes on."""
@@ -231,11 +233,17 @@ def create_app(
         control.inspector = plugins.load(config.inspector)(control.inspector, context)
     if others is not None:
         app = JointRoutes(app, others, registry)
-    app = CrossSiteGuard(app, keys)
-    if keys:
-        app = ApiKeyGuard(app, keys)
-    app = BodyTimeout(LoopGuard(app, instance), config.server.body_timeout)
-    return RouterApp(ErrorBoundary(app, metrics, requests, tracer), pool, registry, lifecycle)
+    return RouterApp(
+        app,
+        (instance.check, *([KeyCheck(keys)] if keys else []), CrossSiteCheck(keys)),
+        metrics,
+        requests,
+        body_timeout=config.server.body_timeout,
+        tracer=tracer,
+        pool=pool,
+        registry=registry,
+        lifecycle=lifecycle,
+    )
 
 
 def _url(config: ServerConfig) -> str | None:

@@ -9,9 +9,7 @@ such as that of a worker's `/start_profile`. A request with a key is the bearer'
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from router.auth.key_check import key_of
 from router.auth.keys import Keys
@@ -22,24 +20,23 @@ from router.http.headers import header
 _TELLING = frozenset({b"sec-fetch-site", b"origin"})
 
 
-class CrossSiteGuard:
+class CrossSiteCheck:
     """Lets a browser's request in if a page of this router sent it, or nobody did (a typed address), or it has a key."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self._app = app
+    def __init__(self, keys: Keys) -> None:
         self._keys = keys
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Serve one connection. Raises ForbiddenError."""
-        plain = _TELLING.isdisjoint(dict(scope.get("headers", ())))  # as from all clients but browsers
-        if not plain and scope["type"] == "http" and _foreign(scope) and not self._keys.identify(key_of(scope)):
-            method, path = scope["method"], scope["path"]
+    def __call__(self, scope: Scope) -> None:
+        """Check one request. Raises ForbiddenError."""
+        if _TELLING.isdisjoint(dict(scope["headers"])):  # as from all clients but browsers
+            return
+        if _foreign(scope) and not self._keys.identify(key_of(scope)):
+            method, path = scope.get("method", "GET"), scope["path"]
             if method not in ("GET", "HEAD", "OPTIONS") or needed(method, path) is Right.ADMIN:
                 raise ForbiddenError(
                     f"a browser sent {method} {path} for a page of another site, whose requests need a key of this router "
                     "(--api-key). If the page is yours, serve it from the address of the router, through a proxy"
                 )
-        return self._app(scope, receive, send)
 
 
 def _foreign(scope: Scope) -> bool:

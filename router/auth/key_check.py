@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from router.auth.callers import Caller
 from router.auth.keys import Keys
@@ -20,11 +20,10 @@ ACT_AS = b"x-tenant"
 """The header by which an admin acts as a tenant."""
 
 
-class ApiKeyGuard:
+class KeyCheck:
     """Lets a request in if its key (`Authorization: Bearer`) has the right that its path needs, and notes its tenant."""
 
-    def __init__(self, app: ASGIApp, keys: Keys) -> None:
-        self._app = app
+    def __init__(self, keys: Keys) -> None:
         self._keys = keys
         if keys.tenants:
             logger.info("tenants: %s", ", ".join(keys.tenants))
@@ -35,13 +34,15 @@ class ApiKeyGuard:
                 len(keys.tenants),
             )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection. Raises UnauthorizedError, ForbiddenError, and BadRequestError for an unknown tenant."""
-        if scope["type"] != "lifespan":
-            right = needed(scope.get("method", "GET"), scope["path"])
-            if right is not Right.FREE:
-                scope = _of(scope, self._caller(scope, right))
-        await self._app(scope, receive, send)
+    def __call__(self, scope: Scope) -> None:
+        """Check one request. Raises UnauthorizedError, ForbiddenError, and BadRequestError for an unknown tenant."""
+        right = needed(scope.get("method", "GET"), scope["path"])
+        if right is Right.FREE:
+            return
+        caller = self._caller(scope, right)
+        request_state(scope).record.tenant = caller.tenant
+        scope.update(with_state(scope, caller=caller))
+        scope["headers"] = [pair for pair in scope["headers"] if pair[0] != ACT_AS]  # workers must not see it
 
     def _caller(self, scope: Scope, right: Right) -> Caller:
         given = key_of(scope)
@@ -82,9 +83,3 @@ def _advice(scope: Scope, right: Right) -> str:
     """Return what to add to an error: a misspelt path needs an admin key, as does any path that is not known."""
     meant = meant_path(scope["path"]) if right is Right.ADMIN else None
     return "" if meant is None else f". Did you mean {meant}?"
-
-
-def _of(scope: Scope, caller: Caller) -> Scope:
-    """Return the scope as this caller's, without the header that workers must not see."""
-    request_state(scope).record.tenant = caller.tenant
-    return {**with_state(scope, caller=caller), "headers": [pair for pair in scope["headers"] if pair[0] != ACT_AS]}

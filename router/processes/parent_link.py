@@ -18,7 +18,7 @@ PARENT_SECONDS = 3.0
 
 
 class ParentLink:
-    """The entrance of this process's server, and its `OtherProcesses`."""
+    """The source of this process's connections, and its `OtherProcesses`."""
 
     def __init__(self, connection: socket.socket, listener: SharedListener, number: int, instance: bytes) -> None:
         """`instance` marks the probes of all processes."""
@@ -41,7 +41,7 @@ class ParentLink:
         answer = await self._channel.ask(Look(path, query), PARENT_SECONDS)
         return answer.answers if isinstance(answer, SeenByAll) else []
 
-    # The entrance of the server ---------------------------------------------------------------------------------------
+    # The source of connections ---------------------------------------------------------------------------------------
 
     def count(self, connections: int) -> None:
         self._listener.count(connections)

@@ -1,7 +1,10 @@
-"""The outermost layer: request ids, the record of each request, its outcome in metrics and traces, and errors as JSON.
+"""The outermost layer: request ids, the record of each request, checks, its outcome in metrics and traces, and errors as JSON.
 
 A request's id is the client's `x-request-id`, or a new one. The worker gets it, and the reply and every line of the log about
 the request carry it.
+
+A *check* is a function of the scope. It refuses a request by raising a RouterError, or notes who is calling; it awaits nothing,
+reads no body, and sends nothing. The checks run in their order, so the first one that refuses decides the answer.
 """
 
 from __future__ import annotations
@@ -10,14 +13,16 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable
+from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.errors import ClientDisconnectedError, RouterError, StoppedError, UpstreamError
+from router.errors import ClientDisconnectedError, RequestTimeoutError, RouterError, StoppedError, UpstreamError
+from router.http.disconnect import ClientMessages, served_client
 from router.http.headers import HeaderList
 from router.http.request_state import first_state
 from router.http.responses import send_error
+from router.http.time_limits import patience
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import BROKEN, CLIENT_LEFT, RouterMetrics, route_class
 from router.observability.requests import REQUEST_ID, RequestRecord, Requests
@@ -29,8 +34,12 @@ logger = logging.getLogger(__name__)
 _sane = re.compile(rb"[!-~]{1,128}").fullmatch
 
 
-class ErrorBoundary:
-    """Turns errors into JSON, keeps each request in `requests` while it lasts, and counts it.
+Check = Callable[[Scope], None]
+"""Raises a RouterError, or changes the scope, which is the entrance's own copy."""
+
+
+class Entrance:
+    """Lets requests in, turns errors into JSON, keeps each request in `requests` while it lasts, and counts it.
 
     An error after the reply's head can no longer be answered. It is raised on into the server, which then breaks the
     connection off: the client must not take what it has for a whole reply.
@@ -39,27 +48,84 @@ class ErrorBoundary:
         fault: why the application could not start.
     """
 
-    def __init__(self, app: ASGIApp, metrics: RouterMetrics, requests: Requests, tracer: Tracer = OFF) -> None:
-        self.app = app
-        self.requests = requests
-        self.tracer = tracer
-        self.fault: RouterError | None = None
-        self._metrics = metrics
+    def __init__(
+        self,
+        app: ASGIApp,
+        checks: Sequence[Check],
+        metrics: RouterMetrics,
+        requests: Requests,
+        *,
+        body_timeout: float,
+        tracer: Tracer = OFF,
+    ) -> None:
+        """Wrap `app`.
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        Args:
+            checks: run before `app` sees a request, in this order.
+            body_timeout: the seconds after which a read of the body fails if no further piece of it has come.
+        """
+        self.requests = requests
+        self.fault: RouterError | None = None
+        self._app = app
+        self._checks = tuple(checks)
+        self._metrics = metrics
+        self._body_timeout = body_timeout
+        self._tracer = tracer
+
+    # A coroutine function, because servers recognize the interface by that.
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return self._outside(scope, receive, send)
+            await self._outside(scope, receive, send)
+            return
         headers, request_id = _identified(scope["headers"])
         record = RequestRecord(request_id, scope["method"], scope["path"])
         scope = {**scope, "headers": headers, "state": first_state(scope, record)}
         # Never reset: the request's task ends with it, and what the server logs about its end belongs to it, too.
         REQUEST_ID.set(request_id)
-        return _ServedRequest(record, self._metrics, send).serve(self, scope, receive)
+        client = served_client(scope)
+        # Nearly all requests are here as a whole when their turn comes, and need no limit.
+        here = client is not None and client.all_here
+        receive = ClientMessages(receive, client) if here else _in_time(receive, self._body_timeout)
+        reply, in_flight = _Reply(record, self._metrics, send), self.requests.records
+        in_flight[record] = None
+        with self._tracer.receive(
+            headers, method=record.method, path=record.path, route=reply.route, request_id=request_id
+        ) as span:
+            try:
+                for check in self._checks:
+                    check(scope)
+                await self._app(scope, receive, reply.send)
+                reply.outcome = None
+            except ClientDisconnectedError:
+                reply.outcome = CLIENT_LEFT
+            except asyncio.CancelledError as cancelled:
+                # Only a server whose time to finish is over cancels a request.
+                if reply.status is not None:
+                    raise UpstreamBrokenError("the router was stopped before the reply had ended") from cancelled
+                stopped = StoppedError(
+                    "the router was stopped before there was a reply: send it again", headers=(("retry-after", "1"),)
+                )
+                await send_error(reply.send, stopped, record.path)
+                reply.outcome = None
+            except Exception as error:
+                if not isinstance(error, RouterError | UpstreamBrokenError):
+                    logger.exception("%s %s failed", record.method, record.path)
+                if reply.status is not None:
+                    raise
+                await send_error(reply.send, _answerable(error), record.path)
+                reply.outcome = None
+            finally:
+                del in_flight[record]
+                reply.over(span)
 
     async def _outside(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on the lifespan and websockets, which are not requests."""
+        """Pass on the lifespan, and websockets that the checks let in; neither is a request."""
         try:
-            await self.app(scope, receive, send)
+            if scope["type"] != "lifespan":
+                scope = {**scope}
+                for check in self._checks:
+                    check(scope)
+            await self._app(scope, receive, send)
         except RouterError as error:
             if scope["type"] != "lifespan":
                 raise
@@ -67,55 +133,24 @@ class ErrorBoundary:
             await send({"type": "lifespan.startup.failed", "message": ""})
 
 
-class _ServedRequest:
-    """One request, and its outcome for metrics and traces."""
+class _Reply:
+    """The reply to one request, and its outcome for metrics and traces."""
 
-    __slots__ = ("_metrics", "_outcome", "_record", "_route", "_send", "_status")
+    __slots__ = ("_metrics", "_record", "_send", "outcome", "route", "status")
 
     def __init__(self, record: RequestRecord, metrics: RouterMetrics, send: Send) -> None:
         self._record = record
         self._metrics = metrics
         self._send = send
-        self._status: int | None = None
-        self._outcome: str | None = BROKEN  # until the request ends otherwise
-        self._route = route_class(record.path)
-
-    async def serve(self, boundary: ErrorBoundary, scope: Scope, receive: Receive) -> None:
-        record, in_flight = self._record, boundary.requests.records
-        in_flight[record] = None
-        with boundary.tracer.receive(
-            scope["headers"], method=record.method, path=record.path, route=self._route, request_id=record.id
-        ) as span:
-            try:
-                await boundary.app(scope, receive, self.send)
-                self._outcome = None
-            except ClientDisconnectedError:
-                self._outcome = CLIENT_LEFT
-            except asyncio.CancelledError as cancelled:
-                # Only a server whose time to finish is over cancels a request.
-                if self._status is not None:
-                    raise UpstreamBrokenError("the router was stopped before the reply had ended") from cancelled
-                stopped = StoppedError(
-                    "the router was stopped before there was a reply: send it again", headers=(("retry-after", "1"),)
-                )
-                await send_error(self.send, stopped, record.path)
-                self._outcome = None
-            except Exception as error:
-                if not isinstance(error, RouterError | UpstreamBrokenError):
-                    logger.exception("%s %s failed", record.method, record.path)
-                if self._status is not None:
-                    raise
-                await send_error(self.send, _answerable(error), record.path)
-                self._outcome = None
-            finally:
-                del in_flight[record]
-                self._over(span)
+        self.status: int | None = None
+        self.outcome: str | None = BROKEN  # until the request ends otherwise
+        self.route = route_class(record.path)
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             record = self._record
-            self._status = message["status"]
-            self._metrics.first_bytes.observe((self._route,), record.answering())
+            self.status = message["status"]
+            self._metrics.first_bytes.observe((self.route,), record.answering())
             headers = [header for header in message.get("headers", ()) if header[0] != b"x-request-id"]
             headers.append((b"x-request-id", record.id.encode("ascii")))
             if "/v1/messages" in record.path:  # Anthropic's clients look for its own name
@@ -123,13 +158,13 @@ class _ServedRequest:
             message = {**message, "headers": headers}
         await self._send(message)
 
-    def _over(self, span: Span) -> None:
+    def over(self, span: Span) -> None:
         """Report the outcome of the request."""
-        record, status = self._record, self._status
-        outcome = str(status or BROKEN) if self._outcome is None else self._outcome
+        record, status = self._record, self.status
+        outcome = str(status or BROKEN) if self.outcome is None else self.outcome
         seconds = time.monotonic() - record.begun
-        self._metrics.requests.counts[self._route, outcome] += 1
-        self._metrics.durations.observe((self._route,), seconds)
+        self._metrics.requests.counts[self.route, outcome] += 1
+        self._metrics.durations.observe((self.route,), seconds)
         logger.debug("%s %s %s %.3f s %s", record.method, record.path, outcome, seconds, record.worker)
         if status is not None:
             span.set(status=status)
@@ -158,3 +193,28 @@ def _answerable(error: Exception) -> RouterError:
     if isinstance(error, UpstreamBrokenError):
         return UpstreamError(str(error))
     return RouterError(f"internal error ({type(error).__name__}): the router's log has the details")
+
+
+def _in_time(receive: Receive, seconds: float) -> Receive:
+    """Return a `receive` that raises RequestTimeoutError when the next piece of the body does not come in time.
+
+    Only the time between two pieces counts, and only while a handler waits for one: a large body over a slow line may take
+    minutes, and the client is not at fault while the router does not read.
+    """
+    more = True
+
+    async def receive_in_time() -> Message:
+        nonlocal more
+        if not more:
+            return await receive()  # now it is the client that waits
+        try:
+            async with patience(seconds):
+                message = await receive()
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"no piece of the request body came for {seconds:g} s (--body-timeout-secs)"
+            ) from None
+        more = message.get("more_body", False)
+        return message
+
+    return receive_in_time

@@ -61,7 +61,7 @@ class DrainingApp(Protocol):
         """Answer from now on that clients should send nothing new. Called in a signal handler."""
 
 
-class Entrance(Protocol):
+class ConnectionSource(Protocol):
     """Where connections come from, in place of a listening socket of the server's own."""
 
     def count(self, connections: int) -> None:
@@ -83,9 +83,9 @@ def serve(app: DrainingApp, config: ServerConfig, listener: socket.socket) -> in
     return 1 if server.force_exit else 0
 
 
-def serve_from(entrance: Entrance, app: DrainingApp, config: ServerConfig) -> int:
-    """Serve as `serve` does, for connections that come through an entrance. Only `HURRY` stops the server at once."""
-    server = _DrainingServer(app, config, entrance, hurry=HURRY)
+def serve_from(source: ConnectionSource, app: DrainingApp, config: ServerConfig) -> int:
+    """Serve as `serve` does, for the connections of a source. Only `HURRY` stops the server at once."""
+    server = _DrainingServer(app, config, source, hurry=HURRY)
     server.run(sockets=[])
     return 1 if server.force_exit else 0
 
@@ -116,12 +116,17 @@ class _DrainingServer(uvicorn.Server):
     """Drains at the first signal, and stops at the second; see `signals`. After draining, the exit code is 0."""
 
     def __init__(
-        self, app: DrainingApp, config: ServerConfig, entrance: Entrance | None = None, *, hurry: int | None = None
+        self,
+        app: DrainingApp,
+        config: ServerConfig,
+        source: ConnectionSource | None = None,
+        *,
+        hurry: int | None = None,
     ) -> None:
         """`hurry`: the only signal that stops at once; by default any second signal does, except SIGHUP."""
         self._app = app
         self._hurry = hurry
-        self._entrance = entrance
+        self._source = source
         self._grace = config.shutdown_grace
         self._starting: asyncio.Task[None] | None = None
         self._pages: Event | None = None
@@ -129,7 +134,7 @@ class _DrainingServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="none",  # `run` makes it
-                http=limited_by(_limits(config, None if entrance is None else entrance.count)),
+                http=limited_by(_limits(config, None if source is None else source.count)),
                 ws="none",
                 interface="asgi3",
                 lifespan="on",
@@ -150,7 +155,7 @@ class _DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._starting = asyncio.current_task()
         try:
-            await super().startup(sockets if self._entrance is None else [])
+            await super().startup(sockets if self._source is None else [])
         except asyncio.CancelledError:
             if not self.should_exit:
                 raise
@@ -165,8 +170,8 @@ class _DrainingServer(uvicorn.Server):
         _spare_the_collector()
         sys.setswitchinterval(SWITCH_SECONDS)
         self._pages = large_pages.use_later()
-        if self._entrance is not None:
-            self._entrance.begin(self._connection)
+        if self._source is not None:
+            self._source.begin(self._connection)
         for listener in sockets or ():
             logger.info("listening on %s", url_of(listener))
 
@@ -176,8 +181,8 @@ class _DrainingServer(uvicorn.Server):
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._entrance is not None:
-            await self._entrance.end()
+        if self._source is not None:
+            await self._source.end()
         logger.info("stopping: %d requests in flight have %g s to finish", len(self.server_state.tasks), self._grace)
         if self._pages is not None:
             self._pages.set()

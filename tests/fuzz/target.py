@@ -32,7 +32,6 @@ from router.embedded.models.ngram import shipped_tokenizer
 from router.embedded.worker import EmbeddedWorker
 from router.generate.fleet import Fleet
 from router.serving.connection import Limits, limited_by
-from router.serving.entrance import ErrorBoundary
 from router.workers.queue import RequestQueue
 from tests.fuzz import rules
 from tests.fuzz.bodies import ASKED, BODIES
@@ -109,8 +108,7 @@ class Target:
             found["/inspect/api/explain"] = ("POST",)
         self.around = Surroundings(found, (*workers, dead), _KEYS if keys else ())
         self._troubles = Troubles()
-        boundary = only(self.app, ErrorBoundary)
-        self._requests, self._flights = boundary.requests, only(self.app, Fleet).in_flight
+        self._requests, self._flights = self.app.requests, only(self.app, Fleet).in_flight
         self._queue = only(self.app, RequestQueue)
         self._tree = next((part.tree for part in parts(self.app) if isinstance(part, RadixTreeMiddleware)), None)
         self._usual: Counter[str] = Counter()

@@ -14,15 +14,18 @@ import pytest
 import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.errors import ClientDisconnectedError
 from router.http.bodies import read_body
 from router.http.disconnect import ClientConnection, ClientMessages, ServedClient
+from router.observability.metrics import RouterMetrics
+from router.observability.requests import Requests
 from router.serving import server
-from router.serving.body_timeout import BodyTimeout
 from router.serving.connection import AHEAD, LimitedConnection, Limits, limited_by
+from router.serving.entrance import Entrance
 from tests.conftest import examples
 from tests.router.conftest import EchoWorker, GatedWorker
 from tests.support.serving import serving
@@ -528,7 +531,8 @@ def test_the_work_for_a_client_that_leaves_ends(size: int, piecewise: bool) -> N
                 ended.set()
                 raise
 
-        async with limits(_only_http(BodyTimeout(app, 5.0))) as connect:
+        entrance = Entrance(app, (), RouterMetrics(CollectorRegistry()), Requests(), body_timeout=5.0)
+        async with limits(_only_http(entrance)) as connect:
             client = await connect()
             head = b"POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size
             await client.say(*([head, bytes(size)] if piecewise else [head + bytes(size)]))

@@ -11,12 +11,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Message, Receive, Scope, Send
 
-from router.errors import ClientDisconnectedError, RouterError
+from router.errors import BadRequestError, ClientDisconnectedError, ForbiddenError, RouterError
+from router.http.disconnect import EXTENSION, ClientMessages, ServedClient
 from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import RouterMetrics
 from router.observability.requests import REQUEST_ID, RequestPhase, RequestRecord, Requests
-from router.serving.entrance import ErrorBoundary
+from router.serving.entrance import Check, Entrance
 from tests.router.conftest import EchoWorker, GatedWorker, Running, answer, running
 from tests.support.serving import dead_url, serving
 
@@ -168,24 +169,25 @@ def test_a_request_without_a_worker_is_over_as_well() -> None:
 
 
 class Served:
-    """A boundary around an application, called as a server does."""
+    """An entrance to an application, called as a server does."""
 
-    def __init__(self, inside: Any) -> None:
+    def __init__(self, inside: Any, *checks: Check) -> None:
         self.registry = CollectorRegistry()
         self.requests = Requests()
-        self.boundary = ErrorBoundary(inside, RouterMetrics(self.registry), self.requests)
+        self.entrance = Entrance(inside, checks, RouterMetrics(self.registry), self.requests, body_timeout=5.0)
         self.sent: list[Message] = []
 
-    async def get(self, state: dict[str, Any] | None = None) -> None:
-        scope = {"type": "http", "method": "GET", "path": "/x", "headers": [(b"x-request-id", b"me")], "state": state}
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    async def get(self, **known: Any) -> None:
+        """Send a request; `known` is what the server has in its scope besides."""
+        scope = {"type": "http", "method": "GET", "path": "/x", "headers": [(b"x-request-id", b"me")], **known}
 
         async def receive() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        async def send(message: Message) -> None:
-            self.sent.append(message)
-
-        await self.boundary(scope, receive, send)
+        await self.entrance(scope, receive, self.send)
 
     def counted(self, status: str) -> float | None:
         return self.registry.get_sample_value("tito_router_requests_total", {"route": "other", "status": status})
@@ -205,7 +207,7 @@ def test_the_application_finds_the_record_and_the_servers_own_state() -> None:
         assert record.phase is RequestPhase.ANSWERING
 
     served, state = Served(inside), {"of_the_lifespan": 1}
-    asyncio.run(served.get(state))
+    asyncio.run(served.get(state=state))
     assert len(seen) == 1
     assert len(served.requests) == 0
     assert state == {"of_the_lifespan": 1}
@@ -259,3 +261,108 @@ def test_nothing_is_sent_to_a_client_that_left() -> None:
     asyncio.run(served.get())
     assert served.sent == []
     assert served.counted("client_left") == 1
+
+
+def refusing(error: RouterError) -> Check:
+    def check(scope: Scope) -> None:
+        raise error
+
+    return check
+
+
+async def not_reached(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("no request was let in")
+
+
+def test_the_first_check_that_refuses_answers() -> None:
+    """Its error is JSON, and the request is counted, as that of any route is."""
+    served = Served(not_reached, refusing(ForbiddenError("no")), refusing(BadRequestError("not looked at")))
+    asyncio.run(served.get())
+    assert served.sent[0]["status"] == 403
+    assert (b"x-request-id", b"me") in served.sent[0]["headers"]
+    assert b'"message":"no"' in served.sent[1]["body"]
+    assert served.counted("403") == 1
+    assert len(served.requests) == 0
+
+
+def test_a_check_that_fails_is_an_error_of_the_router(caplog: pytest.LogCaptureFixture) -> None:
+    """It lets nobody in."""
+
+    def broken(scope: Scope) -> None:
+        raise ZeroDivisionError
+
+    served = Served(not_reached, broken)
+    asyncio.run(served.get())
+    assert served.sent[0]["status"] == 500
+    assert "GET /x failed" in caplog.text
+
+
+def test_what_a_check_notes_is_for_the_application_only() -> None:
+    """The scope is the entrance's copy: the server's own stays as it was."""
+    seen: list[Scope] = []
+
+    def noting(scope: Scope) -> None:
+        scope["noted"] = scope["headers"] = [(b"of", b"the check")]
+
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+
+    async def main() -> None:
+        entrance = Served(inside, noting).entrance
+        for scope in given:
+            await entrance(scope, nothing, nothing)
+
+    given: list[Scope] = [
+        {"type": kind, "method": "GET", "path": "/x", "headers": []} for kind in ("http", "websocket")
+    ]
+    nothing: Any = None
+    before = [dict(scope) for scope in given]
+    asyncio.run(main())
+    assert [scope["noted"] for scope in seen] == [[(b"of", b"the check")]] * 2
+    assert given == before
+
+
+def test_websockets_are_checked_and_the_lifespan_is_not() -> None:
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        kinds.append(scope["type"])
+
+    async def main() -> None:
+        entrance = Served(inside, refusing(ForbiddenError("no"))).entrance
+        nothing: Any = None
+        await entrance({"type": "lifespan"}, nothing, nothing)
+        with pytest.raises(ForbiddenError):
+            await entrance({"type": "websocket", "path": "/x", "headers": []}, nothing, nothing)
+
+    kinds: list[str] = []
+    asyncio.run(main())
+    assert kinds == ["lifespan"]
+
+
+def test_an_application_that_cannot_start_says_why() -> None:
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        raise error
+
+    async def main() -> None:
+        await served.entrance({"type": "lifespan"}, never, served.send)
+
+    error, served = RouterError("no store"), Served(inside)
+    never: Any = None
+    asyncio.run(main())
+    assert served.sent == [{"type": "lifespan.startup.failed", "message": ""}]
+    assert served.entrance.fault is error
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_request_that_is_here_as_a_whole_is_not_timed(here: bool) -> None:
+    """The server itself tells when its client leaves, so that no task has to wait for that."""
+    seen: list[Receive] = []
+
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(receive)
+
+    client = ServedClient()
+    client.all_here = here
+    asyncio.run(Served(inside).get(extensions={EXTENSION: client}))
+    (receive,) = seen
+    assert isinstance(receive, ClientMessages) is here
+    assert getattr(receive, "client", None) is (client if here else None)

@@ -6,9 +6,14 @@ import asyncio
 
 import aiohttp
 import pytest
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from router.config import ServerConfig
-from router.serving.instance import INSTANCE, Instance, LoopGuard
+from router.observability.metrics import RouterMetrics
+from router.observability.requests import Requests
+from router.serving.entrance import Entrance
+from router.serving.instance import INSTANCE, Instance
 from router.workers.probe import loop_refusal
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving
@@ -19,12 +24,17 @@ def asking(instance: Instance) -> dict[str, str]:
     return {name.decode(): value.decode() for name, value in instance.headers}
 
 
+def checked(app: ASGIApp, instance: Instance) -> ASGIApp:
+    """The entrance of the router that asks, with no other check, and `app` behind it."""
+    return Entrance(app, [instance.check], RouterMetrics(CollectorRegistry()), Requests(), body_timeout=5.0)
+
+
 def test_its_own_question_is_known() -> None:
     """Any other one goes on, that of another router, too."""
 
     async def main() -> None:
         mine, inside = Instance(), EchoWorker()
-        async with serving(LoopGuard(inside, mine)) as url, aiohttp.ClientSession() as client:
+        async with serving(checked(inside, mine)) as url, aiohttp.ClientSession() as client:
             async with client.get(f"{url}/server_info", headers=asking(mine)) as reply:
                 assert reply.status == 508
                 assert (await reply.json())["error"]["type"] == "loop"
@@ -44,7 +54,7 @@ def test_a_question_passes_through_other_routers() -> None:
     async def main() -> None:
         mine = Instance()
         async with (
-            serving(LoopGuard(EchoWorker(), mine)) as url,
+            serving(checked(EchoWorker(), mine)) as url,
             running([url]) as other,
             other.client.get("/v1/models", headers=asking(mine)) as reply,
         ):
