@@ -17,7 +17,7 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from middleware_hub.chat.messages import Message, Tool, argument_texts
 from middleware_hub.templates.named import differs_with_tools
-from middleware_hub.templates.trials import RESULT, SHORT, TOOL, calling
+from middleware_hub.templates.trials import ONE, RESULT, SHORT, TOOL, calling
 from middleware_hub.tokenizer.library_logs import quiet_their_handlers
 from router.errors import BadRequestError
 
@@ -100,6 +100,8 @@ class Renderer:
             if argument_texts(message):
                 plain["content"], calls = self._without_texts(plain["content"], calls)
             plain["tool_calls"] = [_spelled(call) for call in calls] if self._wants_text else calls
+            if plain["content"] and plain.get("reasoning_content") and self._refuses_both:
+                plain["content"] = _after(plain.pop("reasoning_content"), plain["content"])
         return plain
 
     def _without_texts(self, content: str | list[Message], calls: Messages) -> tuple[str | list[Message], Messages]:
@@ -147,6 +149,14 @@ class Renderer:
         if text is None or self._end not in text:
             return "refused"
         return "written" if given in text else "quoted"
+
+    @cached_property
+    def _refuses_both(self) -> bool:
+        """Whether a turn with calls may have reasoning or text, but not both: gpt-oss writes either as reasoning."""
+        thinking = {**ONE, "reasoning_content": "Hm."}
+        return self._attempt([*SHORT, thinking]) is not None and not self._attempt(
+            [*SHORT, {**thinking, "content": "So."}]
+        )
 
     @cached_property
     def wants_short_ids(self) -> bool:
@@ -285,6 +295,11 @@ def _longer(message: Message, end: str) -> Message:
         return {**message, "content": content + end}
     *front, final = content
     return {**message, "content": [*front, {**final, "text": final.get("text", "") + end}]}
+
+
+def _after(reasoning: str, content: str | list[Message]) -> str | list[Message]:
+    """Return a content with reasoning as its first paragraph."""
+    return f"{reasoning}\n\n{content}" if isinstance(content, str) else [{"type": "text", "text": reasoning}, *content]
 
 
 def _in_parts(message: Message) -> Message:

@@ -420,3 +420,94 @@ def test_a_chat_without_a_session_never_keeps_an_end_of_turn_in_mid_turn(opens: 
         ask(user("many samples"), text=text)
     second = ask(user("many samples"), says("One. x"), user("b"), text="two")
     assert model.spell(second.sent) == rendered(model, user("many samples"), says("One. x"), user("b"))
+
+
+@pytest.mark.parametrize("others", [1, 12])
+@pytest.mark.parametrize("known", ["reasoning", "reasoning in the content", "calls", "words"])
+@pytest.mark.parametrize("name", ["qwen3", "glm4moe"])
+def test_an_edited_echo_of_one_of_several_samples_never_has_the_reasoning_of_another(
+    opens: Opens, name: str, known: str, others: int
+) -> None:
+    """The others have more reasoning, so their ids would be more."""
+    if others > 8 and known != "calls":
+        return  # the newest are compared, and those that calls name
+    agent, says_of = opens(name, tools=TOOLS), CALLING[name].replace("Again.", "THOUGHT")
+    own = says_of.replace("THOUGHT", "I am hungry.").replace("CONTENT", "" if known == "calls" else "Some words here.")
+    mine = agent.must(user("a"), says=own)
+    for number in range(others):
+        other = f"Some other thoughts, of which there are more, number {number}. " * 10
+        agent.must(user("a"), says=says_of.replace("THOUGHT", other.strip()).replace("CONTENT", "Yes.\n"))
+    (call,) = mine.message["tool_calls"]
+    edited = {**call, "function": {**call["function"], "arguments": '{"where": "elsewhere"}'}}
+    echo = {**mine.message, "tool_calls": [edited]}
+    if known == "words":
+        edited["id"] = "call-1"
+    if known != "reasoning":
+        del echo["reasoning_content"]
+    if known == "reasoning in the content":
+        echo["content"] = f"<think>\nI am hungry.\n</think>\n\n{mine.message['content']}"
+    second = agent.must(user("a"), echo, tool(edited, "found"), says="two")
+    assert reasons(second) == {"edited_turn"}
+    prompt = ChatModel(name).spell(second.sent)
+    assert prompt.count("I am hungry.") == 1
+    assert "Some other thoughts" not in prompt
+    assert prompt.count("elsewhere") == 1
+    assert kept(mine, second) > 0
+    assert all(one["exact"] for one in agent.finalize())
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm4moe", "gptoss"])
+def test_reasoning_that_the_client_edited_with_the_turn_is_not_what_was_sampled(opens: Opens, name: str) -> None:
+    """In a loop of tools these templates show reasoning: the model reads what the client sent."""
+    agent = opens(name, tools=TOOLS)
+    first = agent.must(user("a"), says=CALLING[name].replace("Again.", "I am hungry.").replace("CONTENT", ""))
+    call = first.message["tool_calls"][0]
+    edited = {**call, "function": {**call["function"], "arguments": '{"where": "elsewhere"}'}}
+    echo = {**first.message, "tool_calls": [edited], "reasoning_content": "I am thirsty."}
+    second = agent.must(user("a"), echo, tool(edited, "found"), says="two")
+    prompt = ChatModel(name).spell(second.sent)
+    assert "hungry" not in prompt
+    assert prompt.count("thirsty") == 1
+    assert prompt.count("elsewhere") == 1
+    assert all(one["exact"] for one in agent.finalize())
+
+
+def test_a_turn_that_the_template_writes_otherwise_keeps_nothing_of_another(opens: Opens) -> None:
+    """Gemma 4's template writes the text of a turn behind its calls: of the edited turn no token can be kept."""
+    agent = opens("gemma4", tools=TOOLS)
+    looks = '<|tool_call>call:look{where:<|"|>here<|"|>}<tool_call|>'
+    first = agent.must(user("a"), says=f"I look.{looks}", finish="eos")
+    agent.must(user("a"), says=f"<|channel>thought\nSome other thoughts.\n<channel|>{looks}", finish="eos")
+    (call,) = first.message["tool_calls"]
+    edited = {**call, "function": {**call["function"], "arguments": '{"where": "elsewhere"}'}}
+    second = agent.must(user("a"), {**first.message, "tool_calls": [edited]}, tool(edited, "found"), says="two")
+    prompt = ChatModel("gemma4").spell(second.sent)
+    assert "Some other thoughts" not in prompt
+    assert prompt.count("elsewhere") == 1
+
+
+@pytest.mark.parametrize("thought", ["", "<|channel|>analysis<|message|>Again.<|end|><|start|>assistant"])
+@pytest.mark.parametrize("text", ["", "I look.", "I look there."])
+def test_gpt_oss_reads_the_text_that_a_client_wrote_beside_calls(opens: Opens, thought: str, text: str) -> None:
+    """Its template writes that text as reasoning, and refuses a turn that has both."""
+    agent = opens("gptoss", tools=TOOLS)
+    said = "<|channel|>commentary<|message|>I look here.<|end|><|start|>assistant"
+    called = '<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"where": "here"}<|call|>'
+    first = agent.must(user("a"), says=f"{thought}{said}{called}")
+    assert first.message["content"] == "I look here."
+    (call,) = first.message["tool_calls"]
+    second = agent.must(user("a"), {**first.message, "content": text}, tool(call, "found"), says="two")
+    prompt = ChatModel("gptoss").spell(second.sent)
+    assert "I look here." not in prompt
+    assert prompt.count(text or "<|call|>") == 1
+    assert prompt.count("Again.") == (1 if thought else 0)
+    assert all(one["exact"] for one in agent.finalize())
+
+
+@pytest.mark.parametrize("content", ["I look.", [{"type": "text", "text": "I look."}]], ids=["text", "part"])
+def test_gpt_oss_reads_a_turn_with_reasoning_and_text_and_a_call_of_another_session(opens: Opens, content: Any) -> None:
+    agent = opens("gptoss", tools=TOOLS)
+    call = {"id": "call-1", "type": "function", "function": {"name": "look", "arguments": '{"where": "here"}'}}
+    turn = {"role": "assistant", "content": content, "reasoning_content": "Again.", "tool_calls": [call]}
+    prompt = ChatModel("gptoss").spell(agent.must(user("a"), turn, tool(call, "found"), says="two").sent)
+    assert "<|channel|>analysis<|message|>Again.\n\nI look.<|end|>" in prompt

@@ -26,8 +26,10 @@ from middleware_hub.sessions.prompt.edited_turns import (
     KeptEcho,
     WrittenEcho,
     keep,
+    likeliest,
     manner,
     opening_of,
+    other_reasoning,
     prompt_of,
     usable,
     with_reasoning,
@@ -238,17 +240,18 @@ class Composer:
     def _edited(
         self, turn: PreparedTurn, edited: EditedMessage, request: ChatRequest
     ) -> tuple[Checkpoint, Join, bool] | None:
-        """Return the sampled turn of which an edited echo keeps the most, how it is joined, and whether all of it is kept.
+        """Return the sampled turn that an edited echo is most like, how it is joined, and whether all of it is kept.
 
         None if the echo keeps no token of any turn.
         """
         vocabulary, found = self._tokenizer.vocabulary, list[KeptEcho]()
-        for checkpoint in filter(usable, edited.samples):
+        meant = likeliest([one for one in edited.samples if usable(one)], request.messages[edited.at - 1])
+        for checkpoint in meant:
             if self._history == "keep" and (text := self._written_over(checkpoint, edited.at, request)) is not None:
                 found.append(keep(checkpoint, WrittenEcho(text), vocabulary))
         if not any(one.take for one in found):
             rendered = self._whole.texts(edited.samples[0], request)
-            for checkpoint in filter(usable, edited.samples):
+            for checkpoint in meant:
                 prompt = prompt_of(checkpoint, vocabulary)
                 written = [text[len(prompt) :] for text in rendered if text.startswith(prompt)]
                 found += [keep(checkpoint, WrittenEcho(text, rendered=True), vocabulary) for text in written]
@@ -281,7 +284,8 @@ class Composer:
         messages, tools, options = request.messages, request.tools, request.template
         vocabulary, header = self._tokenizer.vocabulary, self._template.header(tools, options)
         opening = opening_of(checkpoint, header, vocabulary)
-        echo = with_reasoning(checkpoint, messages[at - 1])
+        given = messages[at - 1]
+        echo = with_reasoning(checkpoint, given)
         if opening is None:
             return None
         try:
@@ -299,7 +303,8 @@ class Composer:
             written[len(header) :],
             partial(self._make_parser, request),
             schemas_of(tools),
-            same_text=same_text(said, messages[at - 1], checkpoint, vocabulary, strips_alike),
+            same_text=same_text(said, given, checkpoint, vocabulary, strips_alike),
+            other_reasoning=other_reasoning(checkpoint, given),
         )
 
     async def _spliced(

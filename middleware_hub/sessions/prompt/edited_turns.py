@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from middleware_hub.chat.call_ids import is_of
+from middleware_hub.chat.keys import call_ids, said_by
 from middleware_hub.chat.messages import Call, Message, Reasoning
 from middleware_hub.parsers.base import Sampled, SampledParser
 from middleware_hub.radix.node import common_length
@@ -115,14 +117,49 @@ class KeptEcho(NamedTuple):
 
 
 def with_reasoning(checkpoint: Checkpoint, echo: Message) -> Message:
-    """Return an echo with the reasoning of its turn, which the client has dropped or moved into the content."""
+    """Return an echo with the reasoning of its turn, which the client has dropped or moved into the content.
+
+    Reasoning that the echo has itself is the client's: if it is not the turn's, the client has edited it.
+    """
     own, content = content_of(msgspec.json.decode(checkpoint.node.message)) or "", content_of(echo)
-    if not checkpoint.reasoning:
+    if not checkpoint.reasoning or other_reasoning(checkpoint, echo):
         return echo
     shown: Message = {**echo, "reasoning_content": checkpoint.reasoning}
     if content and shows_reasoning(own, checkpoint.reasoning, content):
         shown["content"] = without_reasoning(content, checkpoint.reasoning)
     return shown
+
+
+def other_reasoning(checkpoint: Checkpoint, echo: Message) -> bool:
+    """Whether an echo has reasoning, and not that of a turn. White space in it does not count."""
+    given = echo.get("reasoning_content")
+    return isinstance(given, str) and bool(given.strip()) and given.split() != checkpoint.reasoning.split()
+
+
+def likeliest(samples: Sequence[Checkpoint], echo: Message) -> list[Checkpoint]:
+    """Return those of several sampled turns of which a message is an edited echo most likely.
+
+    The tokens that it would keep do not say so: it would keep the most of a turn with long reasoning, if the client has dropped
+    its own.
+    """
+    found = [(_likeness(one, echo), one) for one in samples]
+    most = max((like for like, _ in found), default=None)
+    return [one for like, one in found if like == most]
+
+
+def _likeness(checkpoint: Checkpoint, echo: Message) -> tuple[bool, bool, int]:
+    """Return whether the ids of an echo's calls are of a turn, whether its reasoning is, and how many characters are."""
+    said: Message = msgspec.json.decode(checkpoint.node.message)
+    own, content = content_of(said) or "", content_of(echo) or ""
+    thought = checkpoint.reasoning.split()
+    alike = bool(thought) and not other_reasoning(checkpoint, echo)
+    alike = alike and (bool(echo.get("reasoning_content")) or shows_reasoning(own, checkpoint.reasoning, content))
+    if alike:
+        content = without_reasoning(content, checkpoint.reasoning)
+    common = common_length(own.strip(), content.strip(), 0)
+    calls = [said_by(one) for one in said.get("tool_calls") or ()]
+    common += sum(len(str(one)) for one in map(said_by, echo.get("tool_calls") or ()) if one in calls)
+    return any(is_of(name, checkpoint.id) for name in call_ids(echo)), alike, common
 
 
 def written_over(
@@ -133,6 +170,7 @@ def written_over(
     schemas: Mapping[str, Any],
     *,
     same_text: bool,
+    other_reasoning: bool = False,
 ) -> str | None:
     """Return the text of a turn with everything that an echo leaves unedited as it was sampled; None if that is unknown.
 
@@ -142,16 +180,27 @@ def written_over(
         written: the text of the echo as the template writes it, from behind the header on.
         schemas: of the tools' arguments, by name.
         same_text: whether the echo has the text of the turn (`echoes.same_text`): then no white space in it is an edit.
+        other_reasoning: whether the client has edited the reasoning, before all else.
     """
     ours, alike = opening + sampled, Alike(schemas, same_text)
     wanted = _pieces(written, make_parser)
-    for kept, rest in _cuts(ours, written, make_parser, alike):
+    other_reasoning = other_reasoning or _written_as_reasoning(ours, wanted, make_parser)
+    cuts = [_aligned(ours, written, 0, 0)] if other_reasoning else _cuts(ours, written, make_parser, alike)
+    for kept, rest in cuts:
         if kept < len(opening):
             continue
         text = ours[:kept] + written[rest:]
         if text == written or alike.all(_pieces(text, make_parser), wanted):
             return text[len(opening) :]
     return written[len(opening) :] if written.startswith(opening) else None
+
+
+def _written_as_reasoning(ours: str, wanted: Sequence[Sampled], make_parser: MakeParser) -> bool:
+    """Whether a template writes reasoning that a turn does not have: gpt-oss's writes the text beside calls so."""
+    shown, own = (
+        [one for one in pieces if isinstance(one, Reasoning)] for pieces in (wanted, _pieces(ours, make_parser))
+    )
+    return bool(shown) and [one.text.split() for one in shown] != [one.text.split() for one in own]
 
 
 def _cuts(ours: str, written: str, make_parser: MakeParser, alike: Alike) -> Iterator[tuple[int, int]]:

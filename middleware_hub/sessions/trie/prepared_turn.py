@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,7 +13,7 @@ from middleware_hub.chat.messages import Message
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
 
 MOST_EDITED = 4
-"""How many of the last messages are considered as edited echoes; for each, twice as many samples, the newest."""
+"""How many of the last messages are considered as edited echoes; for each, twice as many samples."""
 
 
 class EditedMessage(NamedTuple):
@@ -22,7 +21,7 @@ class EditedMessage(NamedTuple):
 
     Attributes:
         at: the number of messages of the request up to and including it.
-        samples: of its siblings, newest first.
+        samples: of its siblings: those that its calls name, then the newest.
     """
 
     at: int
@@ -86,8 +85,15 @@ def edited_messages(node: MessageNode, depth: int) -> Iterator[EditedMessage]:
     while passed.depth > depth and (above := passed.parent) is not None:
         if passed.role == "assistant" and len(above.children or ()) > 1:
             siblings = (one for one in reversed((above.children or {}).values()) if one.samples)
-            samples = (sample for one in siblings for sample in reversed(one.samples or ()))
-            found = tuple(islice(samples, 2 * MOST_EDITED))
+            samples = [sample for one in siblings for sample in reversed(one.samples or ())]
+            found = tuple(_likeliest(samples, passed))
             if found:
                 yield EditedMessage(passed.depth, found)
         passed = above
+
+
+def _likeliest(samples: Sequence[Checkpoint], echo: MessageNode) -> Sequence[Checkpoint]:
+    """Return the samples to compare an edited echo with: those that its calls name, then the newest."""
+    if len(samples) > 2 * MOST_EDITED and (ids := call_ids(msgspec.json.decode(echo.message))):
+        samples = sorted(samples, key=lambda sample: not any(is_of(name, sample.id) for name in ids))
+    return samples[: 2 * MOST_EDITED]
