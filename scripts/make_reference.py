@@ -35,7 +35,7 @@ from router.observability.policy_metrics import PolicyCollector
 from router.peers.metrics import PeersCollector
 from router.peers.peers import Peers
 from router.policies.cache_aware import CacheAware
-from router.processes.parent_metrics import ParentMetrics
+from router.processes.supervisor import ParentMetrics
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 

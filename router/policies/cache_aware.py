@@ -28,13 +28,13 @@ import msgspec
 from router.config.workers import CacheAwareConfig
 from router.kv_cache.index import KvIndex
 from router.policies.base import ENOUGH_CHARACTERS, ENOUGH_IDS, Decision, RouteQuery
-from router.policies.recent_work import RecentWork
 from router.prefix_tree.packed_ids import pack_ids
 from router.prefix_tree.remembered_prompts import NEGLIGIBLE, Known, RememberedPrompts
 from router.prefix_tree.snapshot import SnapshotError
 from router.prefix_tree.tree import Descent, ExactTokenTree, Key, StringTree
 from router.workers.worker import Worker
 
+_MAX_WEIGHT = 1e100
 _SLIP_IDS = 48
 _SLIP_CHARACTERS = 160
 """Length of a prompt's end that the next turn may drop: a generation prompt, an open reasoning block. A match after the common
@@ -310,3 +310,61 @@ def _corrected(known: Known, index: KvIndex, ids: memoryview, workers: Sequence[
     sure = max(shared + 1, most - max(0, length - shared) // NEGLIGIBLE)
     holders = [url for url, count in counts.items() if count >= sure]
     return known._replace(holders=holders, matched=most, shared=shared)
+
+
+class RecentWork:
+    """The work that each worker got recently: sums that fade. After `half_life` decisions, work counts half.
+
+    Requests in flight show which workers are busy now. They do not show which workers have conversations whose clients are
+    thinking, or long requests; recently routed tokens do. Time is counted in decisions: every decision makes all earlier work
+    weigh a little less. Instead of shrinking every sum, the weight of new work grows, so a decision costs the same for any
+    fleet size.
+    """
+
+    def __init__(self, half_life: float) -> None:
+        self._growth = 2.0 ** (1.0 / half_life)
+        self._weight = 1.0
+        self._sums: dict[str, float] = {}
+        self._total = 0.0
+        self._requests = 0.0
+
+    def add(self, worker: str, units: int) -> None:
+        """Count a request of this many units for a worker."""
+        self._weight *= self._growth
+        if self._weight > _MAX_WEIGHT:
+            self._rescale()
+        weighted = units * self._weight
+        self._sums[worker] = self._sums.get(worker, 0.0) + weighted
+        self._total += weighted
+        self._requests += self._weight
+
+    def given(self, worker: str) -> float:
+        """Return the units that a worker was given lately."""
+        return self._sums.get(worker, 0.0) / self._weight
+
+    @property
+    def total(self) -> float:
+        """The units that all workers were given lately."""
+        return max(0.0, self._total / self._weight)
+
+    @property
+    def mean(self) -> float:
+        """The mean units of a recent request."""
+        return self._total / self._requests if self._requests else 0.0
+
+    def forget(self, worker: str) -> None:
+        """Drop a worker and its work."""
+        share = self._sums.pop(worker, 0.0)
+        self._requests *= 1 - share / self._total if self._total else 0.0
+        self._total -= share
+        if not self._sums:
+            self._total = self._requests = 0.0
+
+    def _rescale(self) -> None:
+        self._sums = {worker: weighted / self._weight for worker, weighted in self._sums.items()}
+        self._total = sum(self._sums.values())
+        self._requests /= self._weight
+        self._weight = 1.0
+
+    def __len__(self) -> int:
+        return len(self._sums)

@@ -12,9 +12,10 @@ import os
 import secrets
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 
-from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, disable_created_metrics
 
 from router.config import RouterConfig
 from router.errors import BadRequestError
@@ -23,7 +24,6 @@ from router.processes.child_process import ChildProcess
 from router.processes.joint_metrics import PARENT, JointMetrics, families_of
 from router.processes.log_lines import LineWriter
 from router.processes.messages import Look, Message, Scrape, Scraped, SeenByAll
-from router.processes.parent_metrics import ParentMetrics
 from router.processes.shares import Setup, config_of
 from router.serving.listening import listen, reserve, url_of
 from router.serving.shared_listener import ABSENT, ConnectionBoard
@@ -293,3 +293,27 @@ def _how(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+class ParentMetrics:
+    """Two metrics that only a router of several processes has."""
+
+    def __init__(self, registry: CollectorRegistry, serving: Callable[[], int]) -> None:
+        """`serving` returns how many processes accept connections."""
+        Gauge(
+            "tito_router_processes",
+            "With --processes: those that accept connections. One that hangs counts until it is killed.",
+            registry=registry,
+        ).set_function(serving)
+        self._restarts = Counter(
+            "tito_router_process_restarts",
+            "With --processes: those that were started again, by why: ended (by itself, or killed from outside), hung"
+            " (--hang-timeout-secs).",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in ("ended", "hung"):
+            self._restarts.labels(reason)
+
+    def restarted(self, *, hung: bool) -> None:
+        self._restarts.labels("hung" if hung else "ended").inc()

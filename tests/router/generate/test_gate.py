@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from router.generate.gate import Gate
+from router.generate.abort_retries import Gate
 
 START: Message = {
     "type": "http.response.start",

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.policies.recent_work import RecentWork
+from router.policies.cache_aware import RecentWork
 
 NAMES = st.sampled_from("abcd")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import UpstreamError
 from router.http.upstream import UpstreamBrokenError
-from router.proxy.left_out import LeftOut
+from router.proxy.outbound import LeftOut
 
 
 def batch(count: int, *, stream: bool = False, **fields: Any) -> WorkerRequest:
