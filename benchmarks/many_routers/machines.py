@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.many_routers.wire import Wire
-from router.embedded.loop_thread import LoopThread
-from router.embedded.worker import EmbeddedWorker
+from router.embedded.worker import EmbeddedWorker, LoopThread
 from tests.support import debian, templates
 from tests.support.client import call
 from tests.support.engine_server import free_port

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from typing import Literal
 
-from router.embedded.loop_thread import LoopThread
+from router.embedded.worker import LoopThread
 
 State = Literal["whole", "slow", "silent", "deaf", "cut"]
 SLOW_SECONDS = 0.15

@@ -19,13 +19,14 @@ truth about what was read and sampled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from router.embedded.engine.engine import Engine, EngineJob
 from router.embedded.engine.generated_reply import GeneratedReply
@@ -39,7 +40,6 @@ from router.embedded.http.exchange import Handler
 from router.embedded.http.generate import GenerateHandler
 from router.embedded.http.serve import RestartableServer
 from router.embedded.http.wire import Wire
-from router.embedded.loop_thread import LoopThread
 from router.embedded.models.ngram import NGramModel, shipped_tokenizer
 from router.embedded.models.noise import NoiseSource
 from router.embedded.models.pool import Pool, PooledReply
@@ -51,6 +51,10 @@ from router.embedded.vllm.generate import VllmGenerateHandler
 from router.embedded.vllm.reply import VllmReply
 from router.embedded.vllm.request import COMPLETIONS, GENERATE
 from router.embedded.vllm.wire import VllmWire
+
+T = TypeVar("T")
+
+_PATIENCE = 30.0  # seconds that a call may take by default
 
 
 class EmbeddedWorker:
@@ -278,3 +282,38 @@ def _generating(options: WorkerOptions) -> Mapping[str, Sequence[str]]:
     if options.interface == "sglang":
         return {"/generate": ("POST", "PUT")}
     return {COMPLETIONS: ("POST",), **({GENERATE: ("POST",)} if options.scale_out else {})}
+
+
+class LoopThread:
+    """An event loop that runs from its construction to `stop`."""
+
+    def __init__(self, name: str, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self._loop = new_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout: float = _PATIENCE) -> T:
+        """Run a coroutine in the loop and return its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Block the loop for the length of the block."""
+        begun, over = threading.Event(), threading.Event()
+
+        def hang() -> None:
+            begun.set()
+            over.wait()
+
+        self._loop.call_soon_threadsafe(hang)
+        begun.wait()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def stop(self) -> None:
+        """End the loop. Tasks that still run are lost."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()

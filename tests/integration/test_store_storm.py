@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 
 from benchmarks.many_routers.wire import Wire
-from router.embedded.loop_thread import LoopThread
 from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
+from router.embedded.worker import EmbeddedWorker, LoopThread
 from tests.support.client import call
 from tests.support.fleet import until
 from tests.support.programs import Program

@@ -7,13 +7,29 @@ from itertools import accumulate
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from router.engines.engine import Answer, Call, UntranslatableError
+from router.engines.events import DONE
 from router.engines.json import JSON_ERRORS, is_null
 from router.engines.vllm.prompts import Asked, Prompt
-from router.engines.vllm.replies import Body, printed_whole, read
-from router.engines.vllm.streams import PromptStream
+from router.engines.vllm.replies import (
+    Body,
+    Choice,
+    Logprobs,
+    Usage,
+    VersionSpan,
+    check_prompt,
+    entries,
+    finish,
+    new_ids,
+    printed_whole,
+    read,
+    versions,
+)
 
+_NONE = Raw(b"null")
+_NOTHING = Usage()
 _OK = 200
 
 
@@ -100,3 +116,177 @@ def _error(answer: Answer) -> Answer:
     except JSON_ERRORS:
         return answer
     return Answer(400, answer.body.replace(b'"code":404', b'"code":400')) if about == "model" else answer
+
+
+class _Sample:
+    """One generation of a stream, as far as it has come. Lists and texts are kept as the inside of their JSON."""
+
+    def __init__(self, rid: str, index: int | None, *, cumulative: bool) -> None:
+        self.rid = rid
+        self.index = index
+        self.count = 0
+        self.finished = False
+        self._last: int | None = None
+        self._cumulative = cumulative
+        self._text = b""
+        self._ids = b""
+        self._lists: dict[str, bytes] = {}
+
+    def take(self, choice: Choice, prompt: Prompt) -> None:
+        """Add what is new. Raise UntranslatableError."""
+        if self.finished:
+            raise UntranslatableError(f"choice {choice.index} goes on after its end")
+        ids = new_ids(choice)
+        lists = entries(choice, prompt, ids) if prompt.logprobs else {}
+        if not self._cumulative:
+            self._text = self._ids = b""
+            self._lists = {}
+        self._text += msgspec.json.encode(choice.text)[1:-1]
+        self._ids = _joined(self._ids, ids)
+        for key, value in lists.items():
+            self._lists[key] = _joined(self._lists.get(key, b""), value)
+        self.count += len(ids)
+        self._last = ids[-1] if ids else self._last
+        self.finished = choice.finish_reason is not None
+
+    def empty(self) -> None:
+        """Drop what vLLM sampled although no token was wanted."""
+        self.count, self._last, self._text, self._ids = 0, None, b"", b""
+        self._lists = dict.fromkeys(self._lists, b"")
+
+    def event(
+        self, choice: Choice, prompt: Prompt, read_ids: tuple[Raw, int | None], more: dict[str, Any], usage: Usage
+    ) -> bytes:
+        """Return an event with what has come. `read_ids`: the prompt's, and their number; `more`: for `meta_info`."""
+        meta: dict[str, Any] = {
+            "id": self.rid,
+            "finish_reason": finish(choice, self.count, self._last) if self.finished else None,
+            "prompt_tokens": read_ids[1],
+            **more,
+            "num_retractions": 0,
+        }
+        if prompt.logprobs:
+            meta["input_token_logprobs"] = []
+            meta |= {key: Raw(b"[" + value + b"]") for key, value in self._lists.items()}
+            meta["output_token_logprobs_length"] = self.count
+        counted = usage.sampled(prompt, self.count)
+        meta |= {"reasoning_tokens": 0, "completion_tokens": counted, "cached_tokens": usage.cached}
+        pieces = [
+            b'data: {"text":"',
+            self._text,
+            b'","output_ids":[',
+            self._ids,
+            b'],"meta_info":',
+            msgspec.json.encode(meta),
+        ]
+        if prompt.shows_prompt:
+            pieces += (b',"prompt_token_ids":', bytes(read_ids[0]))
+        if self.index is not None:
+            pieces.append(b',"index":%d' % self.index)
+        return b"".join((*pieces, b"}\n\n"))
+
+
+class PromptStream:
+    """The stream of one prompt: as many generations as it has samples.
+
+    Attributes:
+        done: whether `[DONE]` has come.
+        failed: whether an error has come, which ends it.
+    """
+
+    def __init__(
+        self, prompt: Prompt, first_index: int | None, known: Callable[[], str | None], *, cumulative: bool
+    ) -> None:
+        """`first_index`: of the first sample in the whole reply; None if there is only one. `known`: see `versions`."""
+        self._prompt = prompt
+        self._known = known
+        self._samples = [
+            _Sample(rid, None if first_index is None else first_index + number, cumulative=cumulative)
+            for number, rid in enumerate(prompt.rids)
+        ]
+        self._read_ids: tuple[Raw, int | None] = _NONE, None
+        self._held: Choice | None = None
+        self._usage: Usage | None = None
+        self.done = False
+        self.failed = False
+
+    def event(self, data: bytes) -> bytes:
+        """Return the events for the payload of one of vLLM's. Raise UntranslatableError."""
+        if self.done:
+            raise UntranslatableError("an event came after [DONE]")
+        if data == DONE:
+            self.done = True
+            return self._end()
+        body = read(data)
+        if not is_null(body.error):
+            self.failed = True
+            return b"data: %b\n\n" % data
+        out = b""
+        for choice in body.choices:
+            out += self._choice(choice, body.prompt_token_ids)
+        if not body.choices and body.usage is not None:
+            self._usage = body.usage
+            out += self._release(body.usage)
+            self._check(body.usage)
+        return out
+
+    def _choice(self, choice: Choice, told_above: Raw) -> bytes:
+        if not 0 <= choice.index < len(self._samples):
+            raise UntranslatableError(f"there is no choice {choice.index}")
+        if is_null(self._read_ids[0]):
+            told = told_above if is_null(choice.prompt_token_ids) else choice.prompt_token_ids
+            self._read_ids = told, check_prompt(self._prompt, told)
+        sample = self._samples[choice.index]
+        sample.take(choice, self._prompt)
+        if self._prompt.empty:
+            sample.empty()
+            choice.finish_reason = "length" if sample.finished else None
+        if not sample.finished:
+            return sample.event(choice, self._prompt, self._read_ids, self._versions(None, 0), _NOTHING)
+        if len(self._samples) == 1:
+            self._held = choice  # the count of cached tokens follows it directly
+            return b""
+        return self._last(choice, _NOTHING)
+
+    def _last(self, choice: Choice, usage: Usage) -> bytes:
+        sample = self._samples[choice.index]
+        spans = None if self._prompt.empty else choice.weight_versions
+        return sample.event(choice, self._prompt, self._read_ids, self._versions(spans, sample.count), usage)
+
+    def _versions(self, spans: Sequence[VersionSpan] | None, count: int) -> dict[str, Any]:
+        return versions(spans, count, self._known, can_be_told=self._prompt.can_be_told)
+
+    def _check(self, usage: Usage) -> None:
+        """Raise UntranslatableError if samples of a prompt have lost tokens: it is unknown which of them have."""
+        count = sum(sample.count for sample in self._samples)
+        told = usage.completion_tokens
+        if len(self._samples) > 1 and not self._prompt.empty and told not in (None, count):
+            raise UntranslatableError(f"it counts {told} tokens, and {count} have come")
+
+    def _release(self, usage: Usage) -> bytes:
+        choice, self._held = self._held, None
+        return b"" if choice is None else self._last(choice, usage)
+
+    def _end(self) -> bytes:
+        out = self._release(_NOTHING)
+        if self.failed:
+            return out
+        unfinished = [number for number, sample in enumerate(self._samples) if not sample.finished]
+        if unfinished and (self._usage is None or any(self._samples[number].count for number in unfinished)):
+            raise UntranslatableError(f"choices {unfinished} have no end")
+        for number in unfinished:
+            out += self._aborted(Choice(number, "", [], Logprobs(token_logprobs=[]), "abort"), self._usage)
+        return out
+
+    def _aborted(self, choice: Choice, usage: Usage | None) -> bytes:
+        """Return the event for a generation that `/v1/completions` leaves out: it was aborted before its first token."""
+        if self._read_ids[1] is None and usage is not None:
+            self._read_ids = _NONE, usage.prompt_tokens
+        self._samples[choice.index].take(choice, self._prompt)
+        return self._last(choice, _NOTHING)
+
+
+def _joined(known: bytes, new: object) -> bytes:
+    """Return the inside of a JSON list, extended by another list."""
+    inner = msgspec.json.encode(new)[1:-1]
+    return b"".join((known, b",", inner)) if known and inner else known or inner

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from router.demo.report import example, table, transcript
 from router.demo.respelling import Speller
 from router.demo.rollout import Rollout
+from router.demo.show import example, table, transcript
 from tests.router.demo.support import TOKENIZER, rollout
 
 SPELLER = Speller(TOKENIZER)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from router.demo.agent.report import Report
+from router.demo.agent.show import Report
 from router.demo.agent.team import Played, reward
 from router.embedded.engine.records import GenerationRecord
 from router.embedded.models.ngram import shipped_tokenizer

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from router.demo.agent.clients import AgentTurn
-from router.demo.agent.tree import draw, forest, walk
+from router.demo.agent.show import draw, forest, walk
 from tests.router.demo.agent.session import RESULT, ROOT, trajectories, turns
 
 
