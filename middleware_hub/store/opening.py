@@ -57,9 +57,5 @@ def read_only(address: str, error: StoreUnreachableError | None = None) -> Store
     scheme, _, rest = address.partition(":")
     if scheme != "sqlite":
         return None
-    folder = "middleware_hub.store.sqlite.read_only"
-    permission: Any = import_module(f"{folder}.permission")
-    if not permission.cannot_write(rest, error):
-        return None
-    module: Any = import_module(f"{folder}.store")
-    return cast(Store, module.ReadOnlyStore(rest))
+    module: Any = import_module("middleware_hub.store.sqlite.read_only")
+    return cast(Store, module.ReadOnlyStore(rest)) if module.cannot_write(rest, error) else None

@@ -5,17 +5,26 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import AsyncIterator, Mapping
-from typing import BinaryIO, Final
+from functools import partial
+from typing import Any, BinaryIO, Final
 
+import msgspec
+from msgspec import Raw
+
+from middleware_hub.sessions.export.trajectories import BranchTrajectory
+from middleware_hub.sessions.export.tree import tree_of
+from middleware_hub.sessions.log import events as session_events
 from middleware_hub.sessions.log.events import DELETED, PREFIX, Ended, read
-from middleware_hub.store.errors import DamagedRecordError
+from middleware_hub.spans.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined, written
+from middleware_hub.store.errors import DamagedRecordError, readable
 from middleware_hub.store.protocol import Store
-from middleware_hub.store.records import Mark
+from middleware_hub.store.records import Event, Mark
 from middleware_hub.store_cli.progress import bar
 from middleware_hub.store_cli.rows import Ends, Row, read_rows
-from middleware_hub.store_cli.selection import Places, Selection
+from middleware_hub.store_cli.selection import Places, Selection, named, session_of
 from middleware_hub.store_cli.tables import TREE, RowWriter, format_of, opened
-from middleware_hub.store_cli.trees import read_trees
+from middleware_hub.trajectories import events as group_events
+from middleware_hub.trajectories import journal
 from router.errors import BadRequestError
 
 _PAGE: Final = 1_000
@@ -90,3 +99,135 @@ def _exported(rows: list[Row]) -> dict[bytes, Mark]:
     """Return the marks that note the retrieval, by root. The time and version of the last hits stay unchanged."""
     marks = [row.mark for row in rows if row.mark is not None]
     return {mark.root: Mark(mark.root, mark.tick, mark.stamp, retrieved=True) for mark in marks}
+
+
+# An export as trees: a line of JSON for each conversation, which has what its branches share once. A line is what `finalize`
+# with `"format": "tree"` gives for a session, made by the same code. Texts have trees too: everything that grew from one first
+# prompt.
+
+
+class Rewards:
+    """The rewards in a store: of replies, by the ids of their records, and of sessions, by the keys of their logs."""
+
+    def __init__(self) -> None:
+        self._replies: dict[bytes, dict[str, Any]] = {}
+        self._sessions: dict[str, dict[str, Any]] = {}
+        self._turns: dict[tuple[str, str], bytes] = {}
+
+    @classmethod
+    async def of(cls, store: Store) -> Rewards:
+        """Read the logs of sessions and of groups."""
+        found = cls()
+        async for event in _events(store, session_events.PREFIX):
+            found._hear(event)
+        async for event in _events(store, journal.PREFIX):
+            heard = journal.read(event)
+            if isinstance(heard, group_events.Rewarded):
+                for one in heard.rewards:
+                    info = msgspec.json.decode(one.info or b"{}")
+                    number = {} if one.reward is None else {"reward": one.reward}
+                    found._replies.setdefault(one.key, {}).update({**info, **number})
+        return found
+
+    def _hear(self, event: Event) -> None:
+        heard = session_events.read(event)
+        if isinstance(heard, session_events.TurnCommitted):
+            self._turns[event.log, heard.generation] = heard.span
+        elif isinstance(heard, session_events.Rewarded):
+            info = session_events.object_of(heard.info)
+            if heard.branch is None:
+                self._sessions.setdefault(event.log, {}).update(info)
+            elif (event.log, heard.branch) in self._turns:
+                self._replies.setdefault(self._turns[event.log, heard.branch], {}).update(info)
+
+    def of_row(self, row: Row) -> dict[str, Any]:
+        """Return the rewards of a sequence: that of its session, overridden by those of its replies, in order."""
+        namespace = row.record.namespace
+        found = dict(self._sessions.get(namespace[3], {})) if len(namespace) > 3 else {}
+        for turn in row.flat.turns:
+            found.update(self._replies.get(turn.span.stored.id, {}))
+        return found
+
+
+async def _events(store: Store, prefix: str) -> AsyncIterator[Event]:
+    after = ""
+    while logs := await store.logs(prefix, after=after, limit=_PAGE):
+        for info in logs:
+            async for event in readable(store, info.log, partial(_left_out, info.log)):
+                yield event
+        after = logs[-1].log
+
+
+def _left_out(log: str, number: int) -> None:
+    sys.stderr.write(f"event {number} of the log {log!r} is damaged: if it was a reward, that is left out\n")
+
+
+async def read_trees(
+    store: Store, roots: Mapping[bytes, bytes], *, per_token: bool
+) -> AsyncIterator[tuple[list[Row], bytes]]:
+    """Yield the rows of each conversation and its tree as a line of JSON.
+
+    Args:
+        roots: those of the replies that end a branch.
+        per_token: whether nodes have the per-token data of engines.
+    """
+    rewards = await Rewards.of(store)
+    conversations: dict[bytes, dict[bytes, bytes]] = {}
+    for record, root in roots.items():
+        conversations.setdefault(root, {})[record] = root
+    for some in conversations.values():
+        async for rows in read_rows(store, some, at_once=len(some)):
+            if rows:
+                branches = [await _branch(store, row, rewards, per_token=per_token) for row in rows]
+                yield rows, msgspec.json.encode({**_head(rows[0]), **tree_of(branches)}) + b"\n"
+
+
+def _head(row: Row) -> dict[str, Any]:
+    tenant, lora, namespace = named(row.record.namespace)
+    return {
+        "tenant": tenant,
+        "lora_path": lora,
+        "namespace": namespace,
+        "session_id": session_of(row.record.namespace) or None,
+        "conversation": row.record.root.hex(),
+    }
+
+
+async def _branch(store: Store, row: Row, rewards: Rewards, *, per_token: bool) -> BranchTrajectory:
+    flat, begin = row.flat, len(row.flat.token_ids) - row.flat.response_length
+    return BranchTrajectory(
+        branch=row.record.request_ids[0] if row.record.request_ids else row.record.id.hex(),
+        parent_branch=None,
+        prompt_ids=flat.token_ids[:begin],
+        response_ids=flat.token_ids[begin:],
+        response_mask=flat.loss_mask[begin:],
+        response_logprobs=None if flat.logprobs is None else flat.logprobs[begin:],
+        weight_versions=tuple((version, low - begin, high - begin) for version, low, high in flat.weight_versions),
+        turns=flat.turns,
+        messages=(),
+        finish_reason=row.record.finish,
+        reward_info=rewards.of_row(row),
+        reasons=flat.reasons,
+        extra={},
+        per_token=await _per_token(store, row) if per_token else {},
+    )
+
+
+async def _per_token(store: Store, row: Row) -> dict[str, PerTokenArray]:
+    """Return the engine's per-token data of a sequence, joined from its replies as for a session."""
+    told: dict[str, list[TurnRows]] = {}
+    widths: dict[str, set[int | None]] = {}
+    for turn in row.flat.turns:
+        span = turn.span
+        for blob in await store.blobs(span.stored.id, ROW_FIELDS, root=span.stored.root):
+            if blob.dtype == "int32":
+                rows = TurnRows(turn.request_id, span.offset + span.count, turn.end, Raw(written(blob.data)))
+                told.setdefault(blob.name, []).append(rows)
+                widths.setdefault(blob.name, set()).add(blob.shape[1] if len(blob.shape) == 2 else None)
+    found = {}
+    for name, turns in told.items():
+        if len(widths[name]) == 1:
+            array = joined(turns, len(row.flat.token_ids), widths[name].pop())
+            if array is not None:
+                found[name] = array
+    return found

@@ -26,11 +26,15 @@ from middleware_hub.store.records import Mark
 from middleware_hub.store.sqlite.appending import Group, Prepared, Whereabouts, write_marks
 from middleware_hub.store.sqlite.checkpoints import Checkpoints
 from middleware_hub.store.sqlite.file import BusyError, SameFile, begin, connect, data_version, mapped, store_error
-from middleware_hub.store.sqlite.jobs import OF_ALL, Answer, Job, Step, answer, result, settle
 from middleware_hub.store.sqlite.others import NEWS_KEPT, Others, state, trim_news
 
 logger = logging.getLogger(__name__)
 
+OF_ALL: Final = (apsw.BusyError, apsw.CantOpenError, apsw.FullError, apsw.IOError, apsw.LockedError, apsw.ReadOnlyError)
+"""Errors of the whole file: they do not come from one of the batches that are written together."""
+
+Step = Callable[[apsw.Connection], Any]
+Answer = tuple[asyncio.Future[Any], Any, BaseException | None]
 _MOST_JOBS: Final = 256
 """Batches of one group."""
 _MARKS_EVERY: Final = 1.0
@@ -49,6 +53,17 @@ _TRIM_EVERY: Final = 256
 """Groups after which old news is deleted."""
 _LAST: Final = 2.0
 """Seconds for which a writer that is closed still waits for a process that holds the file, for all that waits together."""
+
+
+class Job:
+    """A batch or a step, and its waiting caller."""
+
+    __slots__ = ("future", "work")
+
+    def __init__(self, work: Prepared | Step, future: asyncio.Future[Any] | None) -> None:
+        self.work = work
+        self.future = future
+
 
 _LOOK: Final = Job(Prepared([]), None)
 """Wakes the thread to check whether the log is too long."""
@@ -348,3 +363,34 @@ class Writer:
                 self._connection.execute("ROLLBACK")
             except apsw.Error as error:
                 logger.error("%s", store_error(self._path, error))
+
+
+def result(job: Job, value: Any, error: BaseException | None) -> list[Answer]:
+    """Return the result to deliver, if a caller waits for it."""
+    if job.future is None:
+        if error is not None:
+            logger.error("a write that nobody waited for failed: %s", error)
+        return []
+    return [(job.future, value, error)]
+
+
+def answer(answers: Sequence[Answer]) -> None:
+    """Wake all waiting callers, with one call into each event loop."""
+    loops: dict[asyncio.AbstractEventLoop, list[Answer]] = {}
+    for one in answers:
+        loops.setdefault(one[0].get_loop(), []).append(one)
+    for loop, some in loops.items():
+        try:
+            loop.call_soon_threadsafe(settle, some)
+        except RuntimeError:  # the loop is closed: no caller waits any more
+            logger.debug("%d answers came too late", len(some))
+
+
+def settle(answers: Sequence[Answer]) -> None:
+    """Wake all waiting callers, in their event loop."""
+    for future, value, error in answers:
+        if not future.done():
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from middleware_hub.persistence.restoring import Relied
+from middleware_hub.persistence.memory import Relied
 from middleware_hub.store.look_up import complete
 from middleware_hub.store.records import SpanRecord
 

@@ -16,9 +16,9 @@ import pytest
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Refill, Store
-from middleware_hub.store.redis import progress
+from middleware_hub.store.redis import recovery as recovery_module
 from middleware_hub.store.redis.keys import Keys
-from middleware_hub.store.redis.progress import OTHERS_SECONDS, Progress, Stage
+from middleware_hub.store.redis.recovery import OTHERS_SECONDS, Progress, Stage
 from middleware_hub.store.redis.store import RedisStore
 from middleware_hub.store.redis.wire.address import parse
 from middleware_hub.store.redis.wire.cluster import Cluster
@@ -88,7 +88,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(progress, "monotonic", made)
+    monkeypatch.setattr(recovery_module, "monotonic", made)
     return made
 
 

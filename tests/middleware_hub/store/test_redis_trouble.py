@@ -21,7 +21,7 @@ from middleware_hub.store.errors import StoreError, StoreMismatchError, StoreUnr
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Blob, Event
-from middleware_hub.store.redis import progress
+from middleware_hub.store.redis import recovery as recovery_module
 from middleware_hub.store.redis.forgetting import Forgetting
 from middleware_hub.store.redis.searching import Search
 from router.errors import BadRequestError
@@ -470,7 +470,7 @@ def test_what_several_wrote_in_turns_is_written_again_in_that_order(tmp_path: Pa
 def test_a_router_that_died_with_the_server_is_waited_for_no_longer_than_it_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "OTHERS_SECONDS", 0.5)
+    monkeypatch.setattr(recovery_module, "OTHERS_SECONDS", 0.5)
     world = World()
 
     async def work(server: RedisServer, store: Store) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from middleware_hub.store.protocol import Store
-from middleware_hub.store.sqlite.read_only.store import ReadOnlyStore
+from middleware_hub.store.sqlite.read_only import ReadOnlyStore
 from tests.middleware_hub.store.world import World, append_all, sqlite, with_store
 from tests.middleware_hub.store_cli.running import status
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from router.embedded.engine.sampling import AS_MANY, SamplingParams
+from router.embedded.http.admission import parse_sampling
 from router.embedded.http.errors import OutOfRange, Refused
-from router.embedded.http.sampling_json import parse_sampling
 
 
 def parse(**params: Any) -> SamplingParams:
