@@ -40,7 +40,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.parsers.think",
         "middleware_hub.persistence.mending",
         "middleware_hub.persistence.turns",
-        "middleware_hub.persistence.under_way",
         "middleware_hub.sessions.log.chat_paths",
         "middleware_hub.sessions.log.span_book",
         "middleware_hub.sessions.log.stored_log",

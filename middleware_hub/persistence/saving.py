@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from middleware_hub.persistence.under_way import Append, UnderWay, after_all, replies_in
 from middleware_hub.store.errors import MissingRecordError, StoreError, StoreUnreachableError
 from middleware_hub.store.guarded import ANSWER_SECONDS, GuardedStore
 from middleware_hub.store.protocol import Batch, Mend, Over, Store
@@ -62,8 +61,9 @@ class Saving:
         self._spool = SpoolFile.anonymous()
         self._closed = False
         self._adoption: Adoption | None = None
-        self._under_way = UnderWay(self._late, ANSWER_SECONDS, GIVE_UP_SECONDS, _LOOK_SECONDS)
-        self._stuck = self._under_way.stuck
+        self._waited_for: dict[Append, None] = {}
+        self._stuck: set[Append] = set()
+        self._watching: asyncio.TimerHandle | None = None
         self._drain = Drain(self.store, unpack)
         self._handing = asyncio.Lock()
         self._trying: asyncio.Task[None] | None = None
@@ -170,7 +170,9 @@ class Saving:
         if self._closed:
             return
         self._closed = True
-        await self._under_way.answered()
+        while self._waited_for:
+            await asyncio.wait([append.answered for append in self._waited_for])
+            await asyncio.sleep(0)
         for task in (self._adopting, self._trying):
             if task is not None:
                 task.cancel()
@@ -238,7 +240,9 @@ class Saving:
 
     def _begin(self, one: Append) -> asyncio.Future[bool]:
         one.task = asyncio.get_running_loop().create_task(self._run(one))
-        self._under_way.add(one)
+        self._waited_for[one] = None
+        if self._watching is None:
+            self._watch()
         return one.answered
 
     async def _run(self, one: Append) -> None:
@@ -265,7 +269,8 @@ class Saving:
                     one.over(True)
                 one.answer(True)
         finally:
-            self._under_way.over(one)
+            self._waited_for.pop(one, None)
+            self._stuck.discard(one)
 
     async def _empty(self) -> None:
         """Hand over what waits, if that is quick. Raises StoreUnreachableError if anything still waits."""
@@ -286,8 +291,24 @@ class Saving:
                     raise
                 batch = mended
 
-    def _late(self, one: Append) -> None:
-        self._keep(one, StoreUnreachableError(f"the store has not answered for {ANSWER_SECONDS:.0f} s"))
+    def _watch(self) -> None:
+        """Look again after a moment, as long as an append is waited for or stuck."""
+        again = self._waited_for or self._stuck
+        self._watching = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look) if again else None
+
+    def _look(self) -> None:
+        """Keep the batches of appends that are late; these go on, and are stuck. Cancel those that are stuck for too long."""
+        now = time.monotonic()
+        for one in list(self._waited_for):
+            if now - one.begun < ANSWER_SECONDS:
+                break
+            del self._waited_for[one]
+            self._stuck.add(one)
+            self._keep(one, StoreUnreachableError(f"the store has not answered for {ANSWER_SECONDS:.0f} s"))
+        for one in self._stuck:
+            if now - one.begun > GIVE_UP_SECONDS:
+                one.cancel()
+        self._watch()
 
     def _keep(self, one: Append, error: StoreUnreachableError) -> None:
         """Put a batch into the spool."""
@@ -364,3 +385,69 @@ class Saving:
                     await adoption.run()
                 except (OSError, StoreError) as error:
                     self.complain("what a dead router left has to wait: %s", error)
+
+
+class Append:
+    """A batch on its way.
+
+    Attributes:
+        mend, over, apart, parts: see `Saving.append`.
+        raises: whether the caller gets errors; else the answer is False.
+        replies: how many are in the batch.
+        answered: whether the batch was acknowledged in time.
+        task: appends it, and may go on after the answer.
+    """
+
+    __slots__ = ("answered", "apart", "batch", "begun", "mend", "over", "parts", "raises", "replies", "task")
+
+    def __init__(
+        self,
+        batch: Batch,
+        mend: Mend | None,
+        over: Over | None,
+        apart: Callable[[], None] | None = None,
+        parts: Sequence[Batch] = (),
+        *,
+        raises: bool,
+    ) -> None:
+        self.batch = batch
+        self.mend = mend
+        self.over = over
+        self.apart = apart
+        self.parts = parts or (batch,)
+        self.raises = raises
+        self.replies = replies_in(batch)
+        self.begun = time.monotonic()
+        self.answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.task: asyncio.Task[None] | None = None
+
+    def answer(self, saved: bool, error: Exception | None = None) -> None:
+        if self.answered.done():
+            return
+        if error is not None and self.raises:
+            self.answered.set_exception(error)
+            self.answered.exception()  # the caller may be gone
+        else:
+            self.answered.set_result(saved)
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+def replies_in(batch: Batch) -> int:
+    return len([1 for record in batch.records if record.versions is not None])
+
+
+def after_all(count: int, over: Over | None) -> Over | None:
+    """Return a function to be called at the end of each of `count` parts; it calls `over` at the end of the last one."""
+    if over is None or count == 1:
+        return over
+    ends: list[bool] = []
+
+    def each(saved: bool) -> None:
+        ends.append(saved)
+        if len(ends) == count:
+            over(all(ends))
+
+    return each

@@ -90,7 +90,7 @@ class Routers:
             for task in (self.saving._adopting, self.saving._trying, self.many.memory and self.many.memory._tending):
                 if task is not None:
                     task.cancel()
-            for append in [*self.saving._under_way.waited_for, *self.saving._stuck]:
+            for append in [*self.saving._waited_for, *self.saving._stuck]:
                 append.cancel()
             os.close(self.saving._spool._descriptor)
             self.saving._spool._descriptor = -1
