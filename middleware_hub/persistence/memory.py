@@ -300,7 +300,7 @@ class Memory:
         if tree.stored.get(span.stored.id) is not span:  # collected already, so it cannot be written again
             return self.saving.append(joined(notes()))
         tree.hold(span)
-        return self.saving.append(joined(notes()), mend=mend, over=lambda _: tree.release(span))
+        return self.saving.append(joined(notes()), on_missing=mend, on_done=lambda _: tree.release(span))
 
     def noting(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Batch:
         """Return what has to be appended for a note on a reply, to be found by these names."""

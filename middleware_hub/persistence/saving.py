@@ -22,7 +22,7 @@ from typing import Final
 
 from middleware_hub.store.errors import MissingRecordError, StoreError, StoreUnreachableError
 from middleware_hub.store.guarded import ANSWER_SECONDS, GuardedStore
-from middleware_hub.store.protocol import Batch, Mend, Over, Store
+from middleware_hub.store.protocol import Batch, OnDone, OnMissing, Store
 from middleware_hub.store.spool.file import SpoolFile
 from middleware_hub.store.spool.folder import SpoolFolder
 from middleware_hub.store.spool.handover import GIVE_UP_SECONDS, Adoption, Another, Drain
@@ -206,27 +206,27 @@ class Saving:
         self,
         batch: Batch,
         *,
-        mend: Mend | None = None,
-        over: Over | None = None,
-        apart: Callable[[], None] | None = None,
+        on_missing: OnMissing | None = None,
+        on_done: OnDone | None = None,
+        on_refused: Callable[[], None] | None = None,
         parts: Sequence[Batch] = (),
     ) -> asyncio.Future[bool]:
         """Append a batch, or keep it in the spool; the future tells whether it was acknowledged in time, and never fails.
 
         Args:
-            mend: for a batch whose conversation the store has forgotten.
-            over: called when the batch is in the store, or given up.
-            apart: called instead of giving up a batch that the store refuses, if its parts may still be appended.
+            on_missing: for a batch whose conversation the store has forgotten.
+            on_done: called when the batch is in the store, or given up.
+            on_refused: called instead of giving up a batch that the store refuses, if its parts may still be appended.
             parts: the parts in which it waits in the spool, so that no part is refused later because of another part.
         """
-        return self._begin(Append(batch, mend, over, apart, parts, raises=False))
+        return self._begin(Append(batch, on_missing, on_done, on_refused, parts, raises=False))
 
-    async def save(self, batch: Batch, *, mend: Mend | None = None, over: Over | None = None) -> bool:
+    async def save(self, batch: Batch, *, on_missing: OnMissing | None = None, on_done: OnDone | None = None) -> bool:
         """Append a batch, or keep it in the spool; return whether it was acknowledged in time.
 
         Raises what `Store.append` raises, except StoreUnreachableError.
         """
-        return await self._begin(Append(batch, mend, over, raises=True))
+        return await self._begin(Append(batch, on_missing, on_done, raises=True))
 
     async def write(self, batch: Batch) -> None:
         """Append a batch. Raises what `Store.append` raises; a batch that is late may still get there."""
@@ -265,8 +265,8 @@ class Saving:
             if one not in self._stuck:
                 self.saved += one.replies
                 self.seconds += one.replies * (time.monotonic() - one.begun)
-                if one.over is not None:
-                    one.over(True)
+                if one.on_done is not None:
+                    one.on_done(True)
                 one.answer(True)
         finally:
             self._waited_for.pop(one, None)
@@ -286,7 +286,7 @@ class Saving:
                 await self.store.append(batch)
                 return
             except MissingRecordError as error:
-                mended = one.mend(batch, error) if one.mend is not None and more else None
+                mended = one.on_missing(batch, error) if one.on_missing is not None and more else None
                 if mended is None:
                     raise
                 batch = mended
@@ -314,10 +314,10 @@ class Saving:
         """Put a batch into the spool."""
         self._why = error.message
         self.complain("replies are answered without being saved, and kept until the store takes writes: %s", error)
-        over = after_all(len(one.parts), one.over)
+        on_done = after_all(len(one.parts), one.on_done)
         for at, part in enumerate(one.parts):
             try:
-                if not self._spool.put(pack(part), replies_in(part), one.mend, over):
+                if not self._spool.put(pack(part), replies_in(part), one.on_missing, on_done):
                     text = (
                         f"what waits for the store has no room in {self._spool.path or 'the spool'}: "
                         "it is kept in memory only, and new requests are refused until there is room: %s"
@@ -327,8 +327,8 @@ class Saving:
                 if not at:
                     return self._refused(one, fault)
                 self._lose(part, fault)
-                if over is not None:
-                    over(False)
+                if on_done is not None:
+                    on_done(False)
         self.unsaved += one.replies
         if self._since is None:
             self._since = time.monotonic()
@@ -337,15 +337,15 @@ class Saving:
         one.answer(False)
 
     def _refused(self, one: Append, error: Exception) -> None:
-        if one.apart is not None and not isinstance(error, StoreUnreachableError):
-            one.apart()
+        if one.on_refused is not None and not isinstance(error, StoreUnreachableError):
+            one.on_refused()
             one.answer(False)
             return
         if not one.raises:
             self.unsaved += one.replies
             self._lose(one.batch, error)
-        if one.over is not None:
-            one.over(False)
+        if one.on_done is not None:
+            one.on_done(False)
         one.answer(False, error)
 
     def _lose(self, batch: Batch, error: Exception) -> None:
@@ -391,29 +391,40 @@ class Append:
     """A batch on its way.
 
     Attributes:
-        mend, over, apart, parts: see `Saving.append`.
+        on_missing, on_done, on_refused, parts: see `Saving.append`.
         raises: whether the caller gets errors; else the answer is False.
         replies: how many are in the batch.
         answered: whether the batch was acknowledged in time.
         task: appends it, and may go on after the answer.
     """
 
-    __slots__ = ("answered", "apart", "batch", "begun", "mend", "over", "parts", "raises", "replies", "task")
+    __slots__ = (
+        "answered",
+        "batch",
+        "begun",
+        "on_done",
+        "on_missing",
+        "on_refused",
+        "parts",
+        "raises",
+        "replies",
+        "task",
+    )
 
     def __init__(
         self,
         batch: Batch,
-        mend: Mend | None,
-        over: Over | None,
-        apart: Callable[[], None] | None = None,
+        on_missing: OnMissing | None,
+        on_done: OnDone | None,
+        on_refused: Callable[[], None] | None = None,
         parts: Sequence[Batch] = (),
         *,
         raises: bool,
     ) -> None:
         self.batch = batch
-        self.mend = mend
-        self.over = over
-        self.apart = apart
+        self.on_missing = on_missing
+        self.on_done = on_done
+        self.on_refused = on_refused
         self.parts = parts or (batch,)
         self.raises = raises
         self.replies = replies_in(batch)
@@ -439,15 +450,15 @@ def replies_in(batch: Batch) -> int:
     return len([1 for record in batch.records if record.versions is not None])
 
 
-def after_all(count: int, over: Over | None) -> Over | None:
-    """Return a function to be called at the end of each of `count` parts; it calls `over` at the end of the last one."""
-    if over is None or count == 1:
-        return over
+def after_all(count: int, on_done: OnDone | None) -> OnDone | None:
+    """Return a function to be called at the end of each of `count` parts; it calls `on_done` at the end of the last one."""
+    if on_done is None or count == 1:
+        return on_done
     ends: list[bool] = []
 
     def each(saved: bool) -> None:
         ends.append(saved)
         if len(ends) == count:
-            over(all(ends))
+            on_done(all(ends))
 
     return each

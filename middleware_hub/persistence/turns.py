@@ -13,12 +13,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
 from middleware_hub.persistence.backing import Beside
 from middleware_hub.persistence.mending import Refilling, ends_before, whole_chain
+from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.spelling import Spelling
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.match import PrefixMatch
@@ -30,7 +31,7 @@ from middleware_hub.store.chains import Stored, record_of
 from middleware_hub.store.errors import MissingRecordError
 from middleware_hub.store.gathering import Gathering
 from middleware_hub.store.paths import BLOCK, TextPath
-from middleware_hub.store.protocol import Batch, Mend, Over, Refill
+from middleware_hub.store.protocol import Batch, Refill
 from middleware_hub.store.records import Blob, Event, SpanRecord, new_id
 
 logger = logging.getLogger(__name__)
@@ -83,29 +84,13 @@ class _Group:
     split: bool = False
 
 
-class Appends(Protocol):
-    """Appends batches, see `saving`."""
-
-    def append(
-        self,
-        batch: Batch,
-        *,
-        mend: Mend | None = None,
-        over: Over | None = None,
-        apart: Callable[[], None] | None = None,
-        parts: Sequence[Batch] = (),
-    ) -> asyncio.Future[bool]:
-        """Append a batch; the future tells whether it was acknowledged in time."""
-        ...
-
-
 class Turns:
     """See the top of this file."""
 
     def __init__(
         self,
         tree: RadixTree,
-        saving: Appends,
+        saving: Saving,
         versions: VersionLog,
         spelling: Spelling,
         handed_over: Callable[[Generation], None] = lambda _: None,
@@ -264,7 +249,7 @@ class Turns:
     # Appending ---------------------------------------------------------------------------------------------------------
 
     def _append(self, group: _Group) -> None:
-        def over(saved: bool) -> None:
+        def done(saved: bool) -> None:
             for turn in group.turns:
                 self._over(turn, saved=saved)
 
@@ -275,9 +260,9 @@ class Turns:
         count = len(together.records)
         saving = self._saving.append(
             together,
-            mend=lambda batch, error: self._mended(group.turns, batch, error, first=len(batch.records) == count),
-            over=over,
-            apart=apart if len(group.turns) > 1 else None,
+            on_missing=lambda batch, error: self._mended(group.turns, batch, error, first=len(batch.records) == count),
+            on_done=done,
+            on_refused=apart if len(group.turns) > 1 else None,
             parts=[_with(group.batches[0], group.news), *group.batches[1:]],
         )
         saving.add_done_callback(lambda done: self._answer(group, saved=not done.cancelled() and done.result()))

@@ -36,9 +36,9 @@ class Batch(msgspec.Struct, frozen=True):
     gathered: bool = False
 
 
-Mend = Callable[[Batch, MissingRecordError], Batch | None]
+OnMissing = Callable[[Batch, MissingRecordError], Batch | None]
 """Returns a batch with the records that the store has forgotten; None if they are not known here either."""
-Over = Callable[[bool], None]
+OnDone = Callable[[bool], None]
 """Called at the end: True if the batch is in the store, False if it was given up."""
 
 

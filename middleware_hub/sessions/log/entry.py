@@ -10,7 +10,7 @@ from typing import Protocol
 from middleware_hub.sessions.log.events import AnyEvent
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.versions import VersionClock
-from middleware_hub.store.protocol import Batch, Mend, Over, Store
+from middleware_hub.store.protocol import Batch, OnDone, OnMissing, Store
 from middleware_hub.store.records import Blob, Event, Serials, SpanRecord
 
 
@@ -69,8 +69,8 @@ class Appends(Protocol):
         self,
         batch: Batch,
         *,
-        mend: Mend | None = None,
-        over: Over | None = None,
+        on_missing: OnMissing | None = None,
+        on_done: OnDone | None = None,
     ) -> bool:
         """Append a batch, or keep it in the spool; return whether it was acknowledged in time."""
         ...

@@ -196,7 +196,9 @@ class StoredLog:
             logged += [event for entry in entries for event in entry.news]
             batch = Batch(records, self._book.paths(records), blobs, logged)
             try:
-                saved = await self._shelf.saving.save(batch, mend=self._mended, over=partial(self._over, events))
+                saved = await self._shelf.saving.save(
+                    batch, on_missing=self._mended, on_done=partial(self._over, events)
+                )
                 if not saved:
                     self._unsaved += events
                     self._shelf.failed(len(events), StoreUnreachableError("it takes no writes"))

@@ -55,14 +55,14 @@ class SpoolHead(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct):
-    """A batch in the file; `mend` and `over` are those of its recorder in this process (see `handover`)."""
+    """A batch in the file; `on_missing` and `on_done` are those of its recorder in this process (see `handover`)."""
 
     offset: int
     """Where it begins; of one that is held, where the file ended when it came."""
     size: int
     replies: int = 0
-    mend: Callable[..., Any] | None = None
-    over: Callable[[bool], None] | None = None
+    on_missing: Callable[..., Any] | None = None
+    on_done: Callable[[bool], None] | None = None
     tried: int = -1
     """How many steps of the hand-over had been made when a record that this one builds on was missing."""
     held: bytes = b""
@@ -168,12 +168,12 @@ class SpoolFile:
         self,
         data: bytes,
         replies: int = 1,
-        mend: Callable[..., Any] | None = None,
-        over: Callable[[bool], None] | None = None,
+        on_missing: Callable[..., Any] | None = None,
+        on_done: Callable[[bool], None] | None = None,
     ) -> bool:
         """Append a packed batch and its number of replies; return False if it is held in memory, see `fault`."""
         frame = _framed(_BATCH, replies.to_bytes(_COUNT, "big") + data)
-        waiting = Waiting(self._end, len(frame), replies, mend, over, held=frame)
+        waiting = Waiting(self._end, len(frame), replies, on_missing, on_done, held=frame)
         self._add(waiting)
         self.held_bytes += waiting.size
         return self._settle(waiting)

@@ -26,7 +26,7 @@ from middleware_hub.store.errors import (
     StoreUnreachableError,
 )
 from middleware_hub.store.paths import TextPath
-from middleware_hub.store.protocol import Batch, Mend, Store
+from middleware_hub.store.protocol import Batch, OnMissing, Store
 from middleware_hub.store.records import Blob, Event, SpanRecord
 from middleware_hub.store.spool.file import SpoolFile
 
@@ -94,7 +94,7 @@ class HandOver:
             return False
         return True
 
-    async def one(self, batch: Batch, mend: Mend | None) -> None:
+    async def one(self, batch: Batch, on_missing: OnMissing | None) -> None:
         """Append a batch.
 
         Raises:
@@ -133,7 +133,7 @@ class HandOver:
                     raise EndedElsewhereError(
                         "the store has forgotten a session that other routers went on with"
                     ) from error
-                mended = None if mend is None else mend(batch, error)
+                mended = None if on_missing is None else on_missing(batch, error)
                 if mended is None:
                     raise
                 batch = mended
@@ -240,7 +240,7 @@ class Drain:
         try:
             batch = self._unpack(spool.read(first))
             ordered = any(event.kind == TURN for event in batch.events)
-            await over.one(batch, first.mend)
+            await over.one(batch, first.on_missing)
         except StoreUnreachableError:
             raise
         except MissingRecordError as error:
@@ -258,8 +258,8 @@ class Drain:
         self._steps += 1
         for one in spool.done(count):
             self.handed_over += one.replies
-            if one.over is not None:
-                one.over(True)
+            if one.on_done is not None:
+                one.on_done(True)
 
     def _give_up(self, spool: SpoolFile, over: HandOver, error: Exception) -> None:
         with suppress(StoreError):
@@ -272,8 +272,8 @@ class Drain:
         self.lost += spool.waiting[0].replies
         logger.error("a reply that waited is refused by the store, and kept in %s: %s", beside or "no file", error)
         (one,) = spool.done()
-        if one.over is not None:
-            one.over(False)
+        if one.on_done is not None:
+            one.on_done(False)
 
 
 class Adoption:

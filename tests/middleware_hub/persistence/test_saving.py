@@ -37,7 +37,7 @@ def test_an_append_that_ends_after_its_caller_was_answered_counts_once() -> None
         saver = Saving(GuardedStore(troubled))  # type: ignore[arg-type]
         over: list[bool] = []
         troubled.appends = "hangs"
-        assert not await saver.append(World().turn(None, "a", "b").batch, over=over.append)
+        assert not await saver.append(World().turn(None, "a", "b").batch, on_done=over.append)
         assert (saver.saved, saver.unsaved, saver.waiting, over) == (0, 1, 1, [])
         troubled.mend()
         for _ in range(50):  # it ends now, and has been answered already
@@ -71,7 +71,7 @@ def test_who_appended_what_is_given_up_hears_of_it() -> None:
     async def main() -> None:
         saver = Saving(DictionaryStore())
         world, over = World(), list[bool]()
-        assert not await saver.append(world.turn(world.turn(None, "a", "b"), "c", "d").batch, over=over.append)
+        assert not await saver.append(world.turn(world.turn(None, "a", "b"), "c", "d").batch, on_done=over.append)
         assert (saver.lost, over) == (1, [False])
         await saver.close()
 
@@ -83,7 +83,7 @@ def test_a_batch_that_is_mended_in_vain_is_not_taken_for_saved() -> None:
         saver = Saving(DictionaryStore())
         world = World()
         assert not await saver.append(
-            world.turn(world.turn(None, "a", "b"), "c", "d").batch, mend=lambda batch, error: batch
+            world.turn(world.turn(None, "a", "b"), "c", "d").batch, on_missing=lambda batch, error: batch
         )
         assert (saver.saved, saver.lost) == (0, 1)
         await saver.close()
@@ -101,7 +101,7 @@ def test_one_of_several_replies_for_which_there_is_no_room_is_held_in_memory(cap
         parts = [world.turn(None, "a", "b").batch, world.turn(None, "c", "d").batch]
         saver._spool._max_bytes = len(pack(parts[0])) - _OVERDRAFT
         troubled.appends = "raises"
-        assert not await saver.append(joined(parts), over=over.append, parts=parts)
+        assert not await saver.append(joined(parts), on_done=over.append, parts=parts)
         assert (saver.waiting, saver.lost, over) == (2, 0, [])
         assert saver.held_bytes > len(pack(parts[1]))
         assert "kept in memory only" in caplog.text
