@@ -12,8 +12,8 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from middleware_hub.persistence.backing import Backing
 from middleware_hub.persistence.control import StoreChannel
+from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.judge import Judge
@@ -77,7 +77,7 @@ class Hub:
             self.channel = StoreChannel(self.store, store.url.partition(":")[0].partition("+")[0])
             self.versions = VersionLog(self.store, self.clock, self.judge.workers)
         self.tree: RadixTree | None = None
-        self.memory: Backing | None = None
+        self.memory: Memory | None = None
         self.groups = Groups(self.saving)
         self.sessions: SampleTrajectories | None = None
         self._living = False

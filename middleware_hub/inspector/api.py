@@ -28,7 +28,7 @@ from middleware_hub.inspector.queries import Query, explain_request, path_segmen
 from middleware_hub.inspector.reports.drifts import Drifts
 from middleware_hub.inspector.reports.files import TYPES
 from middleware_hub.inspector.reports.run import RunReports
-from middleware_hub.persistence.backing import Backing
+from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.cut import end_of
 from middleware_hub.radix.retrieval import RETOKENIZED
 from middleware_hub.radix.tree import RadixTree
@@ -75,7 +75,7 @@ class Sources(NamedTuple):
 
     tokenizer: Tokenizer
     tree: RadixTree | None
-    memory: Backing | None
+    memory: Memory | None
     sessions: SessionSource | None
     behind: Callable[[str], int]
     """Returns how many versions a weight version is behind the current one."""

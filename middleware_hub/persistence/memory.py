@@ -17,10 +17,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from middleware_hub.persistence.backing import Beside
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.spelling import Spelling
-from middleware_hub.persistence.turns import Turns, joined
+from middleware_hub.persistence.turns import Beside, Turns, joined
 from middleware_hub.persistence.weight_versions import LOG, VersionLog
 from middleware_hub.radix.cut import Cut, end_of
 from middleware_hub.radix.late_answers import Doubt, doubts, passed_over
@@ -87,6 +86,7 @@ class Memory:
 
     @property
     def away(self) -> bool:
+        """Return whether the store is known not to answer, so that what is recorded now is not saved at once."""
         return self.saving.away
 
     async def open(self) -> None:
@@ -284,13 +284,20 @@ class Memory:
     def record(
         self, match: PrefixMatch, context: Context | None, reply: SampledReply, beside: Beside | None = None
     ) -> tuple[Generation, Awaitable[bool]]:
-        """Record a reply in the tree, and begin to append it. The future says whether the store has acknowledged it."""
+        """Record a reply in the tree, and begin to append it. The future says whether the store has acknowledged it.
+
+        `beside` returns events that are appended together with it.
+        """
         generation = self.tree.record(match, context, reply, serial=self._serials.next())
         saved = self._turns.add(match, generation, reply, own_context=context is not None, beside=beside)
         return generation, saved
 
     def note(self, reply: Generation, notes: Callable[[], Sequence[Batch]]) -> Awaitable[bool]:
-        """See `Backing.note`."""
+        """Begin to save the notes on a reply and those before it, see `noting`; the result tells whether they are in the store.
+
+        `notes` makes them. If the store has forgotten the conversation meanwhile, that is written again, with what `notes`
+        returns then; nothing is, if it returns nothing.
+        """
 
         def mend(batch: Batch, error: MissingRecordError) -> Batch | None:
             again, made = self._turns.again(reply), notes()
@@ -326,6 +333,7 @@ class Memory:
             self.taken(span.stored.root)
 
     def taken(self, root: bytes) -> None:
+        """Note that the conversation with this root was retrieved. It need not be in memory."""
         # The store ignores marks of what it does not have yet.
         self._turns.when_there(root, self._retrieved)
 

@@ -17,7 +17,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from middleware_hub.persistence.backing import Beside
 from middleware_hub.persistence.mending import Refilling, ends_before, whole_chain
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.spelling import Spelling
@@ -42,6 +41,10 @@ _ENOUGH: Final = 1 << 18
 """Bytes of gathered turns that are appended at once."""
 _A_TURN: Final = 2_000
 """Bytes that a turn counts besides its tokens and text."""
+
+
+Beside = Callable[[Generation], Sequence[Event]]
+"""Returns what is to be appended with the record of a reply, whose span has its id by then."""
 
 
 @dataclass(slots=True, eq=False)

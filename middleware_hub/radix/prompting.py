@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from middleware_hub.chat.errors import ContextLengthError
-from middleware_hub.persistence.backing import Backing
+from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.records import Context, Namespace
 from middleware_hub.radix.tree import RadixTree
@@ -64,7 +64,7 @@ async def from_text(
     text: str,
     parent: str | None,
     tracer: Tracer = OFF,
-    memory: Backing | None = None,
+    memory: Memory | None = None,
 ) -> Prompt:
     """Make the prompt of a request with text. Raises BadRequestError if the text encodes to no token.
 
@@ -104,7 +104,7 @@ async def from_ids(
     parent: str | None,
     tracer: Tracer = OFF,
     encoded: Sequence[range] = (),
-    memory: Backing | None = None,
+    memory: Memory | None = None,
 ) -> Prompt:
     """Make the prompt of a request that came as ids: they are sent unchanged, whatever is remembered.
 

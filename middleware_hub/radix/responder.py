@@ -14,7 +14,7 @@ from msgspec import Raw
 from starlette.types import Message, Send
 
 from middleware_hub.affinity import HEADER as AFFINITY
-from middleware_hub.persistence.backing import Backing
+from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.judge import (
     INTERNAL_ERROR,
@@ -63,7 +63,7 @@ class Recorder:
         tree: RadixTree,
         judge: Judge,
         tracer: Tracer = OFF,
-        memory: Backing | None = None,
+        memory: Memory | None = None,
         groups: Groups | None = None,
     ) -> None:
         self.tracer = tracer

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from middleware_hub.persistence.backing import Backing
+from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.per_token_answer import per_token_fields
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace, Recall
@@ -52,7 +52,7 @@ async def retrieve(
     text: str,
     request: RetrievalRequest,
     expected: Sequence[str] = (),
-    memory: Backing | None = None,
+    memory: Memory | None = None,
     lists: Lists | None = None,
 ) -> Answered:
     """Return the answer for one text; `expected` are its listed replies; `memory` fills the tree; a request has one `lists`.
@@ -109,7 +109,7 @@ async def _written(
 
 
 async def with_extras(
-    tree: RadixTree, memory: Backing | None, flat: Trajectory, request: RetrievalRequest
+    tree: RadixTree, memory: Memory | None, flat: Trajectory, request: RetrievalRequest
 ) -> tuple[Trajectory, dict[str, Any]]:
     """Return the further fields that a request wants, and the sequence with the reasons for which they may be incomplete."""
     if not request.wanted:
@@ -127,7 +127,7 @@ async def _cover(
     first: Trajectory,
     request: RetrievalRequest,
     expected: Sequence[str],
-    memory: Backing | None,
+    memory: Memory | None,
     missed: Sequence[str],
 ) -> Answered:
     """Answer with the chain of the text, and the fewest others that hold the rest of the replies whole."""
@@ -215,7 +215,7 @@ def _not_among(expected: Iterable[str], spans: Iterable[TokenSpan]) -> list[str]
     return [name for name in expected if there.isdisjoint(names_of(name))]
 
 
-def trajectory(tree: RadixTree, generation: Generation, text: str, memory: Backing | None = None) -> dict[str, Any]:
+def trajectory(tree: RadixTree, generation: Generation, text: str, memory: Memory | None = None) -> dict[str, Any]:
     """Return the answer for the text of a reply that was just recorded, for `return_trajectory`."""
     recall = tree.recall_generation(generation)
     if memory is not None:

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Raw
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from middleware_hub.persistence.backing import Backing
+from middleware_hub.persistence.memory import Memory
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
@@ -60,7 +60,7 @@ class Calls:
         sequences: SampleTrajectories,
         clock: VersionClock,
         stopping: Callable[[], bool],
-        memory: Backing | None,
+        memory: Memory | None,
         *,
         max_body_bytes: int,
     ) -> None:

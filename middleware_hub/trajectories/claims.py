@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.persistence.backing import Backing
+from middleware_hub.persistence.memory import Memory
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import StoreError
 from middleware_hub.trajectories.answers import described, waiting
@@ -80,7 +80,7 @@ class Claims:
         clock: VersionClock,
         counts: Counter[str],
         stopping: Callable[[], bool],
-        memory: Backing | None = None,
+        memory: Memory | None = None,
     ) -> None:
         self._sequences = sequences
         self._clock = clock

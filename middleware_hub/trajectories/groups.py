@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import Final
 
+from middleware_hub.persistence.saving import Saving
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace
 from middleware_hub.radix.tree import RadixTree
@@ -18,7 +19,6 @@ from middleware_hub.trajectories.choosing import overflow
 from middleware_hub.trajectories.events import Ended, Joined, Sampled
 from middleware_hub.trajectories.journal import (
     MOST_MEMBERS,
-    Appends,
     Journal,
     MemoryJournal,
     StoreJournal,
@@ -47,7 +47,7 @@ class Groups:
             `acknowledged`, `released` and `lost`; replies and sessions that `joined`, `dropped` and `evicted`.
     """
 
-    def __init__(self, saving: Appends | None = None) -> None:
+    def __init__(self, saving: Saving | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self._saving = saving
         self._journals: OrderedDict[tuple[str, str], Journal] = OrderedDict()

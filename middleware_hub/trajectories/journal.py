@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from middleware_hub.persistence.saving import Saving
 from middleware_hub.store.errors import DamagedRecordError
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event
@@ -88,30 +89,10 @@ class Journal(Protocol):
         ...
 
 
-class Appends(Protocol):
-    """Appends to a store, see `persistence.saving`."""
-
-    @property
-    def store(self) -> Store:
-        """Return the store."""
-
-    @property
-    def away(self) -> bool:
-        """Return whether the store is known not to answer."""
-        ...
-
-    async def save(self, batch: Batch) -> bool:
-        """Append a batch, or keep it until the store takes it; return whether it was acknowledged in time."""
-        ...
-
-    async def write(self, batch: Batch) -> None:
-        """Append a batch now or not at all."""
-
-
 class StoreJournal:
     """A `Journal` in a store that is open."""
 
-    def __init__(self, saving: Appends, log: str) -> None:
+    def __init__(self, saving: Saving, log: str) -> None:
         self.log = log
         self.ledger = Ledger()
         self.choosing = asyncio.Lock()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from middleware_hub.persistence.backing import Backing
+from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.cut import end_of
 from middleware_hub.radix.node import Generation
@@ -39,7 +39,7 @@ class Sequences:
     """
 
     def __init__(
-        self, tree: RadixTree, memory: Backing | None, sessions: Callable[[], SampleTrajectories | None]
+        self, tree: RadixTree, memory: Memory | None, sessions: Callable[[], SampleTrajectories | None]
     ) -> None:
         self._tree = tree
         self._memory = memory
@@ -90,7 +90,7 @@ class Sequences:
         return Built(answers, exact, tuple(versions))
 
     async def _asked_late(self, ends: Sequence[Generation]) -> list[Sequence[str]]:
-        """Return `Backing.asked_late` of each of these chains."""
+        """Return `Memory.asked_late` of each of these chains."""
         memory = self._memory
         if memory is None:
             return [()] * len(ends)

@@ -17,7 +17,7 @@ import msgspec
 
 from middleware_hub.chat.keys import adapter_of
 from middleware_hub.chat.messages import ChatRequest, Message
-from middleware_hub.persistence.backing import Backing
+from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.sessions.log import replay
@@ -68,7 +68,7 @@ class Remembering(Protocol):
     """Remembers texts, see `Hub`."""
 
     tree: RadixTree | None
-    memory: Backing | None
+    memory: Memory | None
 
 
 class _Said(NamedTuple):
@@ -139,7 +139,7 @@ class ChatNotes:
             if message.get("role") == "assistant":
                 yield _Said(depth, names_on(path, reasoning_in(message)), name_before(before))
 
-    async def _bring(self, tree: RadixTree, memory: Backing, lora: str, names: Sequence[str]) -> None:
+    async def _bring(self, tree: RadixTree, memory: Memory, lora: str, names: Sequence[str]) -> None:
         """Commit the turns with these names, the likeliest first, and those that they continue. Raises StoreError.
 
         The names of a long conversation are asked for in parts, until nothing is missing.
@@ -212,7 +212,7 @@ class ChatNotes:
 
         return memory.note(reply, notes)
 
-    def _noting(self, memory: Backing, checkpoint: Checkpoint, reply: TokenSpan, lora: str) -> Batch:
+    def _noting(self, memory: Memory, checkpoint: Checkpoint, reply: TokenSpan, lora: str) -> Batch:
         checkpoint.span.stored = Noted(reply.stored.id, path_to(checkpoint.node), reply.stored.rewritten)
         return memory.noting(reply, self._place(lora), names_of_turn(checkpoint), _encode(_note(checkpoint)))
 

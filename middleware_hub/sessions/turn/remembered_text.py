@@ -9,7 +9,7 @@ from typing import Protocol
 from starlette.types import Scope
 
 from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.persistence.backing import Backing
+from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix import prompting
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.prompting import Prompt
@@ -26,7 +26,7 @@ class Remembering(Protocol):
 
     tokenizer: Tokenizer
     tree: RadixTree | None
-    memory: Backing | None
+    memory: Memory | None
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class RememberedText:
     _namespace: tuple[str, str, str]
     _parent: str | None
     _tracer: Tracer
-    _memory: Backing | None = None
+    _memory: Memory | None = None
     knew_parent: bool = False
     reply: str = ""
     replied: int = 0
