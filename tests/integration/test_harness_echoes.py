@@ -373,3 +373,50 @@ def test_calls_that_are_written_apart_are_one_turn_in_the_responses_api(serves: 
     results = [{"type": "function_call_output", "call_id": call["call_id"], "output": "x"} for call in (one, other)]
     second = ask([user("a"), *front, one, results[0], other, results[1]], "Done.")
     continued(agent, first, second)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("odd", [False, True])
+@pytest.mark.parametrize("added", ["", "\nCalling tools:\n[{'name': 'python_interpreter'}]"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "glm4moe"])
+def test_a_stop_string_that_the_client_writes_back_keeps_its_ids(
+    serves: Serves, name: str, added: str, odd: bool, stream: bool
+) -> None:
+    """smolagents stops its code agent at `</code>`, writes that again, and what it did behind it: one trajectory."""
+    served, model = serves(name), model_of(name)
+    agent, opened = AgentSession.make(served), "" if name == "qwen3_5_think" else "<think>\n"
+    chain, messages = list[int](), [user("a")]
+    for number in range(3):
+        said = f"{opened}hm\n</think>\n\nI look.\n<code>\nlook({number})\n"
+        stop = (
+            [one for piece in ("</", "co", "de", ">") for one in model.encode(piece)]
+            if odd
+            else model.encode("</code>")
+        )
+        served.workers[0].script(ids=[*model.encode(said), *stop])
+        turn = agent.must(*messages, stop=["</code>"], stream=stream)
+        assert turn.sent[: len(chain)] == chain
+        assert turn.sampled[-len(stop) :] == stop
+        chain = turn.chain
+        messages += [
+            {"role": "assistant", "content": f"I look.\n<code>\nlook({number})\n</code>{added}"},
+            user("nothing"),
+        ]
+    (only,) = agent.finalize()
+    assert (ids_of(only), only["exact"], only["num_turns"]) == (chain, True, 3)
+    assert sum(only["response_mask"]) == sum(len(record.output_ids) for record in served.workers[0].log[-3:])
+
+
+def test_of_a_stop_string_only_what_the_client_writes_back_is_kept(serves: Serves) -> None:
+    """The rest of it was never seen: the turn forks there."""
+    served, model = serves(), model_of("qwen3")
+    agent, stop = AgentSession.make(served), [*model.encode("</"), *model.encode("code>")]
+    served.workers[0].script(ids=[*model.encode(f"{THOUGHT}look()\n"), *stop])
+    first = agent.must(user("a"), stop=["</code>"])
+    kept = len(first.chain) - len(model.encode("code>"))
+    second = agent.must(user("a"), {"role": "assistant", "content": "look()\n</end>"}, user("b"), says=f"{THOUGHT}Yes.")
+    assert second.sent[:kept] == first.chain[:kept]
+    assert second.sent[kept : len(first.chain)] != first.chain[kept:]
+    found = agent.finalize()
+    assert [ids_of(one) for one in found] == [first.chain, second.chain]
+    assert all(one["exact"] for one in found)

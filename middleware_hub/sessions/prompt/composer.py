@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Callable
 from functools import cached_property, partial
+from itertools import takewhile
 from typing import TypeVar
 
 import msgspec
@@ -43,6 +44,7 @@ from middleware_hub.sessions.prompt.whole_rendering import Resident, WholeRender
 from middleware_hub.sessions.trie.nodes import Checkpoint, IsEcho
 from middleware_hub.sessions.trie.prepared_turn import EditedMessage, PreparedTurn
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, pack_ids, unpack_ids
+from middleware_hub.spans.hidden_tail import spell_tail
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -148,8 +150,8 @@ class Composer:
                 if own is not None and replied > prompt.reused:
                     return msgspec.structs.replace(own, reply=reply)
                 how = manner(edited, request.messages[echo.at - 1])
-                reasons = (EDITED_TURN, *prompt.reasons)
-                return msgspec.structs.replace(prompt, reasons=reasons, apart=prompt.apart or not all_kept, edited=how)
+                apart = prompt.apart or not (all_kept or joined.take == edited.span.count)
+                return msgspec.structs.replace(prompt, reasons=(EDITED_TURN, *prompt.reasons), apart=apart, edited=how)
         if found is None:
             return own or await self._own(turn, request, start)
         if turn.checkpoint is None or reach > turn.covered or (found.last is not None and turn.names(found.last)):
@@ -273,7 +275,10 @@ class Composer:
             opens = self._codec.encode_tail(rest[:OPENING])
             if not (best.rendered or best.text) or (opens and opens[0] in self._codec.special_ids):
                 return best.checkpoint, join(best.checkpoint, rest, self._codec), True
-            # Otherwise the text continues where the model had stopped.
+            # Otherwise the text continues where the model had stopped, or behind the stop string that it spells.
+            stop = tuple(takewhile(lambda token: not token.special, best.checkpoint.tail))
+            taken, position = spell_tail(stop, rest, 0)
+            return best.checkpoint, Join(best.take + taken, rest[position:]), False
         return best.checkpoint, Join(best.take, rest), False
 
     def _written_over(self, checkpoint: Checkpoint, at: int, request: ChatRequest) -> str | None:
