@@ -305,7 +305,7 @@ def test_the_store_commands_see_replies_and_no_notes(
     assert status("verify", "--store", url) == 0
     capsys.readouterr()
     assert status("stats", "--store", url, "--tokens", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["replies"] == 2
+    assert json.loads(capsys.readouterr().out)["turns"] == 2
     assert status("prune", "--store", url, "--unused-for", "0s", "--unretrieved") == 0
     capsys.readouterr()
     assert status("stats", "--store", url, "--json") == 0

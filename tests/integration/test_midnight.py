@@ -77,7 +77,7 @@ def test_an_edited_reply_of_yesterday_keeps_its_ids(made: tuple[Stack, Model]) -
     with time_machine.travel(MORNING):
         echo = {"role": "assistant", "content": "The answer is five."}
         second = agent.must(user("Hello"), echo, user("Go on."), says=f"{model.begins}Yes.")
-    assert set(second.answer.headers["x-radix-reasons"].split(", ")) == {"edited_turn", "left_out"}
+    assert set(second.answer.headers["x-radix-reasons"].split(", ")) == {"edited_turn"}
     assert second.sent[: len(first.sent)] == first.sent
 
 

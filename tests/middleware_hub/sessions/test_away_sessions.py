@@ -356,26 +356,30 @@ def test_a_turn_of_a_session_that_was_deleted_and_forgotten_holds_up_nobody(tmp_
     asyncio.run(work())
 
 
-def test_a_turn_that_can_be_kept_nowhere_is_no_turn(tmp_path: Path) -> None:
-    """Neither the store nor the disk takes it: its client is told, and the session is as before."""
+def test_a_turn_that_neither_the_store_nor_the_disk_takes_stays_in_memory(tmp_path: Path) -> None:
+    """Its client is told, and the next one is refused, until there is room."""
 
     async def work() -> None:
         async with routers(tmp_path) as both:
             room = await both.another()
             await room.open()
             assert (await room.ask(BODY).answer())[0] == 200
-            before = await exported(room)
             broken = Broken(room, "append")
             saving = room.hub.saving
             assert saving is not None
             descriptor, saving._spool._descriptor = saving._spool._descriptor, os.open("/dev/full", os.O_RDWR)
+            held = room.ask(more(BODY))
+            assert (await held.answer())[0] == 200
+            assert dict(held.out[0]["headers"])[b"x-radix-saved"] == b"no"
             status, found = await room.ask(more(BODY)).answer()
             assert (status, found["error"]["type"]) == (503, "store_unreachable")
-            assert await exported(room) == before
+            assert "in memory only" in found["error"]["message"]
             os.close(saving._spool._descriptor)
             saving._spool._descriptor = descriptor
             broken.mend()
+            assert await saving.hand_over()
             assert (await room.ask(more(BODY)).answer())[0] == 200
+            assert room.session.samples == 3
             assert await exported(await both.another()) == await exported(room)
 
     asyncio.run(work())
