@@ -420,3 +420,34 @@ def test_of_a_stop_string_only_what_the_client_writes_back_is_kept(serves: Serve
     found = agent.finalize()
     assert [ids_of(one) for one in found] == [first.chain, second.chain]
     assert all(one["exact"] for one in found)
+
+
+def test_each_of_two_equal_samples_goes_on_at_another_router(tmp_path: Path) -> None:
+    """Each has ids of its own for its calls, and the results name them."""
+    store = StoreConfig(url=f"sqlite:{tmp_path / 'store.sqlite3'}")
+    with contextlib.ExitStack() as entered:
+        one, other = (
+            entered.enter_context(stack("qwen", styles=("cumulative",), folder=chat_model("qwen3"), store=store))
+            for _ in range(2)
+        )
+        agent, workers = agent_of(one), [*one.workers, *other.workers]  # routers of one store share their workers
+        elsewhere = AgentSession(other, agent.name, tools=agent.tools)
+
+        def ask(by: AgentSession, says: str, *messages: Said, **options: Any) -> Turn:
+            before = [len(worker.log) for worker in workers]
+            for worker in workers:
+                worker.script(text=says, times=options.get("n", 1))
+            answer = by.ask(*messages, **options).answer
+            for worker in workers:
+                worker.forget_scripts()
+            return Turn(answer, next(each for at, worker in enumerate(workers) for each in worker.log[before[at] :]))
+
+        choices = ask(agent, f"{LOOK}\n{SEE}", user("a"), n=2).answer.json()["choices"]
+        for number, choice in enumerate(choices):
+            message = choice["message"]
+            messages = [user("a"), message, *(tool(call, f"found {number}") for call in message["tool_calls"])]
+            second = ask(agent, "I see.", *messages)
+            third = ask(elsewhere, "Done.", *messages, second.message, user("b"))
+            assert third.sent[: len(second.chain) - 1] == second.chain[:-1]
+            assert "prefix_changed" not in reasons(third)
+        assert [each["num_turns"] for each in elsewhere.finalize()] == [3, 3]

@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.call_ids import is_of
+from middleware_hub.chat.call_ids import is_of, place_of
 from middleware_hub.chat.keys import CallIds, KeyFunction, adapter_of, answered_by, call_ids, canonical
 from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.answered import as_answered
@@ -235,7 +235,8 @@ class MessageTrie:
         node = self._root(setting) if behind is None else self._checkpoints[behind].node
         for written in messages:
             message: Message = msgspec.json.decode(written)
-            key = self.key(message, _answered_at(node) if message.get("role") == "tool" else ())
+            answers = _answered_at(node, message.get("tool_call_id")) if message.get("role") == "tool" else ()
+            key = self.key(message, answers)
             child = (node.children or {}).get(key)
             if child is None:
                 child = self._attach(node, key, message)
@@ -483,11 +484,18 @@ class MessageTrie:
             del self._roots[node.setting]
 
 
-def _answered_at(node: MessageNode) -> CallIds:
-    """Return the ids of the last calls in a conversation: those that a result may answer."""
+def _answered_at(node: MessageNode, answered: object) -> CallIds:
+    """Return the ids of the last calls in a conversation: those that a result may answer.
+
+    A turn that was sampled again has one message, with the ids of the first sample: `answered` may be an id of a later one.
+    """
     for passed in node.ancestors():
         if passed.role == "assistant" and b'"tool_calls"' in passed.message:
-            return call_ids(msgspec.json.decode(passed.message))
+            ids, place = [*call_ids(msgspec.json.decode(passed.message))], place_of(answered)
+            again = any(is_of(answered, one.id) for one in passed.samples or ())
+            if again and place is not None and place.number < len(ids):
+                ids[place.number] = str(answered)
+            return ids
     return ()
 
 
