@@ -160,6 +160,8 @@ class RadixTreeMiddleware:
         try:
             for number, parent in enumerate(parents):
                 prompt = await self._prompt(namespace, request, number, parent, encoded)
+                if state.unheard:
+                    prompt = replace(prompt, match=replace(prompt.match, unheard=True))
                 prompts.append(replace(prompt, member=members[number]) if members else prompt)
                 printed.append(Raw(printed_ids(prompts[-1].packed)))
                 if number:

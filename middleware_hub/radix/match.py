@@ -220,6 +220,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
         path: how far the text goes down the tree, from where `RadixTree.record` goes on.
         mismatched: the text holds a reply whose ids do not spell it (`engine_mismatch`), encoded as the client saw it.
         unasked: the store, which may know more of this text, could not be asked (`store_unreachable`).
+        unheard: it is a chat with replies that nobody knew while the store could not be asked.
         hidden_parent: the parent that the request named has only hidden tokens, and the prompt has none of them.
         foreign: the chain was recorded under another text than this one (the ids of both are the same).
         hashed: the hashes of the text that the store behind the tree has computed.
@@ -238,6 +239,7 @@ class PrefixMatch(msgspec.Struct, frozen=True):
     mismatched: bool = False
     path: Path | None = None
     unasked: bool = False
+    unheard: bool = False
     hashed: Any = None
 
     @property
@@ -247,7 +249,8 @@ class PrefixMatch(msgspec.Struct, frozen=True):
             (SpanFlag.PARENT_LOST if self.unknown_parent else 0)
             | (SpanFlag.AFTER_MISMATCH if self.mismatched else 0)
             | (SpanFlag.FOREIGN if self.foreign or self.cut.foreign else 0)
-            | (SpanFlag.UNASKED if self.unasked else 0)
+            | (SpanFlag.UNASKED if self.unasked or self.unheard else 0)
+            | (SpanFlag.UNHEARD if self.unheard else 0)
         )
 
     @property

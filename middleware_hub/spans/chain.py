@@ -77,6 +77,10 @@ class SpanFlag:
     """`store_unreachable`: the store, which may know more of the text before these tokens, could not be asked."""
     ASKED_LATE: Final = 16384
     """The same, but the store was asked later, and has no more of that text. Only spans in memory have it, no record."""
+    UNHEARD: Final = 32768
+    """With `UNASKED`: the prompt is a chat with replies that nobody knew. Its text cannot show whether they were sampled,
+    because templates write earlier turns otherwise than they were sampled: so the doubt stays.
+    """
     DOUBTFUL: Final = UNASKED | ASKED_LATE
     """One of these may become the other; nothing else of a span changes."""
     LOST: Final = PARENT_LOST | AFTER_MISMATCH | UNASKED | ASKED_LATE
@@ -255,6 +259,7 @@ class Measure(Protocol):
 
 def settle(span: TokenSpan, *, missed: bool) -> None:
     """Note whether the store, asked late, has more of the text before a span than its prompt used."""
+    missed = missed or bool(span.flags & SpanFlag.UNHEARD)
     span.flags = span.flags & ~SpanFlag.DOUBTFUL | (SpanFlag.UNASKED if missed else SpanFlag.ASKED_LATE)
 
 

@@ -46,6 +46,7 @@ class RequestState(msgspec.Struct, frozen=True):
         hint: what a middleware reports to the routing policy.
         body_read: a layer has read the body within the limits. What a middleware made of it may be longer.
         kept: the layer that sends this request keeps its reply, under an id that the layer made up.
+        unheard: the prompt has replies of which nobody knows whether they were sampled, because the store could not be asked.
         recorded: a layer that records the replies adds its verdict of each, if the layer that sends this request wants them.
     """
 
@@ -56,6 +57,7 @@ class RequestState(msgspec.Struct, frozen=True):
     body_read: bool = False
     kept: bool = False
     recorded: list[Any] | None = None
+    unheard: bool = False
 
 
 def request_state(scope: Mapping[str, Any]) -> RequestState:

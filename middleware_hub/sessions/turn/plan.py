@@ -130,7 +130,15 @@ class TurnPlan(msgspec.Struct):
             if (parent := self.parent) is not None:
                 headers.append((b"x-radix-parent", parent.encode()))
         inner = {
-            **with_state(self.scope, body_read=True, kept=self.lasting, hint=hint, request=sent, recorded=recorded),
+            **with_state(
+                self.scope,
+                body_read=True,
+                kept=self.lasting,
+                hint=hint,
+                request=sent,
+                recorded=recorded,
+                unheard=self.unread and not self.lasting and self.unsampled,
+            ),
             "method": "POST",
             "path": "/generate",
             "raw_path": b"/generate",
