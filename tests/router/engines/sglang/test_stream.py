@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from router.engines.events import END_BYTES, EventSplitter, event_data, event_index, has_ended, has_event
@@ -461,6 +461,8 @@ def test_a_cumulative_event_that_lacks_tokens_at_its_end_repeats_no_text(
     found = last["meta_info"] if missing in last["meta_info"] else last
     known = sum(map(len, steps[:-1]))
     del found[missing][data.draw(st.integers(known, max(known, len(found[missing]) - 1))) :]
+    if missing == "output_ids":  # nobody can tell a list that was cut to its new part from one that has only that
+        assume(found[missing] != [token[0] for token in steps[-1]])
     told = [*events[:-1], json.dumps(last, separators=(",", ":")).encode()]
     text = "".join(token[2] for step in steps for token in step)
     reply = read(told).reply()
