@@ -205,7 +205,7 @@ class _ChatReply:
 
     def _shown(self) -> ChatRequest:
         """Return the request as its reply repeats it: with the sampling that the session may have set or changed."""
-        if not self._request.echoed:
+        if not self._session.defaults.sampling_params:
             return self._request
         given = {name: value for name, value in self._request.sampling.items() if name in _CLIENTS_OWN}
         used = self._exchange.generations[0].sampling

@@ -74,17 +74,17 @@ EVENTS = _event_types()
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Stack]:
+def served() -> Iterator[Stack]:
     sessions = {"chat_template": str(templates.folder() / "qwen3.jinja")}
     with stack("qwen", styles=("cumulative",), sessions=sessions) as made:
         yield made
         assert made.idle()
 
 
-def ask(engine: Stack, says: str, *, stream: bool, **fields: Any) -> Any:
-    agent = AgentSession.make(engine)
-    engine.workers[0].script(text=says) if says else engine.workers[0].script()
-    answer = engine.post(f"{agent.path}/v1/responses", {"model": "m", "input": "Go.", "stream": stream, **fields})
+def ask(served: Stack, says: str, *, stream: bool, **fields: Any) -> Any:
+    agent = AgentSession.make(served)
+    served.workers[0].script(text=says) if says else served.workers[0].script()
+    answer = served.post(f"{agent.path}/v1/responses", {"model": "m", "input": "Go.", "stream": stream, **fields})
     assert answer.status == 200, answer.content
     if not stream:
         return answer.json()
@@ -98,9 +98,9 @@ def check(event: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", MATRIX)
-def test_a_whole_response(engine: Stack, case: str) -> None:
+def test_a_whole_response(served: Stack, case: str) -> None:
     says, fields = MATRIX[case]
-    response = ask(engine, says, stream=False, **fields)
+    response = ask(served, says, stream=False, **fields)
     published.ResponseResource.model_validate(response)
     Response.model_validate(response)
     ended = response["completed_at"]
@@ -109,9 +109,9 @@ def test_a_whole_response(engine: Stack, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", MATRIX)
-def test_the_events_of_a_stream(engine: Stack, case: str) -> None:
+def test_the_events_of_a_stream(served: Stack, case: str) -> None:
     says, fields = MATRIX[case]
-    found = ask(engine, says, stream=True, **fields)
+    found = ask(served, says, stream=True, **fields)
     for event in found:
         check(event)
     assert found[0]["response"]["completed_at"] is None
@@ -119,14 +119,14 @@ def test_the_events_of_a_stream(engine: Stack, case: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_what_was_sent_is_repeated(engine: Stack, stream: bool) -> None:
-    found = ask(engine, "{}", stream=stream, **SENT)
+def test_what_was_sent_is_repeated(served: Stack, stream: bool) -> None:
+    found = ask(served, "{}", stream=stream, **SENT)
     for response in [event["response"] for event in found if "response" in event] if stream else [found]:
         assert {key: response[key] for key in SENT} == SENT
 
 
-def test_what_was_not_sent_has_openais_defaults(engine: Stack) -> None:
-    response = ask(engine, "One.", stream=False)
+def test_what_was_not_sent_has_openais_defaults(served: Stack) -> None:
+    response = ask(served, "One.", stream=False)
     expected = {
         "background": False,
         "error": None,
@@ -155,27 +155,27 @@ def test_what_was_not_sent_has_openais_defaults(engine: Stack) -> None:
 
 
 @pytest.mark.parametrize("strict", [None, True])
-def test_a_schema_is_repeated(engine: Stack, strict: bool | None) -> None:
+def test_a_schema_is_repeated(served: Stack, strict: bool | None) -> None:
     """Open Responses' types take no schema here, whatever it is; OpenAI's do."""
     wanted: dict[str, Any] = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
     if strict is not None:
         wanted["strict"] = strict
-    response = ask(engine, "{}", stream=False, text={"format": wanted})
+    response = ask(served, "{}", stream=False, text={"format": wanted})
     Response.model_validate(response)
     assert response["text"]["format"] == {"description": None, "strict": False, **wanted}
 
 
-def test_the_sessions_own_sampling_is_shown(engine: Stack) -> None:
-    agent = AgentSession.make(engine, sampling_params={"temperature": 0.25})
-    answer = engine.post(f"{agent.path}/v1/responses", {"model": "m", "input": "Go.", "top_p": 0.5})
+def test_the_sessions_own_sampling_is_shown(served: Stack) -> None:
+    agent = AgentSession.make(served, sampling_params={"temperature": 0.25})
+    answer = served.post(f"{agent.path}/v1/responses", {"model": "m", "input": "Go.", "top_p": 0.5})
     response = answer.json()
     assert (response["temperature"], response["top_p"]) == (0.25, 0.5)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_custom_call(engine: Stack, stream: bool) -> None:
+def test_a_custom_call(served: Stack, stream: bool) -> None:
     says = '<tool_call>\n{"name": "patch", "arguments": {"input": "x"}}\n</tool_call>'
-    found = ask(engine, says, stream=stream, tools=[CUSTOM, FUNCTION])
+    found = ask(served, says, stream=stream, tools=[CUSTOM, FUNCTION])
     if stream:
         for event in found:
             OPENAI.validate_python(event)
@@ -185,10 +185,10 @@ def test_a_custom_call(engine: Stack, stream: bool) -> None:
     assert found["output"][0]["type"] == "custom_tool_call"
 
 
-def test_a_failure_in_the_middle_of_a_stream(engine: Stack) -> None:
-    agent, worker = AgentSession.make(engine), engine.workers[0]
+def test_a_failure_in_the_middle_of_a_stream(served: Stack) -> None:
+    agent, worker = AgentSession.make(served), served.workers[0]
     worker.script(text="One two three four five six.", fault="error_event")
-    answer = engine.post(f"{agent.path}/v1/responses", {"model": "m", "input": "Go.", "stream": True})
+    answer = served.post(f"{agent.path}/v1/responses", {"model": "m", "input": "Go.", "stream": True})
     found = [json.loads(line[6:]) for line in answer.content.split(b"\n") if line.startswith(b"data: ")]
     for event in found:
         check(event)
