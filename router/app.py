@@ -44,7 +44,7 @@ from router.processes.joint_routes import JointRoutes, OtherProcesses
 from router.processes.supervisor import supervise
 from router.proxy.engine_upstream import EngineUpstream
 from router.proxy.outbound import RequestReader
-from router.proxy.proxy import Instruments, Proxy, TroubleHandlers
+from router.proxy.proxy import Proxy
 from router.routes import ControlRoutes, Lifecycle
 from router.serving.entrance import Check, Entrance
 from router.serving.instance import Instance
@@ -197,8 +197,10 @@ def create_app(
             reads_prompts=isinstance(policy, ReadsPrompts),
         ),
         workers,
-        Instruments(metrics, tracer),
-        TroubleHandlers(recall=fleet.recall, on_broken=checks.trouble),
+        metrics,
+        tracer,
+        recall=fleet.recall,
+        on_broken=checks.trouble,
     )
     limit = config.server.max_body_bytes
     control = ControlRoutes(pool, admission, registry, lifecycle, requests, membership, max_body_bytes=limit)

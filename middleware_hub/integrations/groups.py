@@ -17,7 +17,7 @@ from middleware_hub.client.errors import RefusedError
 logger = logging.getLogger(__name__)
 
 
-class Told(Protocol):
+class RewardClient(Protocol):
     """The part of a client that takes rewards."""
 
     async def reward(self, request_id: str, reward: float | None) -> bool:
@@ -49,7 +49,7 @@ class Group:
             raise ValueError("the trainer did not number the prompt's group, so `groups` cannot name it")
         return cls(f"{run}/{number}", size)
 
-    async def end_text(self, client: Told, replies: Sequence[str], reward: object) -> None:
+    async def end_text(self, client: RewardClient, replies: Sequence[str], reward: object) -> None:
         """Report that a rollout is complete, with its reward if that is known already."""
         if self.id is None or not replies:
             return

@@ -170,7 +170,7 @@ class Memory:
         task.add_done_callback(self._asking.discard)
 
     async def _asked_late(self, doubt: Doubt) -> Sequence[str]:
-        known = Relied(self.tree.stored)
+        known = KnownRecords(self.tree.stored)
         found = await self.store.find(Query(TextPath(doubt.namespace, doubt.text), doubt.used.start, known))
         lost = await self._restore(found, known)
         if self.saving.incomplete:
@@ -195,7 +195,7 @@ class Memory:
         """Fill the tree with what lies beyond a match; return whether there was anything."""
         whole, line = not self.tree.stats.evicted_tokens, match.continues
         known_from = 0 if line is None or match.unknown_parent or match.foreign else line.span.text_end
-        known, changes = Relied(self.tree.stored), self._changes
+        known, changes = KnownRecords(self.tree.stored), self._changes
         query = Query(path, known_from, known, names, complete=whole, logs=(LOG,))
         spared = None if self.saving.incomplete else self.store.spared(query)
         if spared is not None:
@@ -222,7 +222,7 @@ class Memory:
 
         `whole` says that the caller still has all notes that it made or found. Raises StoreError.
         """
-        known = Relied(self.tree.stored)
+        known = KnownRecords(self.tree.stored)
         query = Query(TextPath(namespace, ""), known=known, parents=names, each=MOST_NAMED, complete=whole)
         if not names or (not self.saving.incomplete and self.store.spared(query) is not None):
             return ()
@@ -244,7 +244,7 @@ class Memory:
         for roots in (records, None):  # a conversation that was recorded again may have another root
             lacking = [record for record in records if record not in self.tree.stored]
             if lacking:
-                known = Relied(self.tree.stored)
+                known = KnownRecords(self.tree.stored)
                 await self._restore(await self.store.get(lacking, known=known, roots=roots), known)
 
     async def _hear(self) -> None:
@@ -254,7 +254,7 @@ class Memory:
             await self._versions.read()
             self._others = others
 
-    async def _restore(self, found: Found, known: Relied) -> int:
+    async def _restore(self, found: Found, known: KnownRecords) -> int:
         """Put records into the tree, and return how many cannot be read.
 
         The tree may have collected what they need while they were read: then that is read again.
@@ -403,7 +403,7 @@ class Memory:
         }
 
 
-class Relied:
+class KnownRecords:
     """The records of a tree, as `Query.known`. Notes which of them a store leaves out because the tree has them.
 
     A store may ask several times while it reads. What it was told is true until `gone` is called: otherwise what builds on a

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
 
 import msgspec
 
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
+from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.store.paths import Namespace, PathState, TextEnd
 from middleware_hub.store.records import ID_SIZE, SpanRecord, identified, new_id
 
@@ -47,14 +47,16 @@ def record_of(
     text: str = "",
     line: TokenSpan | None = None,
     base: TokenSpan | None = None,
-    **details: Any,
+    tail: tuple[HiddenToken, ...] = (),
+    extras: tuple[str, ...] = (),
+    spelled: tuple[bytes, int, bytes] | None = None,
 ) -> SpanRecord:
     """Return the record of a span. Its parent, `line` and `base` are `stored`. A stored span keeps its id and its ends.
 
     Args:
         text: that of the span, after the whole text of `base`.
         line: the complete reply that its prompt continued.
-        details: further fields of the record: `tail`, `extras`, `spelled`.
+        tail, extras, spelled: fields of the record.
     """
     above = span.parent or line
     name = b"" if not span.sampled else new_id() if span.stored is None else span.stored.id
@@ -80,7 +82,9 @@ def record_of(
         request_ids=span.request_ids,
         finish=span.finish,
         left_from=(0 if line is None else line.text_end) if span.sampled and _is_foreign(span) else None,
-        **details,
+        tail=tail,
+        extras=extras,
+        spelled=spelled,
     )
     return record if span.sampled else identified(record)
 

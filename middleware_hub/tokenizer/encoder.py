@@ -162,9 +162,9 @@ def _by_fastokens(settings: dict[str, Any], limits: PromptLimits) -> Encode:
         raise _UnfitError("this is no byte-level BPE")
     if not kinds <= KNOWN_PARTS:
         raise _UnfitError(f"the tokenizer has {', '.join(sorted(kinds - KNOWN_PARTS))} in it")
-    whims = ("lstrip", "rstrip", "single_word")
-    if any(token[whim] for token in settings["added_tokens"] for whim in whims):
-        raise _UnfitError(f"an added token is one of {', '.join(whims)}")
+    options = ("lstrip", "rstrip", "single_word")
+    if any(token[option] for token in settings["added_tokens"] for option in options):
+        raise _UnfitError(f"an added token is one of {', '.join(options)}")
     fast = _built(msgspec.json.encode({**settings, "post_processor": None}).decode())
 
     def encode(text: str) -> bytes:

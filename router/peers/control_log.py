@@ -14,11 +14,11 @@ import msgspec
 
 from router.http.time_limits import patience
 from router.peers.channel import DAMAGED, Channel, ChannelError, Entry
-from router.peers.events import FleetState, Snapshot, Told, WorkerAdded, WorkerRemoved, decoded, encoded
+from router.peers.events import ControlEvent, FleetState, Snapshot, WorkerAdded, WorkerRemoved, decoded, encoded
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T", bound=Told)
+T = TypeVar("T", bound=ControlEvent)
 R = TypeVar("R")
 
 PATIENCE: Final = 5.0
@@ -58,8 +58,8 @@ class ControlLog:
         self.on_lost: Callable[[], None] = lambda: None
         """Called when entries were missed: whatever they asked for has to be assumed."""
         self._token = token
-        self._handlers: dict[type[Told], Callable[[Any, int, bool], Awaitable[object]]] = {}
-        self.on_set_back: Callable[[list[Told]], None] = lambda told: None
+        self._handlers: dict[type[ControlEvent], Callable[[Any, int, bool], Awaitable[object]]] = {}
+        self.on_set_back: Callable[[list[ControlEvent]], None] = lambda told: None
         """Called with the entries to append again, because the log has lost them."""
         self._reading = asyncio.Lock()
         self._last: Entry | None = None
@@ -71,7 +71,7 @@ class ControlLog:
         """
         self._handlers[kind] = handler
 
-    async def append(self, channel: Channel, event: Told, expected: int | None = None) -> int | None:
+    async def append(self, channel: Channel, event: ControlEvent, expected: int | None = None) -> int | None:
         """Append an entry and return its number; None if the last one is not `expected`."""
         return await in_time(channel.append(event.KIND, encoded(event, self._token), expected))
 
@@ -123,7 +123,7 @@ class ControlLog:
             if number is not None:
                 await in_time(channel.trim(max(1, number - SNAPSHOT_EVERY)))
 
-    async def do(self, event: Told, number: int = 0, *, own: bool) -> None:
+    async def do(self, event: ControlEvent, number: int = 0, *, own: bool) -> None:
         """Let the handler do what an event says."""
         handler = self._handlers.get(type(event))
         if handler is None:
@@ -151,7 +151,7 @@ class ControlLog:
         else:
             await self.do(event, entry.number, own=event.by == self._token)
 
-    def _decoded(self, entry: Entry) -> Told | None:
+    def _decoded(self, entry: Entry) -> ControlEvent | None:
         if entry.kind == DAMAGED:
             return None
         try:

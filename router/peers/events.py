@@ -16,7 +16,7 @@ MOST_REMOVED: Final = 10_000
 _SHOWN: Final = 200
 
 
-class Told(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ControlEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """An entry of the log. `KIND` is its name there, `by` the token of the router that wrote it."""
 
     KIND: ClassVar[str]
@@ -28,13 +28,13 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return f"{self.KIND} {str(what)[:_SHOWN]}".strip()
 
 
-class RouterCame(Told, frozen=True):
+class RouterCame(ControlEvent, frozen=True):
     """A router has announced itself. The others look at once who is there: they wait for it if the store loses its writes."""
 
     KIND = "router_came"
 
 
-class WorkerAdded(Told, frozen=True):
+class WorkerAdded(ControlEvent, frozen=True):
     """A worker was added by a call, or named by a router's command line. The rest is what that router found it to be."""
 
     KIND = "worker_added"
@@ -47,7 +47,7 @@ class WorkerAdded(Told, frozen=True):
     abilities: tuple[str, ...] = ()
 
 
-class WorkerRemoved(Told, frozen=True):
+class WorkerRemoved(ControlEvent, frozen=True):
     """A worker was removed by a call: no router sends it more requests."""
 
     KIND = "worker_removed"
@@ -55,7 +55,7 @@ class WorkerRemoved(Told, frozen=True):
     url: str
 
 
-class CallBegan(Told, frozen=True):
+class CallBegan(ControlEvent, frozen=True):
     """A call to all workers begins. `aborts`: from now on until `AbortsOver`, the workers may abort all that they have."""
 
     KIND = "call_began"
@@ -66,7 +66,7 @@ class CallBegan(Told, frozen=True):
     updates: bool = False
 
 
-class AbortsOver(Told, frozen=True):
+class AbortsOver(ControlEvent, frozen=True):
     """The workers have aborted what they had; generations that begin from now on are not meant."""
 
     KIND = "aborts_over"
@@ -74,7 +74,7 @@ class AbortsOver(Told, frozen=True):
     call: str
 
 
-class CallOver(Told, frozen=True):
+class CallOver(ControlEvent, frozen=True):
     """A call to all workers is over. `version`: the weights of the workers (ids) in `taken` have it, perhaps of `unsure`."""
 
     KIND = "call_over"
@@ -85,7 +85,7 @@ class CallOver(Told, frozen=True):
     unsure: tuple[str, ...] = ()
 
 
-class Abort(Told, frozen=True):
+class Abort(ControlEvent, frozen=True):
     """The generations that this id means are to end: those of this very name, or (not `exact`) whose names begin with it.
 
     Attributes:
@@ -101,7 +101,7 @@ class Abort(Told, frozen=True):
     fields: dict[str, msgspec.Raw] = {}
 
 
-class AbortAnswered(Told, frozen=True):
+class AbortAnswered(ControlEvent, frozen=True):
     """What the workers of another router said to an abort (the number of its entry)."""
 
     KIND = "abort_answered"
@@ -110,7 +110,7 @@ class AbortAnswered(Told, frozen=True):
     answers: tuple[dict[str, Any], ...] = ()
 
 
-class Snapshot(Told, frozen=True):
+class Snapshot(ControlEvent, frozen=True):
     """Everything that the log has said so far, so that earlier entries can be forgotten."""
 
     KIND = "snapshot"
@@ -121,7 +121,7 @@ class Snapshot(Told, frozen=True):
     calls: tuple[CallBegan, ...] = ()
 
 
-KINDS: Final[Mapping[str, type[Told]]] = {
+KINDS: Final[Mapping[str, type[ControlEvent]]] = {
     one.KIND: one
     for one in (RouterCame, WorkerAdded, WorkerRemoved, CallBegan, AbortsOver, CallOver, Abort, AbortAnswered, Snapshot)
 }
@@ -129,11 +129,11 @@ KINDS: Final[Mapping[str, type[Told]]] = {
 _decoders = {kind: msgspec.json.Decoder(one) for kind, one in KINDS.items()}
 
 
-def encoded(event: Told, by: str) -> bytes:
+def encoded(event: ControlEvent, by: str) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(event, by=by))
 
 
-def decoded(kind: str, data: bytes) -> Told | None:
+def decoded(kind: str, data: bytes) -> ControlEvent | None:
     """Return an entry; None for one of an unknown kind. Raises msgspec.MsgspecError for one that cannot be read."""
     decoder = _decoders.get(kind)
     return None if decoder is None else decoder.decode(data)
@@ -157,7 +157,7 @@ class FleetState:
         self.calls: dict[str, CallBegan] = {}
         self.entries = 0
 
-    def apply(self, event: Told | None) -> None:
+    def apply(self, event: ControlEvent | None) -> None:
         self.entries += 1
         if isinstance(event, WorkerAdded):
             if not self.workers.get(event.url):

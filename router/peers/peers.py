@@ -23,7 +23,7 @@ import msgspec
 
 from router.peers.channel import Channel, ChannelError
 from router.peers.control_log import ControlLog, in_time
-from router.peers.events import CallBegan, CallOver, RouterCame, Told, WorkerAdded, WorkerRemoved
+from router.peers.events import CallBegan, CallOver, ControlEvent, RouterCame, WorkerAdded, WorkerRemoved
 from router.peers.presence import LEASE_SECONDS, RENEW_SECONDS, Presence
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Peers:
         self._channel: Channel | None = None
         self._renewing = asyncio.Lock()
         self._telling = asyncio.Lock()
-        self._untold: list[Told] = []
+        self._untold: list[ControlEvent] = []
         self.log.on_set_back = self._untold.extend
         self._away_since = math.inf
         self._listening: asyncio.Task[None] | None = None
@@ -135,7 +135,7 @@ class Peers:
 
     # Telling -----------------------------------------------------------------------------------------------------------
 
-    async def tell(self, event: Told, *, seconds: float = UNTIL_GONE) -> Heard:
+    async def tell(self, event: ControlEvent, *, seconds: float = UNTIL_GONE) -> Heard:
         """Append an entry and apply it here. Wait some seconds at most until all others that are there have read it."""
         channel = self._channel
         if channel is None:

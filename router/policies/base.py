@@ -75,10 +75,10 @@ class LearnsReplies(Protocol):
 class PinsKeys(Protocol):
     """A policy that sends some requests to one certain worker; the pool lets such a request wait until that worker has room."""
 
-    def keeper(self, query: RouteQuery) -> Worker | None:
+    def pinned_worker(self, query: RouteQuery) -> Worker | None:
         """Return the worker that this request must go to; None if any worker will do."""
 
-    def over(self, query: RouteQuery) -> None:
+    def released(self, query: RouteQuery) -> None:
         """Note that a request which `select` gave to a worker is no longer in flight."""
 
 

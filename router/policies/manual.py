@@ -71,11 +71,11 @@ class Manual:
             self._pins.popitem(last=False)
         return Decision(self._least.select(workers, query) if reason == "elsewhere" else pin.worker, reason)
 
-    def keeper(self, query: RouteQuery) -> Worker | None:
+    def pinned_worker(self, query: RouteQuery) -> Worker | None:
         pin = self._pins.get(_digest(query) or b"")
         return None if pin is None else pin.worker
 
-    def over(self, query: RouteQuery) -> None:
+    def released(self, query: RouteQuery) -> None:
         """Note the end of a request: its key was in use until now."""
         key = _digest(query) or b""
         pin = self._pins.get(key)

@@ -21,7 +21,19 @@ from collections.abc import Callable
 from router.errors import RouterError
 from router.processes.channel import Channel, receive_first, send_last
 from router.processes.joint_routes import Answers
-from router.processes.messages import Beat, Failed, Go, Look, Message, Pulse, Ready, Scrape, Scraped, Seen, SeenByAll
+from router.processes.messages import (
+    Failed,
+    Heartbeat,
+    HeartbeatReply,
+    Message,
+    ProcessQuery,
+    QueryResult,
+    QueryResults,
+    Ready,
+    Scrape,
+    Scraped,
+    Start,
+)
 from router.processes.shares import Setup
 from router.serving.server import CANNOT_START, serve_from
 from router.serving.shared_listener import ConnectionBoard, SharedListener
@@ -89,9 +101,9 @@ class ParentLink:
         answer = await self._channel.ask(Scrape(), PARENT_SECONDS)
         return answer.text if isinstance(answer, Scraped) else None
 
-    async def look(self, path: str, query: bytes) -> list[Seen]:
-        answer = await self._channel.ask(Look(path, query), PARENT_SECONDS)
-        return answer.answers if isinstance(answer, SeenByAll) else []
+    async def look(self, path: str, query: bytes) -> list[QueryResult]:
+        answer = await self._channel.ask(ProcessQuery(path, query), PARENT_SECONDS)
+        return answer.answers if isinstance(answer, QueryResults) else []
 
     # The source of connections ---------------------------------------------------------------------------------------
 
@@ -115,15 +127,15 @@ class ParentLink:
 
     async def _heard(self, message: Message) -> Message | None:
         answers = self._answers
-        if isinstance(message, Go):
+        if isinstance(message, Start):
             if self._connect is not None:
                 self._listener.begin(self._connect)
             return Ready()
-        elif isinstance(message, Beat):
-            return Pulse([] if answers is None else answers.families())
-        elif isinstance(message, Look) and answers is not None:
+        elif isinstance(message, Heartbeat):
+            return HeartbeatReply([] if answers is None else answers.families())
+        elif isinstance(message, ProcessQuery) and answers is not None:
             status, body = await answers.look(message.path, message.query)
-            return Seen(self.number, status, body)
+            return QueryResult(self.number, status, body)
         return None
 
 

@@ -15,7 +15,16 @@ from collections.abc import Awaitable, Callable
 
 from router.processes.channel import Channel
 from router.processes.log_lines import LineWriter
-from router.processes.messages import Beat, Failed, Go, Look, Message, Pulse, Ready, Seen
+from router.processes.messages import (
+    Failed,
+    Heartbeat,
+    HeartbeatReply,
+    Message,
+    ProcessQuery,
+    QueryResult,
+    Ready,
+    Start,
+)
 from router.processes.shares import Setup
 from router.serving.signals import HURRY
 
@@ -85,7 +94,7 @@ class ChildProcess:
     async def go(self, seconds: float) -> None:
         """Let the process accept connections, and return when it does; if it ends or hangs instead, heartbeats show that."""
         self.serves = True
-        await self._channel.ask(Go(), seconds)
+        await self._channel.ask(Start(), seconds)
 
     async def ended(self) -> int:
         """Return the exit code once the process has ended and its whole log is written; negative: the signal that killed it."""
@@ -125,18 +134,18 @@ class ChildProcess:
         await asyncio.sleep(STACKS_SECONDS)
         self.kill()
 
-    async def pulse(self, seconds: float) -> Pulse | None:
+    async def pulse(self, seconds: float) -> HeartbeatReply | None:
         """Return a sign of life, None if there is none in time."""
-        answer = await self._channel.ask(Beat(), seconds)
-        if isinstance(answer, Pulse):
+        answer = await self._channel.ask(Heartbeat(), seconds)
+        if isinstance(answer, HeartbeatReply):
             self.silent = 0
             return answer
         return None
 
-    async def look(self, question: Look, seconds: float) -> Seen | None:
+    async def look(self, question: ProcessQuery, seconds: float) -> QueryResult | None:
         """Return the process's answer to a GET, None if there is none in time."""
         answer = await self._channel.ask(question, seconds)
-        return answer if isinstance(answer, Seen) else None
+        return answer if isinstance(answer, QueryResult) else None
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -19,7 +19,7 @@ from router.http.responses import send_json
 from router.observability.requests import RequestRecord
 from router.processes.joint_answers import Join, Json, join_for
 from router.processes.joint_metrics import families_of
-from router.processes.messages import Family, Seen
+from router.processes.messages import Family, QueryResult
 
 _VERSIONS = {"asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "scheme": "http"}
 
@@ -51,7 +51,7 @@ class OtherProcesses(Protocol):
     async def scrape(self) -> bytes | None:
         """Return the metrics of all processes as Prometheus text; None if the parent does not answer."""
 
-    async def look(self, path: str, query: bytes) -> list[Seen]:
+    async def look(self, path: str, query: bytes) -> list[QueryResult]:
         """Return what the other processes answer to a GET; those that hang are left out."""
 
 
@@ -99,7 +99,7 @@ class JointRoutes:
             return error.status, msgspec.json.encode(error.body())
         return seen.status, seen.body
 
-    async def _joined(self, own: Seen, scope: Scope, join: Join) -> Seen:
+    async def _joined(self, own: QueryResult, scope: Scope, join: Join) -> QueryResult:
         others = await self._others.look(scope["path"], scope["query_string"])
         if scope["path"] == "/health":  # the next request may come to a process that sees no worker
             for one in others:
@@ -108,9 +108,9 @@ class JointRoutes:
         answers = [one for one in (own, *others) if one.status == 200]
         joint = join([_labelled(one) for one in answers])
         numbers = sorted(one.number for one in answers)
-        return Seen(own.number, 200, msgspec.json.encode({**joint, "processes": numbers}))
+        return QueryResult(own.number, 200, msgspec.json.encode({**joint, "processes": numbers}))
 
-    async def _own(self, scope: Scope, receive: Receive) -> Seen:
+    async def _own(self, scope: Scope, receive: Receive) -> QueryResult:
         """Return this process's own answer."""
         status, parts = 500, []
 
@@ -122,7 +122,7 @@ class JointRoutes:
                 parts.append(message.get("body", b""))
 
         await self._app(scope, receive, keep)
-        return Seen(self._others.number, status, b"".join(parts))
+        return QueryResult(self._others.number, status, b"".join(parts))
 
     async def _metrics(self, send: Send) -> None:
         text = await self._others.scrape()
@@ -136,7 +136,7 @@ class JointRoutes:
         await send({"type": "http.response.body", "body": text})
 
 
-def _labelled(seen: Seen) -> Json:
+def _labelled(seen: QueryResult) -> Json:
     """Return an answer, with the number of its process at each request in it."""
     answer: Json = msgspec.json.decode(seen.body)
     for request in answer.get("requests", ()):

@@ -32,16 +32,16 @@ class Failed(msgspec.Struct, tag=True):
     message: str
 
 
-class Go(msgspec.Struct, tag=True):
+class Start(msgspec.Struct, tag=True):
     """Accept connections. The answer is `Ready`: it does."""
 
 
-class Beat(msgspec.Struct, tag=True):
+class Heartbeat(msgspec.Struct, tag=True):
     """Report that you are there, and what you have counted."""
 
 
-class Pulse(msgspec.Struct, tag=True):
-    """The answer to a `Beat`."""
+class HeartbeatReply(msgspec.Struct, tag=True):
+    """The answer to a `Heartbeat`."""
 
     families: list[Family]
 
@@ -56,25 +56,27 @@ class Scraped(msgspec.Struct, tag=True):
     text: bytes
 
 
-class Look(msgspec.Struct, tag=True):
+class ProcessQuery(msgspec.Struct, tag=True):
     """What do you answer to this GET? From a process to the parent: what do all the others answer?"""
 
     path: str
     query: bytes
 
 
-class Seen(msgspec.Struct, tag=True):
-    """The answer of one process to a `Look`."""
+class QueryResult(msgspec.Struct, tag=True):
+    """The answer of one process to a `ProcessQuery`."""
 
     number: int
     status: int
     body: bytes
 
 
-class SeenByAll(msgspec.Struct, tag=True):
+class QueryResults(msgspec.Struct, tag=True):
     """The answers of those processes that answered in time."""
 
-    answers: list[Seen]
+    answers: list[QueryResult]
 
 
-Message = Ready | Failed | Go | Beat | Pulse | Scrape | Scraped | Look | Seen | SeenByAll
+Message = (
+    Ready | Failed | Start | Heartbeat | HeartbeatReply | Scrape | Scraped | ProcessQuery | QueryResult | QueryResults
+)

@@ -23,7 +23,7 @@ from router.observability.logs import configure_logging
 from router.processes.child_process import ChildProcess
 from router.processes.joint_metrics import PARENT, JointMetrics, families_of
 from router.processes.log_lines import LineWriter
-from router.processes.messages import Look, Message, Scrape, Scraped, SeenByAll
+from router.processes.messages import Message, ProcessQuery, QueryResults, Scrape, Scraped
 from router.processes.shares import Setup, config_of
 from router.serving.listening import listen, reserve, url_of
 from router.serving.shared_listener import ABSENT, ConnectionBoard
@@ -277,11 +277,11 @@ class Supervisor:
             await asyncio.gather(*(self._pulse(each, ANSWER_SECONDS) for each in awake))
             self._metrics.heard(PARENT, families_of(self._registry))
             return Scraped(self._metrics.text())
-        if isinstance(message, Look):
+        if isinstance(message, ProcessQuery):
             found = await asyncio.gather(
                 *(each.look(message, ANSWER_SECONDS) for each in serving if each is not child and each.silent <= 1)
             )
-            return SeenByAll([seen for seen in found if seen is not None])
+            return QueryResults([seen for seen in found if seen is not None])
         return None
 
 

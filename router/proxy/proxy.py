@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -49,25 +48,6 @@ from router.workers.worker import Worker, WorkerState
 logger = logging.getLogger(__name__)
 
 
-class TroubleHandlers(NamedTuple):
-    """What is done about workers that fail.
-
-    Attributes:
-        recall: aborts a generation at a worker that took too long, and waits a moment. Failures are only logged.
-        on_broken: called with each worker whose connections break.
-    """
-
-    recall: Callable[[InFlight, Scope], Awaitable[object]]
-    on_broken: Callable[[Worker], None]
-
-
-class Instruments(NamedTuple):
-    """What is counted, and what is traced."""
-
-    metrics: RouterMetrics
-    tracer: Tracer = OFF
-
-
 class _BegunReply(msgspec.Struct):
     """A worker's reply of which something has come: `first` is a piece of its body, or all of it if it is `complete`.
 
@@ -90,17 +70,28 @@ class Proxy:
         upstream: Upstream,
         reader: RequestReader,
         config: WorkersConfig,
-        instruments: Instruments,
-        trouble: TroubleHandlers,
+        metrics: RouterMetrics,
+        tracer: Tracer = OFF,
+        *,
+        recall: Callable[[InFlight, Scope], Awaitable[object]],
+        on_broken: Callable[[Worker], None],
     ) -> None:
+        """Make the proxy of a pool.
+
+        Args:
+            recall: aborts a generation at a worker that took too long, and waits a moment. Failures are only logged.
+            on_broken: called with each worker whose connections break.
+        """
         self._pool = pool
         self._pool.on_quarantine = self._give_up_on
         self._queue = queue
         self._upstream = upstream
         self._reader = reader
         self._config = config
-        self._metrics, self._tracer = instruments
-        self._trouble = trouble
+        self._metrics = metrics
+        self._tracer = tracer
+        self._recall = recall
+        self._on_broken = on_broken
         self._unanswered: dict[Worker, set[asyncio.Timeout]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -175,7 +166,7 @@ class Proxy:
             span.fail(why)
             kept = isinstance(failure, ClosedBeforeReplyError) and failure.kept
             self._failed(attempts, worker, why, str(failure), kept=kept)
-            self._trouble.on_broken(worker)
+            self._on_broken(worker)
             return 0.0
         except TimeoutError:
             span.fail("timeout")
@@ -239,7 +230,7 @@ class Proxy:
             self._failed(attempts, worker, "timeout", f"no reply, and it is quarantined: {worker.complaint}", gone=True)
             return
         if request.in_flight is not None:
-            await self._trouble.recall(request.in_flight, request.scope)
+            await self._recall(request.in_flight, request.scope)
         self._failed(attempts, worker, "timeout", f"no reply within {self._config.request_timeout} s")
 
     def _goes_on_elsewhere(self, attempts: Attempts, worker: Worker, status: int, body: bytes) -> bool:
@@ -251,7 +242,7 @@ class Proxy:
             return attempts.goes_on_after_error(worker, status)
         logger.warning("worker %s answers /generate with %d: it is no engine", worker.url, status)
         self._metrics.failures.labels("no_engine").inc()
-        self._trouble.on_broken(worker)
+        self._on_broken(worker)
         return attempts.goes_on_without_engine(worker, status)
 
     def _failed(
@@ -297,11 +288,11 @@ class Proxy:
             async with patience(seconds):
                 return await response.read()
         except UpstreamBrokenError as error:
-            self._trouble.on_broken(worker)
+            self._on_broken(worker)
             raise UpstreamBrokenError(f"worker {worker.url} broke off in the middle of its reply: {error}") from error
         except TimeoutError:
             if request.in_flight is not None:
-                await self._trouble.recall(request.in_flight, request.scope)
+                await self._recall(request.in_flight, request.scope)
             raise UpstreamBrokenError(
                 f"worker {worker.url} sent nothing for {seconds:g} s in the middle of its reply"
             ) from None

@@ -21,7 +21,7 @@ from router.workers.worker import Finding, Worker, WorkerState, normalize_url
 logger = logging.getLogger(__name__)
 
 
-class Door(Protocol):
+class WorkerAdmission(Protocol):
     """Where workers come in: `Admission`."""
 
     async def check(self, url: str, found: Finding | None = None) -> None:
@@ -42,14 +42,16 @@ class Door(Protocol):
 class Membership:
     """The pool of this router, kept equal to those of the others."""
 
-    def __init__(self, pool: WorkerPool, door: Door, peers: Peers, names: WorkerNames | None = None) -> None:
+    def __init__(
+        self, pool: WorkerPool, admission: WorkerAdmission, peers: Peers, names: WorkerNames | None = None
+    ) -> None:
         """`names`: knows other names of a worker; by default each URL is another worker."""
         self.peers = peers
         self._names = names
         self._adding: list[str] = []
         """URLs that are being added now. Another name of one of them is that worker already."""
         self._pool = pool
-        self._door = door
+        self._admission = admission
         peers.log.hear(WorkerAdded, self._added)
         peers.log.hear(WorkerRemoved, self._removed)
 
@@ -68,7 +70,7 @@ class Membership:
         if others:
             logger.info("%d workers are known from the store: %s", len(others), ", ".join(others))
         wanted = dict.fromkeys([*there, *(url for url in urls if told.get(url) is not False)])
-        await self._door.admit_all(await self._distinct(wanted))
+        await self._admission.admit_all(await self._distinct(wanted))
         for worker in self._pool.list():
             if self.peers.kind is not None and worker.url not in told:
                 finding = _told(worker.url, worker)
@@ -84,9 +86,9 @@ class Membership:
             raise BadRequestError(f"{url} is another router of this store: give the URL of a worker")
         self._adding.append(url)
         try:
-            found = await self._door.examine(url)
+            found = await self._admission.examine(url)
             if await self.peers.catch_up() and self.peers.log.state.workers.get(url):
-                return self._door.take_in(url, found), await self.peers.settle()
+                return self._admission.take_in(url, found), await self.peers.settle()
             heard = await self.peers.tell(_told(url, found))
             return self._pool.get(url), heard
         finally:
@@ -137,7 +139,7 @@ class Membership:
             abilities=frozenset(event.abilities),
         )
         if own:
-            self._door.take_in(url, found)
+            self._admission.take_in(url, found)
             return
         try:
             known = self._pool.get(url)
@@ -148,7 +150,7 @@ class Membership:
                 return
         if not await self._is_refused(url, found):
             logger.info("worker %s was added at another router", url)
-            self._door.take_in(url, found)
+            self._admission.take_in(url, found)
 
     async def _is_refused(self, url: str, found: Finding | None = None) -> bool:
         """Return whether a worker that another router has added may not be here."""
@@ -156,7 +158,7 @@ class Membership:
             logger.warning("another router has added %s as a worker, which is this router: it is left out", url)
             return True
         try:
-            await self._door.check(url, found)
+            await self._admission.check(url, found)
         except BadRequestError as error:
             logger.error("another router has added a worker that is refused here: %s", error)
             return True

@@ -27,12 +27,12 @@ class FullError(Exception):
     """No worker that may serve the request has room now."""
 
 
-class KeeperFullError(FullError):
-    """The worker that the policy keeps for the request, the `keeper`, is full; others may have room."""
+class PinnedWorkerFullError(FullError):
+    """The worker that the policy keeps for the request, the `pinned_worker`, is full; others may have room."""
 
-    def __init__(self, keeper: Worker) -> None:
-        super().__init__(keeper.url)
-        self.keeper = keeper
+    def __init__(self, pinned_worker: Worker) -> None:
+        super().__init__(pinned_worker.url)
+        self.pinned_worker = pinned_worker
 
 
 class Lease:
@@ -96,7 +96,7 @@ class WorkerPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy = policy
-        self._keeping = policy if isinstance(policy, PinsKeys) else None
+        self._pins = policy if isinstance(policy, PinsKeys) else None
         self.listener = policy if isinstance(policy, LearnsReplies) else None
         """The policy, if replies are reported to it."""
         self._health = health or HealthConfig()
@@ -230,7 +230,7 @@ class WorkerPool:
         Raises:
             NoWorkerError: no worker is left.
             FullError: all workers that are left are at their limit.
-            KeeperFullError: the worker that the policy keeps for this request is at its limit.
+            PinnedWorkerFullError: the worker that the policy keeps for this request is at its limit.
         """
         workers, reason = self._routable, "policy"
         if exclude or self._resting or not workers:
@@ -240,9 +240,9 @@ class WorkerPool:
         if limited and self._max_inflight is not None and self._inflight >= self._max_inflight:
             raise FullError
         if limited and self._max_per_worker is not None:
-            keeper = self._keeping.keeper(query) if self._keeping is not None else None
-            if keeper in workers and keeper.inflight >= self._max_per_worker:
-                raise KeeperFullError(keeper)
+            pinned_worker = self._pins.pinned_worker(query) if self._pins is not None else None
+            if pinned_worker in workers and pinned_worker.inflight >= self._max_per_worker:
+                raise PinnedWorkerFullError(pinned_worker)
             workers = tuple(worker for worker in workers if worker.inflight < self._max_per_worker)
             if not workers:
                 raise FullError
@@ -257,9 +257,11 @@ class WorkerPool:
         self._inflight += 1
         return Lease(self, worker, query, reason, trial=trial)
 
-    def may_take(self, keeper: Worker) -> bool:
-        """Return whether what waits for a keeper may be leased now: it has room, or is lost, so that others serve its keys."""
-        return not keeper.routable or self._max_per_worker is None or keeper.inflight < self._max_per_worker
+    def may_take(self, pinned_worker: Worker) -> bool:
+        """Return whether what waits for a pinned worker may be leased now: it has room, or is lost and others serve its keys."""
+        return (
+            not pinned_worker.routable or self._max_per_worker is None or pinned_worker.inflight < self._max_per_worker
+        )
 
     def has_other(self, exclude: AbstractSet[str]) -> bool:
         """Return whether a worker outside `exclude` (ids) can be tried."""
@@ -303,8 +305,8 @@ class WorkerPool:
     def _returned(self, worker: Worker, query: RouteQuery) -> None:
         worker.inflight -= 1
         self._inflight -= 1
-        if self._keeping is not None:
-            self._keeping.over(query)
+        if self._pins is not None:
+            self._pins.released(query)
         assert worker.inflight >= 0, worker
         if worker.state is WorkerState.DRAINING:
             self._forget_if_drained(worker)

@@ -26,7 +26,7 @@ from router.config.workers import QueueConfig
 from router.errors import NoWorkerError, QueueFullError, QueueTimeoutError
 from router.http.time_limits import patience
 from router.policies.base import RouteQuery
-from router.workers.pool import FullError, KeeperFullError, Lease, WorkerPool
+from router.workers.pool import FullError, PinnedWorkerFullError, Lease, WorkerPool
 from router.workers.worker import Worker
 
 Key = tuple[str, str]
@@ -46,11 +46,11 @@ class _Waiter:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """The requests of one key, in order. They wait for their `keeper`, or for any worker. The lowest `turn` is next."""
+    """The requests of one key, in order. They wait for their `pinned_worker`, or for any worker. The lowest `turn` is next."""
 
     key: Key
     turn: int
-    keeper: Worker | None = None
+    pinned_worker: Worker | None = None
     waiters: OrderedDict[_Waiter, None] = field(default_factory=OrderedDict)
 
 
@@ -74,7 +74,7 @@ class RequestQueue:
         self._config = config
         self._on_waited = on_waited
         self._lines: dict[Key, _Line] = {}
-        self._by_keeper: dict[Worker | None, OrderedDict[Key, _Line]] = {}  # each in the order of turns
+        self._by_pinned: dict[Worker | None, OrderedDict[Key, _Line]] = {}  # each in the order of turns
         self._turns = itertools.count()
         self._waiting = 0
         pool.on_room = self._serve
@@ -150,12 +150,12 @@ class RequestQueue:
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = _Line(key, next(self._turns))
-            self._by_keeper.setdefault(None, OrderedDict())[key] = line
+            self._by_pinned.setdefault(None, OrderedDict())[key] = line
         line.waiters[waiter] = None
         if first:
             line.waiters.move_to_end(waiter, last=False)
-            if line.keeper is not None:
-                self._to_the_end(line, None)  # its keeper may be excluded for this request
+            if line.pinned_worker is not None:
+                self._to_the_end(line, None)  # its worker may be excluded for this request
         self._waiting += 1
         return waiter
 
@@ -174,11 +174,11 @@ class RequestQueue:
                 if waiter.exclude:
                     self._to_the_end(line, None)  # other requests may go to the workers that this one cannot
                     passed_over += 1
-                    if passed_over >= len(self._by_keeper[None]):
+                    if passed_over >= len(self._by_pinned[None]):
                         full.add(None)
-                elif isinstance(error, KeeperFullError):
-                    full.add(error.keeper)
-                    self._to_the_end(line, error.keeper)
+                elif isinstance(error, PinnedWorkerFullError):
+                    full.add(error.pinned_worker)
+                    self._to_the_end(line, error.pinned_worker)
                 else:
                     return  # no worker has room for any request
                 continue
@@ -198,23 +198,23 @@ class RequestQueue:
     def _next(self, full: AbstractSet[Worker | None]) -> _Line | None:
         """Return the line whose turn it is, of those that do not wait for a worker without room. `full`: who was found full."""
         found = None
-        for keeper, lines in self._by_keeper.items():
-            if keeper not in full and (keeper is None or self._pool.may_take(keeper)):
+        for pinned_worker, lines in self._by_pinned.items():
+            if pinned_worker not in full and (pinned_worker is None or self._pool.may_take(pinned_worker)):
                 first = next(iter(lines.values()))
                 found = first if found is None else min(found, first, key=_turn_of)
         return found
 
-    def _to_the_end(self, line: _Line, keeper: Worker | None) -> None:
-        """Give a line the last turn of those that wait for `keeper`."""
+    def _to_the_end(self, line: _Line, pinned_worker: Worker | None) -> None:
+        """Give a line the last turn of those that wait for `pinned_worker`."""
         self._take_out(line)
-        line.keeper, line.turn = keeper, next(self._turns)
-        self._by_keeper.setdefault(keeper, OrderedDict())[line.key] = line
+        line.pinned_worker, line.turn = pinned_worker, next(self._turns)
+        self._by_pinned.setdefault(pinned_worker, OrderedDict())[line.key] = line
 
     def _take_out(self, line: _Line) -> None:
-        lines = self._by_keeper[line.keeper]
+        lines = self._by_pinned[line.pinned_worker]
         del lines[line.key]
         if not lines:
-            del self._by_keeper[line.keeper]
+            del self._by_pinned[line.pinned_worker]
 
     def _leave(self, waiter: _Waiter) -> None:
         waiter.in_line = False
@@ -224,7 +224,7 @@ class RequestQueue:
         if not line.waiters:
             self._take_out(line)
             del self._lines[waiter.key]
-        elif line.keeper is not None and next(iter(line.waiters)).exclude:
+        elif line.pinned_worker is not None and next(iter(line.waiters)).exclude:
             self._to_the_end(line, None)
 
     def _give_up(self, waiter: _Waiter) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from middleware_hub.persistence.memory import Relied
+from middleware_hub.persistence.memory import KnownRecords
 from middleware_hub.store.look_up import complete
 from middleware_hub.store.records import SpanRecord
 
@@ -14,7 +14,7 @@ def record(name: bytes, parent: bytes | None) -> SpanRecord:
 def test_a_reply_whose_prompt_was_dropped_meanwhile_is_not_damaged() -> None:
     """The store left the prompt out, because it was known. It is read afterwards."""
     tree = {b"a": object()}
-    known = Relied(tree)
+    known = KnownRecords(tree)
     assert b"a" in known
     del tree[b"a"]
     reply = record(b"b", b"a")

@@ -17,7 +17,7 @@ from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
 from router.observability.metrics import RouterMetrics
-from router.peers.events import Abort, CallBegan, CallOver, FleetState, Told
+from router.peers.events import Abort, CallBegan, CallOver, ControlEvent, FleetState
 from router.peers.peers import Peers
 from router.policies.least_inflight import LeastInflight
 from router.workers.pool import WorkerPool
@@ -118,7 +118,7 @@ def test_whoever_cannot_ask_does_not_send_again() -> None:
 
 
 @pytest.mark.parametrize("at", [CallBegan, CallOver])
-def test_a_call_that_is_cancelled_while_others_are_told_is_over_for_them(at: type[Told]) -> None:
+def test_a_call_that_is_cancelled_while_others_are_told_is_over_for_them(at: type[ControlEvent]) -> None:
     """As at the end of a shutdown: otherwise they would wait for it, and end what begins, as long as this router is there."""
 
     class Stopping(Breakable):

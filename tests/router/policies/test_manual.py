@@ -7,7 +7,7 @@ import pytest
 from router.policies import manual
 from router.policies.base import RouteQuery
 from router.policies.manual import Manual
-from router.workers.pool import KeeperFullError, WorkerPool
+from router.workers.pool import PinnedWorkerFullError, WorkerPool
 from router.workers.worker import Worker
 
 
@@ -85,7 +85,7 @@ def test_a_key_waits_for_its_full_worker_while_others_take_other_keys() -> None:
     pool = WorkerPool(Manual(), max_inflight_per_worker=1)
     fleet(2, pool)
     held = pool.lease(query("k"))
-    with pytest.raises(KeeperFullError):
+    with pytest.raises(PinnedWorkerFullError):
         pool.lease(query("k"))
     other = pool.lease(query("another"))
     assert other.worker is not held.worker
@@ -98,7 +98,7 @@ def test_an_idle_key_is_forgotten() -> None:
     policy, workers = Manual(10.0, clock), fleet(2)
     for key in ("old", "new"):
         policy.select(workers, query(key))
-        policy.over(query(key))
+        policy.released(query(key))
         clock.now += 6.0
     assert policy.select(workers, query("new")).reason == "key"
     assert len(policy) == 1
@@ -160,7 +160,7 @@ def test_the_key_whose_request_ended_last_holds_up_no_other() -> None:
     for key in "ab":
         policy.select(workers, query(key))
     for clock.now, key in (1.0, "b"), (40.0, "a"):
-        policy.over(query(key))
+        policy.released(query(key))
     clock.now = 60.0
     assert policy.select(workers, query("b")).reason == "new_key"
     assert policy.select(workers, query("a")).reason == "key"

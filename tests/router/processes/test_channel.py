@@ -8,11 +8,11 @@ import socket
 from collections.abc import AsyncIterator
 
 from router.processes.channel import Channel, receive_first, send_last
-from router.processes.messages import Beat, Failed, Go, Look, Message, Pulse, Seen
+from router.processes.messages import Failed, Heartbeat, HeartbeatReply, Message, ProcessQuery, QueryResult, Start
 
 
 class End:
-    """One end, which answers a `Look` after as many milliseconds as its path says, and a `Beat` never."""
+    """One end, which answers a `ProcessQuery` after as many milliseconds as its path says, and a `Heartbeat` never."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.heard: list[Message] = []
@@ -20,12 +20,12 @@ class End:
 
     async def _answer(self, message: Message) -> Message | None:
         self.heard.append(message)
-        if isinstance(message, Go):
+        if isinstance(message, Start):
             raise ValueError("a fault")
-        if not isinstance(message, Look):
+        if not isinstance(message, ProcessQuery):
             return None
         await asyncio.sleep(int(message.path) / 1000)
-        return Seen(1, 200, message.query or message.path.encode())
+        return QueryResult(1, 200, message.query or message.path.encode())
 
 
 @contextlib.asynccontextmanager
@@ -44,10 +44,10 @@ def test_each_question_gets_its_own_answer() -> None:
     async def run() -> None:
         async with pair() as (one, other):
             paths = [str(number) for number in (30, 0, 20, 10)]
-            questions = [one.channel.ask(Look(path, b""), 10) for path in paths]
-            back = [other.channel.ask(Look(path, b""), 10) for path in paths]
+            questions = [one.channel.ask(ProcessQuery(path, b""), 10) for path in paths]
+            back = [other.channel.ask(ProcessQuery(path, b""), 10) for path in paths]
             for answers in (await asyncio.gather(*questions), await asyncio.gather(*back)):
-                assert [answer.body.decode() for answer in answers if isinstance(answer, Seen)] == paths
+                assert [answer.body.decode() for answer in answers if isinstance(answer, QueryResult)] == paths
 
     asyncio.run(run())
 
@@ -57,11 +57,11 @@ def test_who_does_not_answer_costs_only_time() -> None:
 
     async def run() -> None:
         async with pair() as (one, other):
-            assert await one.channel.ask(Beat(), 0.01) is None
-            assert await one.channel.ask(Look("30", b""), 0.001) is None
-            assert await one.channel.ask(Go(), 0.05) is None
-            answer = await one.channel.ask(Look("1", b""), 10)
-            assert isinstance(answer, Seen)
+            assert await one.channel.ask(Heartbeat(), 0.01) is None
+            assert await one.channel.ask(ProcessQuery("30", b""), 0.001) is None
+            assert await one.channel.ask(Start(), 0.05) is None
+            answer = await one.channel.ask(ProcessQuery("1", b""), 10)
+            assert isinstance(answer, QueryResult)
             assert len(other.heard) == 4
 
     asyncio.run(run())
@@ -71,16 +71,16 @@ def test_the_end_of_the_other_one_ends_all_questions() -> None:
     async def run() -> None:
         ours, theirs = socket.socketpair()
         end = End(ours)
-        assert await end.channel.ask(Beat(), 10) is None, "it is not open yet"
+        assert await end.channel.ask(Heartbeat(), 10) is None, "it is not open yet"
         await end.channel.open()
         running = asyncio.create_task(end.channel.run())
-        question = asyncio.create_task(end.channel.ask(Beat(), 10))
+        question = asyncio.create_task(end.channel.ask(Heartbeat(), 10))
         await asyncio.sleep(0)
         theirs.close()
         assert await question is None
         await running
-        end.channel.tell(Beat())
-        assert await end.channel.ask(Beat(), 10) is None
+        end.channel.tell(Heartbeat())
+        assert await end.channel.ask(Heartbeat(), 10) is None
 
     asyncio.run(run())
 
@@ -105,9 +105,9 @@ def test_the_first_and_the_last_message_need_no_loop() -> None:
 def test_large_answers_arrive_whole() -> None:
     async def run() -> None:
         async with pair() as (one, _):
-            one.channel.tell(Pulse([]))
-            answer = await one.channel.ask(Look("0", b"0" * 300_000), 10)
-            assert isinstance(answer, Seen)
+            one.channel.tell(HeartbeatReply([]))
+            answer = await one.channel.ask(ProcessQuery("0", b"0" * 300_000), 10)
+            assert isinstance(answer, QueryResult)
             assert answer.body == b"0" * 300_000
 
     asyncio.run(run())

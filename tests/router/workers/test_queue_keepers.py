@@ -111,7 +111,7 @@ def test_what_waits_for_a_removed_worker_goes_elsewhere_at_once() -> None:
 
 
 def test_a_retry_waits_for_no_worker_that_it_may_not_have_when_the_request_before_it_leaves() -> None:
-    """Both failed at workers: one may ask its keeper once more, the other may not."""
+    """Both failed at workers: one may ask its pinned_worker once more, the other may not."""
 
     async def main() -> None:
         kept = Kept()
@@ -204,8 +204,8 @@ def test_no_request_waits_that_could_be_served(seed: int) -> None:
             for line in queue._lines.values():
                 first = next(iter(line.waiters))
                 able = [one for one in pool.routable if one.id not in first.exclude]
-                keeper = manual.keeper(first.query)
-                assert all(one.inflight == 2 for one in ([keeper] if keeper in able else able))
+                pinned_worker = manual.pinned_worker(first.query)
+                assert all(one.inflight == 2 for one in ([pinned_worker] if pinned_worker in able else able))
         for worker in pool.list():
             pool.probed(worker, None)
             pool.probed(worker, None)
@@ -215,6 +215,6 @@ def test_no_request_waits_that_could_be_served(seed: int) -> None:
             held.clear()
             await settle()
         assert not queue._lines
-        assert not queue._by_keeper
+        assert not queue._by_pinned
 
     asyncio.run(main())
