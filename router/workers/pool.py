@@ -258,7 +258,7 @@ class WorkerPool:
         return Lease(self, worker, query, reason, trial=trial)
 
     def may_take(self, pinned_worker: Worker) -> bool:
-        """Return whether what waits for a pinned worker may be leased now: it has room, or is lost and others serve its keys."""
+        """Return whether what waits for a pinned worker may be leased now: it has room, or others serve its keys now."""
         return (
             not pinned_worker.routable or self._max_per_worker is None or pinned_worker.inflight < self._max_per_worker
         )

@@ -111,7 +111,7 @@ def test_what_waits_for_a_removed_worker_goes_elsewhere_at_once() -> None:
 
 
 def test_a_retry_waits_for_no_worker_that_it_may_not_have_when_the_request_before_it_leaves() -> None:
-    """Both failed at workers: one may ask its pinned_worker once more, the other may not."""
+    """Both failed at workers: one may ask its pinned worker once more, the other may not."""
 
     async def main() -> None:
         kept = Kept()
