@@ -18,7 +18,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from middleware_hub import affinity
+from middleware_hub import affinity, routes
 from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.metrics import GroupsCollector, RadixMetrics
 from middleware_hub.persistence import metrics
@@ -41,7 +41,7 @@ from router.engines.sglang.limits import PromptLimits
 from router.engines.sglang.request import GenerateRequest
 from router.errors import BadRequestError
 from router.http.bodies import Replay, read_json, with_body
-from router.http.handlers import ByMethod
+from router.http.handlers import ByMethod, by_method, for_method
 from router.http.headers import first_values, header, text_of
 from router.http.json_cost import LIGHT
 from router.http.offload import offload
@@ -54,15 +54,6 @@ logger = logging.getLogger(__name__)
 
 COLLECT_SECONDS = 0.002
 """How long a step of the collection may hold up the event loop."""
-OTHER_PATHS = (
-    *(f"/v1/{call}" for call in ("chat/completions", "chat/completions/batch", "completions", "messages", "responses")),
-    "/api/chat",
-    "/api/generate",
-    "/invocations",
-    "/vertex_generate",
-    "/inference/v1/generate",
-)
-"""Paths of workers that sample. What comes here was not turned into a `/generate` by the middleware of sessions."""
 OTHER_PATH = "other_path"
 
 
@@ -87,19 +78,16 @@ class RadixTreeMiddleware:
         self._limits = PromptLimits(context.config.server.max_batch, config.max_text_tokens)
         self._max_context = context.config.sessions.max_context
         self._collecting = False
-        self._routes: dict[str, ASGIApp] = {
-            # SGLang also takes PUT.
-            "/generate": ByMethod({"POST": self._generate, "PUT": self._generate}),
-            "/retrieve_from_text": ByMethod({"POST": self._retrieve}),
-            "/radix_tree/explain": ByMethod({"POST": self._explain}),
-            "/radix_tree/stats": ByMethod({"GET": self._stats}),
-            **dict.fromkeys(OTHER_PATHS, self._elsewhere),
-        }
         context.registry.register(GroupsCollector(hub.groups.counts, hub.groups.held))
         sequences = Sequences(self.tree, self.memory, lambda: hub.sessions)
         limit = self._max_body_bytes
-        calls = Calls(hub.groups, sequences, hub.clock, context.stopping, self.memory, max_body_bytes=limit)
-        self._routes |= calls.routes
+        trajectories = Calls(hub.groups, sequences, hub.clock, context.stopping, self.memory, max_body_bytes=limit)
+        calls = {"generate": self._generate, "retrieve": self._retrieve, "explain": self._explain, "stats": self._stats}
+        self._routes: dict[str, ASGIApp] = {
+            **by_method(routes.bound(routes.RADIX_TREE, calls)),
+            **trajectories.routes,
+            **dict.fromkeys(routes.SAMPLED_ELSEWHERE, self._elsewhere),
+        }
         if context.peers is not None:
             context.peers.on_version = self._new_version
 
@@ -121,7 +109,7 @@ class RadixTreeMiddleware:
         if inside is None or request_state(scope).kept:
             inside = self.app
         elif isinstance(inside, ByMethod):
-            inside = inside.handler(scope)
+            inside = inside.handlers.get(scope["method"]) or for_method(inside.handlers, scope)
         return inside(scope, receive, send)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:

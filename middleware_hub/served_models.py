@@ -37,8 +37,6 @@ _AGAIN_SECONDS: Final = 5.0
 """The time between two questions for names that are not listed."""
 _PATIENCE_SECONDS: Final = 1.0
 _VLLM: Final = "vllm"
-LOADS: Final = frozenset({"/load_lora_adapter", "/v1/load_lora_adapter"})
-"""The calls that load an adapter."""
 
 
 class _Card(msgspec.Struct):

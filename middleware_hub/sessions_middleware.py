@@ -1,22 +1,6 @@
 """`SessionsMiddleware`: agent sessions over HTTP, as pure ASGI around the application that serves `/generate`.
 
-    POST GET    /sessions
-    GET DELETE  /sessions/{id}
-    POST        /sessions/{id}/v1/chat/completions          OpenAI
-    POST        /sessions/{id}/v1/responses
-    POST        /sessions/{id}/v1/messages                  Anthropic
-    POST        /sessions/{id}/v1/messages/count_tokens
-    GET         /sessions/{id}/v1/models
-    POST        /sessions/{id}/reward_info
-    POST GET    /sessions/{id}/complete
-    POST        /sessions/{id}/finalize
-    GET         /sessions/{id}/trajectories
-    POST        /v1/chat/completions                        without a session in the path: `X-Session-Id` may name one
-    POST        /v1/messages
-    POST        /v1/messages/count_tokens
-    POST        /v1/completions                             texts, without a chat template
-
-A client library is given the `base_url` and adds the rest. Some add a second `/v1`, some none at all: both are understood.
+`middleware_hub/routes.py` has its paths: those below `/sessions`, and those of chats and completions without a session.
 """
 
 from __future__ import annotations
@@ -29,7 +13,7 @@ from functools import partial
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from xxhash import xxh3_64_hexdigest
 
-from middleware_hub import affinity, parsers
+from middleware_hub import affinity, parsers, routes
 from middleware_hub.chat import keys
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.errors import UnknownSessionError
@@ -38,10 +22,10 @@ from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.dialects.responses import Responses
 from middleware_hub.hub import Hub, unrecorded
-from middleware_hub.served_models import LOADS, ServedModels
+from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.anonymous import OpenChats
 from middleware_hub.sessions.chats import Chats
-from middleware_hub.sessions.controls import Controls
+from middleware_hub.sessions.controls import Controls, SessionCall
 from middleware_hub.sessions.log.archive import Archive
 from middleware_hub.sessions.log.chat_notes import ChatNotes
 from middleware_hub.sessions.metrics import SessionMetrics
@@ -59,7 +43,7 @@ from router.config import RouterConfig
 from router.engines.sglang.limits import PromptLimits, TextTooLongError
 from router.errors import BadRequestError, NotFoundError, RouterError
 from router.http.bodies import Replay, read_json, with_body
-from router.http.handlers import ByMethod, Handler
+from router.http.handlers import ByMethod, Handler, for_method
 from router.http.headers import first_values, header
 from router.http.request_state import request_state
 from router.http.responses import send_json
@@ -69,13 +53,9 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "/sessions"
 OPENAI, ANTHROPIC = OpenAI(), Anthropic()
-OPEN_TURNS: Mapping[str, Dialect] = {"chat/completions": OPENAI, "messages": ANTHROPIC}
-"""The paths of turns below the root's `/v1`, with their dialects. `/v1/responses` is a worker's own, which keeps them."""
-TURNS: Mapping[str, Dialect] = {**OPEN_TURNS, "responses": Responses()}
-"""The same below a session's `/v1`."""
+TURNS: Mapping[str, Dialect] = {"chat/completions": OPENAI, "messages": ANTHROPIC, "responses": Responses()}
+"""The paths of turns below a `/v1`, with their dialects."""
 COUNT = "messages/count_tokens"
-CHATS = frozenset(f"/v1/{place}" for place in (*OPEN_TURNS, COUNT))
-COMPLETIONS = "/v1/completions"
 UNSERVED = frozenset({"unsupported_content", "unsupported_tool_choice"})
 """Codes of requests that cannot become tokens here, but may suit a worker's own chat. Without a session they are passed on."""
 
@@ -115,6 +95,17 @@ class SessionsMiddleware:
         self._completions = Completions(
             app, self._hub.tokenizer, self._models, max_body_bytes=self._max_body_bytes, limits=self._limits
         )
+        self._open_calls: dict[str, dict[str, Handler]] = routes.bound(
+            routes.CHATS,
+            {"talk": self._talk_open, "complete": self._completions, "load": partial(self._models.loading, app)},
+        )
+        all_sessions: dict[str, Handler] = {"create": self._create, "list": self._list}
+        self._all_sessions = ByMethod(routes.bound(routes.SESSIONS, all_sessions)[PREFIX])
+        chats = {"talk": self._talk, "models": self._show_models}
+        self._chat_calls: dict[str, dict[str, SessionCall]] = {
+            place: {method: partial(call, place) for method, call in calls.items()}
+            for place, calls in routes.bound(routes.SESSION_CHATS, chats, f"{PREFIX}/{{id}}/v1/").items()
+        }
 
     def _make_chats(self, context: MiddlewareContext, config: RouterConfig) -> Chats | None:
         """Return what serves turns; None without a chat template."""
@@ -159,13 +150,9 @@ class SessionsMiddleware:
             path: str = scope["path"]
             if path == PREFIX or path.startswith(PREFIX + "/"):
                 return self._serve(scope, receive, send)
-            if scope["method"] == "POST":
-                if path in CHATS and self._chats is not None:
-                    return self._serve_open(self._chats, path.removeprefix("/v1/"), scope, receive, send)
-                if path == COMPLETIONS:
-                    return self._completions(scope, receive, send)
-                if path in LOADS:
-                    return self._models.loading(self.app, scope, receive, send)
+            call = self._open_calls.get(path, {}).get(scope["method"])
+            if call is not None:
+                return call(scope, receive, send)
         elif scope["type"] == "lifespan":
             return self._hub.live(self.app, scope, self._closing(receive), self._beginning(send))
         return self.app(scope, receive, send)
@@ -202,32 +189,26 @@ class SessionsMiddleware:
         return closing
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tenant = request_state(scope).caller.tenant
         session_id, *rest = [*filter(None, scope["path"][len(PREFIX) :].split("/"))] or [""]
         if not session_id:
-            by_method: dict[str, Handler] = {
-                "POST": lambda scope, receive, send: self._controls.create(tenant, scope, receive, send),
-                "GET": lambda scope, receive, send: self._controls.list(tenant, send),
-            }
-            await ByMethod(by_method)(scope, receive, send)
+            await self._all_sessions(scope, receive, send)
             return
-        place = "/".join(rest)
-        while place.startswith("v1/"):
-            place = place.removeprefix("v1/")
+        place = _without_v1(rest)
         dialect: Dialect = ANTHROPIC if place.startswith("messages") else OPENAI
         try:
-            session = await self.registry.reach(tenant, session_id)
+            session = await self.registry.reach(request_state(scope).caller.tenant, session_id)
             if self._hub.saving is not None and scope["method"] != "GET" and place != COUNT:
                 self._hub.saving.admit()
             if session is None:
                 raise UnknownSessionError(f"there is no session {session_id!r}: POST /sessions makes one")
-            handlers = self._chat_handlers(session, place) or self._controls.handlers(session, "/".join(rest))
-            if not handlers:
+            calls = self._chat_calls.get("models" if place.startswith("models/") else place)
+            calls = calls or self._controls.places.get("/".join(rest))
+            if calls is None:
                 there = ", ".join([*(f"v1/{turn}" for turn in TURNS), *filter(None, self._controls.places)])
                 raise NotFoundError(f"there is nothing at {scope['path']}: a session has {there}")
             if place not in TURNS:
                 send = _answering(send, affinity.given(first_values(scope)) or session.id.encode("latin-1"))
-            serving = ByMethod(handlers)(scope, receive, send)
+            serving = for_method(calls, scope)(session, scope, receive, send)
             session.visitors += 1  # the session is not dropped meanwhile
             try:
                 await serving
@@ -236,8 +217,18 @@ class SessionsMiddleware:
         except RouterError as error:
             await send_dialect_error(error, dialect, send)
 
-    async def _serve_open(self, chats: Chats, place: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _create(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._controls.create(request_state(scope).caller.tenant, scope, receive, send)
+
+    async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._controls.list(request_state(scope).caller.tenant, send)
+
+    async def _talk_open(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a turn without a session in its path. What cannot be served here is passed on to the worker's own chat."""
+        chats, place = self._chats, scope["path"].removeprefix("/v1/")
+        if chats is None:
+            await self.app(scope, receive, send)
+            return
         dialect = TURNS.get(place, ANTHROPIC)
         try:
             body = await read_json(scope, receive, self._max_body_bytes)
@@ -282,16 +273,9 @@ class SessionsMiddleware:
     async def _pass_on(self, why: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(with_body(scope, body), Replay(body, receive), unrecorded(send, why))
 
-    def _chat_handlers(self, session: Session, place: str) -> dict[str, Handler]:
-        """Return the handlers of what clients' libraries call at this place of a session, by method."""
-        if place in TURNS or place == COUNT:
-            return {"POST": partial(self._talk, place, session)}
-
-        async def models(scope: Scope, receive: Receive, send: Send) -> None:
-            path = f"/v1/{place}"
-            await self.app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
-
-        return {"GET": models} if place == "models" or place.startswith("models/") else {}
+    async def _show_models(self, _: str, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+        path = f"/v1/{_without_v1([*filter(None, scope['path'][len(PREFIX) :].split('/'))][1:])}"
+        await self.app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
 
     async def _talk(self, place: str, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_json(scope, receive, self._max_body_bytes)
@@ -305,6 +289,14 @@ class SessionsMiddleware:
             await send_json(send, 200, ANTHROPIC.count(await chats.count(session, ANTHROPIC.parse_count(body))))
         else:
             await chats.talk(TURNS[place], session, body, scope, receive, send)
+
+
+def _without_v1(segments: list[str]) -> str:
+    """Return the place that the segments behind a session name. A client library may have added `/v1`, or a second one."""
+    place = "/".join(segments)
+    while place.startswith("v1/"):
+        place = place.removeprefix("v1/")
+    return place
 
 
 def _answering(send: Send, word: bytes) -> Send:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.engines.json import JSON_ERRORS, json_fault
 from router.errors import BadRequestError, BodyTooLargeError, NotFoundError, RouterError
 from router.http.bodies import read_body
-from router.http.handlers import ByMethod, Handler
+from router.http.handlers import Handler, by_method
 from router.http.headers import has_body
 from router.http.request_state import request_state
 from router.http.responses import send_json
@@ -92,7 +92,7 @@ class ControlRoutes:
             "/metrics": {"GET": self.metrics},
             "/debug/requests": {"GET": self.in_flight},
         }
-        routes = [Route(path, ByMethod(handlers)) for path, handlers in table.items()]
+        routes = [Route(path, handler) for path, handler in by_method(table).items()]
         return [*routes, *(Route(path, _Late(self)) for path in ("/inspect", "/inspect/{rest:rest}"))]
 
     async def add_worker(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -17,8 +17,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from middleware_hub import sessions_middleware
-from middleware_hub.inspector import api
+from middleware_hub import routes as hub
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.retrieval_request import RetrievalRequest
 from router.app import create_app
@@ -106,27 +105,18 @@ def _options(parse: argparse.ArgumentParser) -> set[str]:
 
 
 def routes() -> set[str]:
-    """Return the paths of the router and of the middleware. The latter come from its source: making one takes a tokenizer."""
+    """Return the paths of the router and of the hub, except those of sessions."""
     pool = WorkerPool(create_policy("random"))
     prober = Prober(AiohttpUpstream(connect_timeout=1.0), seconds=1.0)
     admission = Admission(pool, prober, HealthChecks(pool, prober, HealthConfig()))
     control = ControlRoutes(pool, admission, CollectorRegistry(), Lifecycle(), Requests())
     own = {route.path.replace("{key:rest}", "{id}") for route in control.routes()}
-    own = (own - {"/inspect/{rest:rest}"}) | set(api.PATHS)
-    files = (ROOT / "middleware_hub" / name for name in ("radix_tree_middleware.py", "trajectories/calls.py"))
-    source = "".join(file.read_text() for file in files)
-    hub = set(re.findall(r'"(/[\w/]+)": ByMethod', source))
-    assert hub, "the middleware's source has another form: read its routes in another way"
+    own -= {"/inspect/{rest:rest}"}
+    tables = hub.RADIX_TREE, hub.TRAJECTORIES, hub.CHATS, hub.INSPECTOR_PAGE, hub.INSPECTOR_API
     fleet = Fleet(
         pool, AiohttpUpstream(connect_timeout=1.0), max_body_bytes=1, forward_authorization=False, paths=fleet_paths()
     )
-    return (
-        own
-        | hub
-        | {route.path for route in fleet.routes()}
-        | sessions_middleware.CHATS
-        | {sessions_middleware.COMPLETIONS}
-    )
+    return own.union({route.path for route in fleet.routes()}, *tables)
 
 
 def anchors(page: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""The JSON API of the inspector, as pure ASGI. `PATHS` lists its calls; docs/http-api.md describes them.
+"""The JSON API of the inspector, as pure ASGI. `middleware_hub/routes.py` has its paths; docs/http-api.md describes its calls.
 
 The API only reads. An answer is a window, or is bounded; long work is done in steps, or in a thread.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from itertools import chain as joined
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from middleware_hub import routes
 from middleware_hub.inspector.advice import advice
 from middleware_hub.inspector.branches import HEAVY, Branches
 from middleware_hub.inspector.conversations.conversation import MOST_BRANCHES, Conversation
@@ -37,25 +39,15 @@ from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE
 from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.sglang.limits import PromptLimits
-from router.errors import MethodNotAllowedError, NotFoundError
+from router.errors import NotFoundError
 from router.http.bodies import read_json
+from router.http.handlers import ByMethod
 from router.http.headers import HeaderList
 from router.http.offload import offload
 from router.http.request_state import request_state
 from router.http.responses import SEND_BYTES, send_json
 
 PREFIX = "/inspect/api"
-_BRANCH = f"{PREFIX}/conversations/{{id}}/branches/{{branch}}"
-PATHS = (
-    "/inspect/assets/{file}",
-    f"{PREFIX}/conversations",
-    f"{PREFIX}/conversations/{{id}}",
-    _BRANCH,
-    *(f"{_BRANCH}/{place}" for place in ("tokens", "find", "drift", "download")),
-    f"{PREFIX}/compare",
-    f"{PREFIX}/explain",
-    f"{PREFIX}/run",
-)
 
 
 class SessionSource(Registry, Protocol):
@@ -108,39 +100,25 @@ class Api:
         self._drifts = Drifts(sources.tokenizer)
         self._runs = RunReports(self._vocabulary, self._drifts, sources.behind)
         self._branches = Branches(self._vocabulary, self._drifts)
+        calls: dict[str, Callable[..., Awaitable[None]]] = {
+            "conversations": self._list,
+            "conversation": self._show,
+            "branch": partial(self._of_branch, ""),
+            **{place: partial(self._of_branch, place) for place in ("tokens", "find", "drift")},
+            "download": self._download,
+            "compare": self._compare,
+            "explain": self._explain,
+            "run": self._run,
+        }
+        self._calls = routes.bound(routes.INSPECTOR_API, calls, f"{PREFIX}/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one call. Raises RouterError."""
-        tenant = request_state(scope).caller.tenant
-        match path_segments(scope, PREFIX):
-            case ["conversations"]:
-                _require(scope, "GET")
-                await self._list(tenant, scope, send)
-            case ["conversations", name]:
-                _require(scope, "GET")
-                Query(scope, ())
-                conversation = await self._conversation(tenant, name)
-                await self._standings.look(tenant)
-                await self._answer(send, await self._about(conversation))
-            case ["conversations", name, "branches", branch, "download"]:
-                _require(scope, "GET")
-                await self._download(tenant, name, branch, scope, send)
-            case ["conversations", name, "branches", branch, *rest] if len(rest) < 2:
-                _require(scope, "GET")
-                if not rest:
-                    await self._standings.look(tenant)
-                await self._answer(send, await self._of_branch(tenant, name, branch, rest, scope))
-            case ["compare"]:
-                _require(scope, "GET")
-                await self._answer(send, await self._compare(tenant, scope))
-            case ["run"]:
-                _require(scope, "GET")
-                await self._answer(send, await self._run(tenant, scope))
-            case ["explain"]:
-                _require(scope, "POST")
-                await self._answer(send, await self._explain(tenant, scope, receive))
-            case _:
-                raise NotFoundError(f"the inspector has nothing at {scope['path']}")
+        found = routes.find(self._calls, path_segments(scope, PREFIX))
+        if found is None:
+            raise NotFoundError(f"the inspector has nothing at {scope['path']}")
+        calls, names = found
+        await ByMethod({method: partial(call, *names) for method, call in calls.items()})(scope, receive, send)
 
     async def _answer(self, send: Send, answer: Any) -> None:
         await send_json(send, 200, msgspec.json.encode(answer), [(b"cache-control", b"no-store"), *GUARDS])
@@ -165,7 +143,8 @@ class Api:
             self._session_changes[tenant] = state, number
         return _Sessions(found, tokens, number)
 
-    async def _list(self, tenant: str, scope: Scope, send: Send) -> None:
+    async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tenant = request_state(scope).caller.tenant
         query = Query(scope, PARAMETERS)
         wanted, since = Wanted.of(query), query.number("changed_since", -1, -1, 2**62)
         if wanted.name is not None:
@@ -241,10 +220,22 @@ class Api:
         truncated = truncated or summary["branches"] > MOST_BRANCHES
         return {**summary, "tree": nodes, "branches_list": branches, "truncated": truncated}
 
-    async def _of_branch(self, tenant: str, name: str, branch: str, rest: list[str], scope: Scope) -> dict[str, Any]:
-        return await self._branches.answer(await self._conversation(tenant, name), branch, "".join(rest), scope)
+    async def _show(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        Query(scope, ())
+        tenant = request_state(scope).caller.tenant
+        conversation = await self._conversation(tenant, name)
+        await self._standings.look(tenant)
+        await self._answer(send, await self._about(conversation))
 
-    async def _download(self, tenant: str, name: str, branch: str, scope: Scope, send: Send) -> None:
+    async def _of_branch(self, place: str, name: str, branch: str, scope: Scope, receive: Receive, send: Send) -> None:
+        tenant = request_state(scope).caller.tenant
+        if not place:
+            await self._standings.look(tenant)
+        conversation = await self._conversation(tenant, name)
+        await self._answer(send, await self._branches.answer(conversation, branch, place, scope))
+
+    async def _download(self, name: str, branch: str, scope: Scope, receive: Receive, send: Send) -> None:
+        tenant = request_state(scope).caller.tenant
         conversation = await self._conversation(tenant, name)
         about = await self._about(conversation)
         form, content = await self._branches.file(conversation, branch, scope, about)
@@ -257,18 +248,20 @@ class Api:
         ]
         await send_whole(send, content, [*headers, *GUARDS])
 
-    async def _compare(self, tenant: str, scope: Scope) -> dict[str, Any]:
+    async def _compare(self, scope: Scope, receive: Receive, send: Send) -> None:
+        tenant = request_state(scope).caller.tenant
         query = Query(scope, ("a", "a_branch", "b", "b_branch"))
         one, other = [
             (await self._conversation(tenant, query.required(side)), query.text(f"{side}_branch"))
             for side in ("a", "b")
         ]
-        return await self._branches.compare(one, other)
+        await self._answer(send, await self._branches.compare(one, other))
 
     # The whole run -----------------------------------------------------------------------------------------------------
 
-    async def _run(self, tenant: str, scope: Scope) -> dict[str, Any]:
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         Query(scope, ())
+        tenant = request_state(scope).caller.tenant
         sessions = await self._sessions(tenant)
         shelf = await self._shelf(tenant)
 
@@ -276,12 +269,13 @@ class Api:
             listed = [SessionConversation(session) for session in sessions.found]
             return len(shelf.order) + len(listed), joined((one for _, one in shelf.newest_first(None)), listed)
 
-        return await self._runs.report(tenant, shelf.changes + sessions.change, everything)
+        await self._answer(send, await self._runs.report(tenant, shelf.changes + sessions.change, everything))
 
     # Explain -----------------------------------------------------------------------------------------------------------
 
-    async def _explain(self, tenant: str, scope: Scope, receive: Receive) -> dict[str, Any]:
+    async def _explain(self, scope: Scope, receive: Receive, send: Send) -> None:
         Query(scope, ())
+        tenant = request_state(scope).caller.tenant
         body = await read_json(scope, receive, self._max_body_bytes)
         request = await offload(len(body) > 64 * 1024, explain_request, body, self._limits)
         tree, memory = self._sources.tree, self._sources.memory
@@ -300,13 +294,14 @@ class Api:
             reasons.append("cut_in_token")
         if cut.start < len(request.text):
             reasons.append(RETOKENIZED)
-        return {
+        answer = {
             **tree.departure(namespace, request.text).explained(request.text, stored=memory is not None),
             "tokens": cut.tokens,
             "exact": recall.exact and INEXACT.isdisjoint(reasons),
             "reasons": reasons,
             "advice": advice(reasons),
         }
+        await self._answer(send, answer)
 
 
 async def send_whole(send: Send, content: bytes, headers: HeaderList) -> None:
@@ -317,8 +312,3 @@ async def send_whole(send: Send, content: bytes, headers: HeaderList) -> None:
         await send({"type": "http.response.body", "body": content[at : at + SEND_BYTES], "more_body": True})
         await asyncio.sleep(0)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _require(scope: Scope, method: str) -> None:
-    if scope["method"] != method and not (method == "GET" and scope["method"] == "HEAD"):
-        raise MethodNotAllowedError(f"{scope['path']} takes {method}", headers=(("allow", method),))

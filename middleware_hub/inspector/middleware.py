@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from middleware_hub import routes
 from middleware_hub.hub import Hub
 from middleware_hub.inspector.api import PREFIX, Api, Sources
 from middleware_hub.inspector.pages import GUARDS, Pages
 from middleware_hub.sessions.registry import SessionRegistry
 from router.engines.sglang.limits import PromptLimits
-from router.errors import MethodNotAllowedError, RouterError
+from router.errors import RouterError
+from router.http.handlers import by_method
 from router.plugins import MiddlewareContext
 
 PAGE = "/inspect"
@@ -31,6 +33,7 @@ class Inspector:
         server, limits = context.config.server, PromptLimits(tokens=context.config.radix.max_text_tokens)
         self.api = Api(sources, max_body_bytes=server.max_body_bytes, limits=limits, processes=server.processes)
         self._pages = Pages()
+        self._files = by_method(routes.bound(routes.INSPECTOR_PAGE, {"page": self._page}))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -49,9 +52,10 @@ class Inspector:
             )
             await send({"type": "http.response.body", "body": b""})
         elif path == PAGE or path.startswith(ASSETS):
-            if scope["method"] not in ("GET", "HEAD"):
-                raise MethodNotAllowedError(f"{path} takes GET", headers=(("allow", "GET"),))
-            name = path.removeprefix(ASSETS) if path.startswith(ASSETS) else "index.html"
-            await self._pages.serve(name, scope, send)
+            await self._files[PAGE if path == PAGE else f"{ASSETS}{{file}}"](scope, receive, send)
         else:
             await self.app(scope, receive, send)
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        await self._pages.serve(path.removeprefix(ASSETS) if path.startswith(ASSETS) else "index.html", scope, send)

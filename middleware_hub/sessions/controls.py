@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
-from middleware_hub import affinity
+from middleware_hub import affinity, routes
 from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.dialects.fields import NUMBER, OBJECT, STRING, Fields
@@ -41,7 +41,6 @@ from router.engines.sglang.request import GenerateRequest
 from router.errors import BadRequestError
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
-from router.http.handlers import Handler
 from router.http.headers import first_values, header
 from router.http.responses import send_json
 
@@ -54,7 +53,7 @@ MAX_WAIT = 3600.0
 MAX_METADATA = 256 * 1024
 """Bytes of JSON. They are kept with the session, and no budget counts them."""
 
-_SessionCall = Callable[[Session, Scope, Receive, Send], Awaitable[None]]
+SessionCall = Callable[[Session, Scope, Receive, Send], Awaitable[None]]
 
 
 class Controls:
@@ -82,13 +81,16 @@ class Controls:
         self._models = models
         self._vocabulary = vocabulary
         exports = Exports(metrics, self._ended, max_body_bytes=max_body_bytes)
-        self.places: dict[str, dict[str, _SessionCall]] = {
-            "": {"GET": self._show, "DELETE": self._delete},
-            "reward_info": {"POST": self._reward},
-            "complete": {"POST": self._complete, "GET": self._wait},
-            "finalize": {"POST": exports.finalize},
-            "trajectories": {"GET": exports.trajectories},
+        calls: dict[str, SessionCall] = {
+            "show": self._show,
+            "delete": self._delete,
+            "reward": self._reward,
+            "complete": self._complete,
+            "wait": self._wait,
+            "finalize": exports.finalize,
+            "trajectories": exports.trajectories,
         }
+        self.places = routes.bound(routes.SESSION_CONTROLS, calls, "/sessions/{id}/")
         """The calls below a session's own path, by method."""
 
     # All sessions ------------------------------------------------------------------------------------------------------
@@ -181,14 +183,6 @@ class Controls:
         await send_json(send, 200, pieces)
 
     # One session -------------------------------------------------------------------------------------------------------
-
-    def handlers(self, session: Session, place: str) -> dict[str, Handler]:
-        """Return the calls at this place of a session, by method; none if there is no such place."""
-
-        def bound(call: _SessionCall) -> Handler:
-            return lambda scope, receive, send: call(session, scope, receive, send)
-
-        return {method: bound(call) for method, call in self.places.get(place, {}).items()}
 
     async def _show(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         more: dict[str, Any] = {"tree": topology(session.trie)} if is_on(query_of(scope), "tree") else {}

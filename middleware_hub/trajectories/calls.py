@@ -1,12 +1,4 @@
-"""The calls about groups over HTTP.
-
-    GET   /trajectories?group=ID        all samples of a group, including those that trainers hold
-    POST  /trajectories/claim           samples for a while
-    POST  /trajectories/ack             the samples of a claim are never handed out again
-    POST  /trajectories/release         the samples of a claim are given back
-    POST  /trajectories/renew           the lease of a claim begins again
-    POST  /trajectories/reward          what a reply was worth: its rollout ends
-    POST  /trajectories/drop            samples of a group that no trainer holds are never handed out
+"""The calls about groups over HTTP (`middleware_hub/routes.py` has their paths).
 
 A key sees the groups of its tenant, and of the namespace that `x-radix-namespace` names.
 """
@@ -22,8 +14,9 @@ from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import Raw
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from middleware_hub import routes
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.spans.versions import VersionClock
@@ -40,7 +33,7 @@ from router.engines.sglang.fields import parse_object, typed
 from router.errors import BadRequestError, NotFoundError
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
-from router.http.handlers import ByMethod
+from router.http.handlers import by_method
 from router.http.headers import header
 from router.http.request_state import request_state
 from router.http.responses import send_json
@@ -52,7 +45,7 @@ _REWARD: Final = frozenset({"request_id", "group_id", "rollout_id", "reward", "r
 
 
 class Calls:
-    """Serves the calls at the top of this file."""
+    """Serves the calls of `TRAJECTORIES`."""
 
     def __init__(
         self,
@@ -69,15 +62,16 @@ class Calls:
         self._claims = Claims(sequences, clock, groups.counts, stopping, memory)
         self._settling = Settling(sequences, groups.counts)
         self._max_body_bytes = max_body_bytes
-        self.routes: dict[str, ASGIApp] = {
-            "/trajectories": ByMethod({"GET": self._show}),
-            "/trajectories/claim": ByMethod({"POST": self._claim}),
-            "/trajectories/ack": ByMethod({"POST": self._acknowledge}),
-            "/trajectories/release": ByMethod({"POST": self._release}),
-            "/trajectories/renew": ByMethod({"POST": self._renew}),
-            "/trajectories/reward": ByMethod({"POST": self._reward}),
-            "/trajectories/drop": ByMethod({"POST": self._drop}),
+        calls = {
+            "show": self._show,
+            "claim": self._claim,
+            "acknowledge": self._acknowledge,
+            "release": self._release,
+            "renew": self._renew,
+            "reward": self._reward,
+            "drop": self._drop,
         }
+        self.routes = by_method(routes.bound(routes.TRAJECTORIES, calls))
 
     def _at(self, scope: Scope) -> tuple[str, Journal]:
         """Return the tenant of a request, and its journal."""

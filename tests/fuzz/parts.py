@@ -49,7 +49,7 @@ def routes(app: RouterApp) -> dict[str, tuple[str, ...]]:
 
 
 def _methods(handler: Any) -> tuple[str, ...]:
-    return tuple(handler._handlers) if isinstance(handler, ByMethod) else ("POST",)
+    return tuple(handler.handlers) if isinstance(handler, ByMethod) else ("POST",)
 
 
 def _held(part: Any) -> Iterator[Any]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,7 +19,6 @@ import pytest
 import yaml
 from tokenizers import Tokenizer
 
-from middleware_hub import sessions_middleware
 from middleware_hub.client import Client
 from router.config import RADIX_TREE_MIDDLEWARE, AbortConfig
 from router.embedded.models.ngram import shipped_tokenizer
@@ -244,24 +242,6 @@ def test_the_agents_lose_no_token(agents: Reading, agent: str) -> None:
     assert batch["attention_mask"].sum(axis=1).tolist() == [len(whole), len(found["prompt_ids"])]
     assert batch["loss_mask"].sum() == sum(len(record.output_ids) for record in worker.log)
     assert not batch["logprobs"][batch["loss_mask"] == 0].any()
-
-
-def test_every_call_of_a_session_is_documented() -> None:
-    """The table of docs/http-api.md has method and path of each. They come from the source, because no router lists them."""
-    folder = ROOT / "middleware_hub" / "sessions"
-    place = re.compile(r'^ {12}"([a-z_]*)": (\{"[A-Z].*\}),$', re.MULTILINE)
-    found = {
-        (method, f"/sessions/{{id}}/{name}".rstrip("/"))
-        for name, methods in place.findall((folder / "controls.py").read_text())
-        for method in re.findall(r'"([A-Z]+)"', methods)
-    }
-    assert len(found) > 5, "the source has another form: read the calls in another way"
-    found |= {
-        ("POST", f"/sessions/{{id}}/v1/{name}") for name in (*sessions_middleware.TURNS, sessions_middleware.COUNT)
-    }
-    found |= {("GET", "/sessions/{id}/v1/models"), ("GET", "/sessions"), ("POST", "/sessions")}
-    page = (ROOT / "docs" / "http-api.md").read_text()
-    assert set(re.findall(r"^\| `([A-Z]+)` \| `(/sessions[^`]*)` \|", page, re.MULTILINE)) == found
 
 
 # -- what the text says ------------------------------------------------------------------------------------------------

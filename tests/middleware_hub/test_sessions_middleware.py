@@ -1,4 +1,4 @@
-"""The routes of sessions: those of the documents, of the module's own table, and of the code are the same ones."""
+"""The routes of sessions: those of the documents and of the hub's table are the same ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from middleware_hub import sessions_middleware
-from middleware_hub.sessions_middleware import TURNS
+from middleware_hub import routes
 from tests.middleware_hub.sessions.in_process import Room
 
 ROOT = Path(__file__).parents[2]
@@ -23,41 +22,28 @@ def documented() -> set[Route]:
     return set(re.findall(r"^\| `([A-Z]+)` \| `(/sessions[^`]*)` \|", page, re.MULTILINE))
 
 
-def table() -> set[Route]:
-    """What stands at the top of the gateway."""
-    rows = re.findall(r"^    ([A-Z]+(?: [A-Z]+)?) +(/sessions\S*)", sessions_middleware.__doc__ or "", re.MULTILINE)
-    return {(method, path) for methods, path in rows for method in methods.split()}
-
-
 def served() -> set[Route]:
-    """What the code has, by method."""
-    controls = Room().app._controls
-    below = {
-        (method, f"/sessions/{{id}}/{place}".removesuffix("/"))
-        for place, methods in controls.places.items()
-        for method in methods
-    }
-    turns = {("POST", f"/sessions/{{id}}/v1/{place}") for place in TURNS}
-    others = {("POST", "/sessions/{id}/v1/messages/count_tokens"), ("GET", "/sessions/{id}/v1/models")}
-    return {("POST", "/sessions"), ("GET", "/sessions")} | below | turns | others
+    """What the hub's table has."""
+    tables = routes.SESSIONS, routes.SESSION_CONTROLS, routes.SESSION_CHATS
+    return {(method, path) for table in tables for path, methods in table.items() for method in methods}
 
 
 def test_the_documents_name_what_is_served() -> None:
-    assert documented() == table() == served()
+    assert documented() == served()
 
 
 def test_each_of_them_is_there_for_its_methods_and_no_others() -> None:
     async def work() -> None:
         room = Room()
         await room.open()
-        routes = served()
-        paths = {path for _, path in routes} - {"/sessions/{id}/v1/models"}  # which a worker answers
+        there = served()
+        paths = {path for _, path in there} - {"/sessions/{id}/v1/models"}  # which a worker answers
         for path in sorted(paths):
             for method in ("GET", "POST", "PUT", "DELETE"):
                 if (method, path) == ("DELETE", "/sessions/{id}"):
                     continue  # it would be the last one
                 status, _ = await room.call(method, path.format(id="s"), {})
-                assert (status == 405) == ((method, path) not in routes), (method, path, status)
+                assert (status == 405) == ((method, path) not in there), (method, path, status)
                 assert status != 404, path
 
     asyncio.run(work())

@@ -129,7 +129,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.trajectories.samples",
         "middleware_hub.tokenizer.*",
     ),
-    "words": ("router.errors", "router.config", "router.random_ids", "middleware_hub.spans.*"),
+    "words": (
+        "router.errors",
+        "router.config",
+        "router.random_ids",
+        "middleware_hub.routes",
+        "middleware_hub.spans.*",
+    ),
     # A worker, which shares nothing with the router but the command line.
     "embedded": ("router.embedded.*",),
 }
