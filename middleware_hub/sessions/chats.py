@@ -26,7 +26,7 @@ from middleware_hub.sessions.turn.exchange import Exchange, RequestKey, end_what
 from middleware_hub.sessions.turn.generation import MANY_LOGPROBS, TurnGeneration
 from middleware_hub.sessions.turn.kept_replies import MOST_BYTES, KeptReplies, KeptReply
 from middleware_hub.spans.reply_names import check_one, of_several
-from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
+from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT, StoreUnreachableError
 from router.engines.sglang.worker_request import new_rid
 from router.errors import ClientDisconnectedError, RouterError
 from router.http.disconnect import ClientConnection, served_client
@@ -50,6 +50,10 @@ class Exchanges(Protocol):
     """Begins the exchanges of turns; see `turn.turns`."""
 
     def adopt(self, session: Session, key: RequestKey) -> Exchange[TurnGeneration] | None: ...
+
+    def written_again(
+        self, session: Session, request: ChatRequest, key: RequestKey, dialect: Dialect, word: bytes
+    ) -> KeptReply | None: ...
 
     def begin(
         self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey, *, unread: bool
@@ -107,7 +111,11 @@ class Chats:
         asked = True
         if session.notes is not None:
             is_echo = self._composer.recognizer(session.trie.key, request)
-            asked = await session.notes.recall(request, key.parent, is_echo)
+            asked = await session.notes.recall(request, key.parent, is_echo, replies=bool(sent_again))
+            session.require(Act.GENERATE)
+        if sent_again and session.log is not None:
+            with suppress(StoreUnreachableError):  # then the reply lacks further fields of the worker's
+                await session.log.fill()
             session.require(Act.GENERATE)
         served = served_client(scope) if waits else None
         if served is not None and served.gone:  # the same request may be here again, and begins a turn of its own
@@ -116,9 +124,14 @@ class Chats:
         place = session.tenant, session.id, session.created_at, namespace
         # No await until the exchange is known, so that the second of two equal requests finds the first.
         exchange = self._turns.adopt(session, key) if sent_again else None
-        if exchange is None and sent_again and (kept := self._kept.find(session, place, key)) is not None:
-            session.touch()
-            return await kept.send(send)
+        if exchange is None and sent_again:
+            word = _affinity(session, request, headers)
+            kept = self._kept.find(
+                session, place, key, lambda: self._turns.written_again(session, request, key, dialect, word)
+            )
+            if kept is not None:
+                session.touch()
+                return await kept.send(send)
         try:
             if exchange is None:
                 exchange = self._turns.begin(session, request, scope, key, unread=not asked)
@@ -156,8 +169,9 @@ class Chats:
             raise
         finally:
             for generation in exchange.generations:
-                if generation.prompt.checkpoint is not None:
-                    self._kept.continued(generation.prompt.checkpoint.id)
+                if (before := generation.prompt.checkpoint) is not None:
+                    self._kept.continued(before.id)
+                    before.asked = b""
             exchange.detach(delivered=delivered)
             if not delivered:
                 session.orphans.add(exchange)
@@ -300,14 +314,6 @@ class _ChatReply:
                 self._out.clear()
             await self._send({"type": "http.response.body", "body": body, "more_body": not last})
 
-    def _affinity(self) -> bytes:
-        session = self._session
-        word = affinity.given(self._asked) if affinity.HEADER in self._asked else None
-        if word is None and session.lasting:
-            return session.id.encode("latin-1")
-        namespace = session.tenant, self._asked.get(b"x-radix-namespace", b"").decode("latin-1")
-        return word or affinity.of_chat(namespace, self._request.messages)
-
     def _saved(self, named: list[TurnGeneration]) -> bool:
         """Return whether these turns and those before them are in the store, as far as this router knows."""
         log = self._session.log
@@ -325,7 +331,7 @@ class _ChatReply:
             headers.append(NOT_SAVED)
         if self._session.lasting:
             headers.append((b"x-session-id", self._session.id.encode("latin-1")))
-        headers.append((affinity.HEADER, self._affinity()))
+        headers.append((affinity.HEADER, _affinity(self._session, self._request, self._asked)))
         if first.prompt.spliced:
             headers.append((b"x-radix-spliced-turns", b"%d" % first.prompt.spliced))
         if self._request.ignored_tools:
@@ -339,6 +345,14 @@ class _ChatReply:
         if first.routed:
             headers.append((b"x-router-reason", first.routed.encode("latin-1")))
         return headers
+
+
+def _affinity(session: Session, request: ChatRequest, asked: Mapping[bytes, bytes]) -> bytes:
+    word = affinity.given(asked) if affinity.HEADER in asked else None
+    if word is None and session.lasting:
+        return session.id.encode("latin-1")
+    namespace = session.tenant, asked.get(b"x-radix-namespace", b"").decode("latin-1")
+    return word or affinity.of_chat(namespace, request.messages)
 
 
 def _recorded(generations: list[TurnGeneration]) -> str:

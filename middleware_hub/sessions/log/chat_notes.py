@@ -105,7 +105,14 @@ class ChatNotes:
 
     # Before a turn -----------------------------------------------------------------------------------------------------
 
-    async def recall(self, request: ChatRequest, parent: str | None = None, is_echo: IsEcho | None = None) -> bool:
+    async def recall(
+        self,
+        request: ChatRequest,
+        parent: str | None = None,
+        is_echo: IsEcho | None = None,
+        *,
+        replies: bool = False,
+    ) -> bool:
         tree, memory, lora = self._hub.tree, self._hub.memory, request.lora
         if tree is None or memory is None or lora is None:
             return True
@@ -122,8 +129,11 @@ class ChatNotes:
                 known = self._trie.last_sampled(setting, messages, is_echo)
                 # Behind an echo that was found now, the names of all messages are others.
                 if known is node or known is None or known.depth >= said[-1].depth:
-                    return True
+                    break
                 named = []
+            if replies:
+                await self._bring(tree, memory, lora, [name_before(self._path(setting, messages, known))])
+            return True
         except StoreError as error:
             self.whole = False
             logger.warning("a chat is known here as far as this process served it: %s", error)
@@ -138,6 +148,13 @@ class ChatNotes:
             before, path = path, longer(path, self._trie.key_of(messages, depth - 1))
             if message.get("role") == "assistant":
                 yield _Said(depth, names_on(path, reasoning_in(message)), name_before(before))
+
+    def _path(self, setting: bytes, messages: Sequence[Message], last: MessageNode | None) -> bytes:
+        """Return the path of all messages, of which the last one that is known is `last`."""
+        begin, path = (0, adapter_of(setting)) if last is None else (last.depth, path_to(last))
+        for at in range(begin, len(messages)):
+            path = longer(path, self._trie.key_of(messages, at))
+        return path
 
     async def _bring(self, tree: RadixTree, memory: Memory, lora: str, names: Sequence[str]) -> None:
         """Commit the turns with these names, the likeliest first, and those that they continue. Raises StoreError.

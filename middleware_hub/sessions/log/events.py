@@ -59,8 +59,8 @@ class Created(_Created, tag="created", kw_only=True, frozen=True):
     defaults: bytes = b"{}"
 
 
-class TurnCommitted(SessionEvent, tag="turn", frozen=True):
-    """A turn was sampled. Fields not described here are those of `Checkpoint`.
+class _TurnCommitted(SessionEvent, frozen=True):
+    """See `TurnCommitted`.
 
     Attributes:
         generation: its id.
@@ -96,6 +96,15 @@ class TurnCommitted(SessionEvent, tag="turn", frozen=True):
     reasoning: str
     scaffold: str
     reasons: tuple[str, ...]
+
+
+class TurnCommitted(_TurnCommitted, tag="turn", kw_only=True, frozen=True):
+    """A turn was sampled. Fields not described here or in its base are those of `Checkpoint`.
+
+    A field that is new stands here, as in `Created`.
+    """
+
+    asked: bytes = b""
 
 
 class BranchEnded(SessionEvent, tag="branch_ended", frozen=True):
@@ -210,12 +219,20 @@ class TurnNotes(Protocol):
 
     whole: bool
 
-    async def recall(self, request: ChatRequest, parent: str | None = None, is_echo: IsEcho | None = None) -> bool:
+    async def recall(
+        self,
+        request: ChatRequest,
+        parent: str | None = None,
+        is_echo: IsEcho | None = None,
+        *,
+        replies: bool = False,
+    ) -> bool:
         """Fill the trie with what other processes sampled for these messages; return whether that was possible.
 
         Args:
             parent: the generation that the request names.
             is_echo: as of `MessageTrie.prepare`.
+            replies: whether their replies to just these messages are wanted, too.
         """
         ...
 

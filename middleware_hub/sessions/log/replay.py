@@ -13,7 +13,7 @@ from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.hidden_tail import HiddenToken
 
-COPIED: Final = ("time", "edited", "finish", "shown", "reasoning", "scaffold", "reasons")
+COPIED: Final = ("time", "edited", "finish", "shown", "reasoning", "scaffold", "reasons", "asked")
 """The fields of a checkpoint that its event has as they are."""
 
 
@@ -108,4 +108,5 @@ def commit(trie: MessageTrie, turn: TurnCommitted, span: TokenSpan, tail: tuple[
         reasons=turn.reasons,
         edited=turn.edited,
         time=turn.time,
+        asked=turn.asked,
     )

@@ -55,6 +55,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
         edited: whether its path holds an edited echo in the place of `parent`'s message.
         reward: the reward attached to it.
         time: when it was committed, in seconds since 1970.
+        asked: the digest of the request that it answers; empty if that is not known, or its client is known to have the reply.
         root: of its conversation.
     """
 
@@ -76,6 +77,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
     edited: bool = False
     reward: dict[str, Any] | None = None
     time: float = 0.0
+    asked: bytes = b""
     root: Root = msgspec.field(default_factory=lambda: Root(0, tools=False))
 
     def __repr__(self) -> str:

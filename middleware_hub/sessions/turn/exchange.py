@@ -20,6 +20,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import msgspec
+from xxhash import xxh3_128_digest
+
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.errors import SessionOverError
 from middleware_hub.chat.messages import Message
@@ -42,6 +45,12 @@ class RequestKey(NamedTuple):
     body: bytes
     dialect: str = ""
     parent: str | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """What a turn keeps of the request that it answers."""
+        rest = msgspec.msgpack.encode((self.idempotency, self.dialect, self.parent))
+        return xxh3_128_digest(xxh3_128_digest(self.body) + rest)
 
 
 _FORGOTTEN = RequestKey(None, b"")

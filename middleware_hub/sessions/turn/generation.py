@@ -312,6 +312,7 @@ class TurnGeneration:
             "edited": bool(prompt.edited),
             "extra": answer.extra if lasting else {},
             "time": time.time(),
+            "asked": plan.asked,
         }
         message = plan.message(answer)
 

@@ -5,7 +5,8 @@ then sends its request again. It would get a second sample, and both would be tr
 for byte. It has arrived as soon as a later request continues it: after that the same request means another sample. A request
 that failed is sent again, too. It still has no sample, so it does not get the reply of an equal request.
 
-Replies that did not reach their client at all are kept by their sessions, see `exchange`.
+Replies that did not reach their client at all are kept by their sessions, see `exchange`; those of other routers are written
+anew, see `written_again`.
 """
 
 from __future__ import annotations
@@ -102,8 +103,13 @@ class KeptReplies:
         if len(self._failed) > MOST_FAILURES:
             self._failed.popitem(last=False)
 
-    def find(self, session: Session, place: Place, key: RequestKey) -> KeptReply | None:
-        """Return the reply that an equal request got, to be sent again; of several, the one that was repeated least."""
+    def find(
+        self, session: Session, place: Place, key: RequestKey, written: Callable[[], KeptReply | None] = lambda: None
+    ) -> KeptReply | None:
+        """Return the reply that an equal request got, to be sent again; of several, the one that was repeated least.
+
+        `written` writes one anew, if none is kept here.
+        """
         name, now = _named(place, key), self._clock()
         failures = [moment for moment in self._failed.pop(name, ()) if now - moment <= KEPT_SECONDS]
         if failures:
@@ -113,6 +119,8 @@ class KeptReplies:
         kept = self._kept.get(name, ())
         self._drop(name, [one for one in kept if now - one.time > KEPT_SECONDS or _is_continued(session, one.names)])
         found = min(self._kept.get(name, ()), key=lambda one: one.repeated, default=None)
+        if found is None and (found := written()) is not None and len(found.body) <= MOST_BYTES:
+            self.keep(place, key, found)
         if found is not None:
             found.repeated += 1
             self._metrics.resent.labels("replayed").inc()

@@ -38,6 +38,7 @@ class TurnPlan(msgspec.Struct):
         lasting: whether the session will be exported (see `Session`). If not, the layers inside record the replies.
         unread: whether another router may have continued the session while the store is unreachable.
         sampling: `sampling_params`, complete; empty until they are worked out.
+        asked: the digest of the request, see `RequestKey`.
         log, notes: of the session; None if it is not kept beyond this process.
     """
 
@@ -50,6 +51,7 @@ class TurnPlan(msgspec.Struct):
     lasting: bool
     unread: bool = False
     sampling: dict[str, Any] = {}
+    asked: bytes = b""
     log: SessionLog | None = None
     notes: TurnNotes | None = None
 

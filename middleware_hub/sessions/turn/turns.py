@@ -10,6 +10,7 @@ from typing import Protocol
 import msgspec
 from starlette.types import Scope
 
+from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.log.events import Touched
@@ -32,9 +33,11 @@ from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import CONTRADICTORY, Backend, TurnGeneration
+from middleware_hub.sessions.turn.kept_replies import KeptReply
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.sessions.turn.sampling import TurnSampling
+from middleware_hub.sessions.turn.written_again import reply, turns_of
 from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY
 from router.config.sessions import SessionsConfig
 from router.engines.sglang.worker_request import new_rid
@@ -83,6 +86,23 @@ class Turns:
             self._metrics.resent.labels("replayed" if found.over else "adopted").inc()
             found.attach()
         return found
+
+    def written_again(
+        self, session: Session, request: ChatRequest, key: RequestKey, dialect: Dialect, word: bytes
+    ) -> KeptReply | None:
+        """Return the reply to an equal request, written anew from its turns; None if there is none, or not all of it."""
+        is_echo = self._composer.recognizer(session.trie.key, request)
+        turn = session.trie.prepare(setting_in(request), request.messages, parent=key.parent, is_echo=is_echo)
+        handle = session.trie.open(turn, new_rid())
+        try:
+            found = turns_of(turn.node, key.digest, request)
+        finally:
+            session.trie.abandon(handle)
+        if not found:
+            return None
+        headers, body = reply(found, dialect, request, session, word, self._backend.judge.vocabulary)
+        sent = time.monotonic() - (time.time() - found[-1].time)
+        return KeptReply(headers, body, request.stream, tuple([one.id for one in found]), sent)
 
     def begin(
         self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey, *, unread: bool
@@ -137,6 +157,7 @@ class Turns:
             for handle in handles:
                 # If the prompt was encoded from the start, the checkpoint that it could have continued ends a branch.
                 handle.goes_on_from(plan.prompt.checkpoint, apart=plan.prompt.apart)
+            plan.asked = exchange.key.digest
             plan.sampling = self._sampling.of(session, plan, self._parsers.sampling(plan))
             exchange.notes = _notes(plan)
             generations, commit = [], partial(self._committed, session)
