@@ -91,8 +91,8 @@ def test_two_routers_go_on_while_the_store_takes_nothing(first: int, tmp_path: P
 def test_a_reply_that_is_kept_for_a_resend_does_not_keep_the_order_of_turns(away: float | None, tmp_path: Path) -> None:
     """The router exports in the store's order as others do, and a client that resends gets the reply that it missed.
 
-    `away`: for so many seconds the store is away again, just when the session is to be read again. Then the reply may be kept no
-    longer, and is written again from its turn.
+    `away`: for so many seconds the store is away again, just when the session is to be read again. A reply that is
+    kept no longer is written again from its turn.
     """
 
     async def work() -> None:
