@@ -15,8 +15,8 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from router.engines.events import EventSplitter, event_data
-from router.engines.sglang.reply import LOGPROB_FIELDS, edit_meta
-from router.engines.sglang.stream import StreamedReply
+from router.engines.form.reply import LOGPROB_FIELDS, edit_meta
+from router.engines.form.stream import StreamedReply
 
 
 def stream(tokens: int, *, incremental: bool) -> Iterator[bytes]:

@@ -27,9 +27,9 @@ from middleware_hub.store.errors import NOT_SAVED_COMMENT
 from middleware_hub.tokenizer import id_checks
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.events import DONE, event_index
-from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
-from router.engines.sglang.reply import UnreadableReplyError, split_list
-from router.engines.sglang.worker_request import new_rid
+from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
+from router.engines.form.reply import UnreadableReplyError, split_list
+from router.engines.form.worker_request import new_rid
 from router.errors import RouterError, UpstreamError
 from router.http.bodies import Replay, read_json, with_body
 from router.http.headers import HeaderList

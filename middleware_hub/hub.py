@@ -33,7 +33,7 @@ from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.samples import SampleTrajectories
 from router.config.radix import RadixConfig
 from router.config.store import StoreConfig
-from router.engines.sglang.limits import PromptLimits
+from router.engines.form.limits import PromptLimits
 from router.errors import BadRequestError
 from router.plugins import MiddlewareContext
 

@@ -37,8 +37,8 @@ from middleware_hub.tokenizer import id_checks
 from middleware_hub.trajectories.calls import Calls
 from middleware_hub.trajectories.members import HEADERS, memberships
 from middleware_hub.trajectories.sequences import Sequences
-from router.engines.sglang.limits import PromptLimits
-from router.engines.sglang.request import GenerateRequest
+from router.engines.form.limits import PromptLimits
+from router.engines.form.request import GenerateRequest
 from router.errors import BadRequestError
 from router.http.bodies import Replay, read_json, with_body
 from router.http.handlers import ByMethod, by_method, for_method

@@ -40,7 +40,7 @@ from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.sessions.turn.turns import Turns
 from middleware_hub.templates.chat_template import ChatTemplate
 from router.config import RouterConfig
-from router.engines.sglang.limits import PromptLimits, TextTooLongError
+from router.engines.form.limits import PromptLimits, TextTooLongError
 from router.errors import BadRequestError, NotFoundError, RouterError
 from router.http.bodies import Replay, read_json, with_body
 from router.http.handlers import ByMethod, Handler, for_method

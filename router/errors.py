@@ -1,7 +1,7 @@
 """The errors that the router answers with.
 
 The class has the HTTP status and the machine-readable type; the message says what to do. Errors of libraries are mapped to
-these classes where they enter (`http/upstream`, `http/bodies`, `engines/sglang`), so no handler has to know what aiohttp or
+these classes where they enter (`http/upstream`, `http/bodies`, `engines/form`), so no handler has to know what aiohttp or
 msgspec raises.
 """
 

@@ -24,7 +24,7 @@ from router.app import create_app
 from router.cli import COMMANDS
 from router.config import HealthConfig, RadixConfig, RouterConfig
 from router.embedded.models.ngram import shipped_tokenizer
-from router.engines.sglang.request import UNRECORDABLE
+from router.engines.form.request import UNRECORDABLE
 from router.engines.table import fleet_paths
 from router.flags import parser
 from router.generate.fleet import Fleet

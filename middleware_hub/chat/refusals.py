@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from middleware_hub.chat.errors import CONTEXT_LENGTH, ContextLengthError
-from router.engines.sglang.outcome import refusal_status
-from router.engines.sglang.stream import StreamedReply
+from router.engines.form.outcome import refusal_status
+from router.engines.form.stream import StreamedReply
 from router.errors import (
     BadRequestError,
     ForbiddenError,

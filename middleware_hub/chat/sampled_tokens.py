@@ -10,9 +10,9 @@ from msgspec import Raw
 
 from middleware_hub.chat.answer import Answer, Finish, TokenLogprob
 from middleware_hub.tokenizer.vocabulary import Vocabulary
+from router.engines.form.reply import LogprobEntry, Reply, UnreadableReplyError, Usage
+from router.engines.form.stream import StreamedReply
 from router.engines.json import JSON_ERRORS
-from router.engines.sglang.reply import LogprobEntry, Reply, UnreadableReplyError, Usage
-from router.engines.sglang.stream import StreamedReply
 
 _Tops = list[list[LogprobEntry] | None]
 _decode_tops = msgspec.json.Decoder(_Tops | None).decode

@@ -236,7 +236,7 @@ class StreamReader:
     """Reads one stream, in any of the forms that workers send it in."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        from router.engines.sglang.stream import StreamedReply  # it needs numpy, which only streams load
+        from router.engines.form.stream import StreamedReply  # it needs numpy, which only streams load
 
         self._headers = {
             name: value for name, value in headers.items() if name != SAVED

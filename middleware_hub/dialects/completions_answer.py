@@ -12,9 +12,9 @@ from middleware_hub.chat.answer import Answer, TokenLogprob
 from middleware_hub.chat.sampled_tokens import SampledTokens, answer_of
 from middleware_hub.dialects.completion import CompletionRequest
 from middleware_hub.tokenizer.vocabulary import Vocabulary
+from router.engines.form.reply import Reply, UnreadableReplyError, further_fields, read_fields, read_reply
+from router.engines.form.stream import StreamedReply
 from router.engines.json import JSON_ERRORS
-from router.engines.sglang.reply import Reply, UnreadableReplyError, further_fields, read_fields, read_reply
-from router.engines.sglang.stream import StreamedReply
 
 
 class CompletionAnswer:

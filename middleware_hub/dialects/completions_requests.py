@@ -19,8 +19,8 @@ from middleware_hub.dialects.fields import (
     wrong,
 )
 from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling, schema_text
-from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
-from router.engines.sglang.prompt_fields import read_texts
+from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
+from router.engines.form.prompt_fields import read_texts
 from router.errors import BadRequestError
 from router.http.json_cost import LIGHT
 

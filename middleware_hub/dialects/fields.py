@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Raw
 
+from router.engines.form.fields import parse_object
 from router.engines.json import JSON_ERRORS, decode_any, is_null, json_fault
-from router.engines.sglang.fields import parse_object
 from router.errors import BadRequestError
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from middleware_hub.dialects.fields import (
     check_depth,
     wrong,
 )
-from router.engines.sglang.request_checks import pattern_fault
+from router.engines.form.request_checks import pattern_fault
 from router.errors import BadRequestError
 
 LARGEST = 2**31 - 1

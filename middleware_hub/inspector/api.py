@@ -38,7 +38,7 @@ from middleware_hub.sessions.session import Session
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE
 from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.engines.sglang.limits import PromptLimits
+from router.engines.form.limits import PromptLimits
 from router.errors import NotFoundError
 from router.http.bodies import read_json
 from router.http.handlers import ByMethod

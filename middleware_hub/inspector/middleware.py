@@ -13,7 +13,7 @@ from middleware_hub.hub import Hub
 from middleware_hub.inspector.api import PREFIX, Api, Sources
 from middleware_hub.inspector.pages import GUARDS, Pages
 from middleware_hub.sessions.registry import SessionRegistry
-from router.engines.sglang.limits import PromptLimits
+from router.engines.form.limits import PromptLimits
 from router.errors import RouterError
 from router.http.handlers import by_method
 from router.plugins import MiddlewareContext

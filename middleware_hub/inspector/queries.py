@@ -10,8 +10,8 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 from starlette.types import Scope
 
+from router.engines.form.limits import PromptLimits
 from router.engines.json import JSON_ERRORS, json_fault
-from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
 
 MOST_TEXT = 10_000

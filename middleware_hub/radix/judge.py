@@ -12,7 +12,7 @@ from middleware_hub.spans.chain import SpanFlag, Versions, pack_ids, pack_logpro
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.tokenizer.alignment import Alignment, align_reply
 from middleware_hub.tokenizer.vocabulary import Vocabulary
-from router.engines.sglang.reply import Reply
+from router.engines.form.reply import Reply
 
 ENGINE_MISMATCH = "engine_mismatch"
 UNREADABLE = "unreadable reply"

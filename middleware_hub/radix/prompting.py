@@ -17,8 +17,8 @@ from middleware_hub.tokenizer.id_checks import check_ids, check_unmatched
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from middleware_hub.trajectories.members import Membership
-from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
-from router.engines.sglang.segments import FIELD, Segment, place
+from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
+from router.engines.form.segments import FIELD, Segment, place
 from router.errors import BadRequestError
 from router.http.offload import offload
 from router.observability.tracing import OFF, Tracer

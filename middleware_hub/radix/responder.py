@@ -34,7 +34,7 @@ from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from middleware_hub.trajectories.groups import Groups
 from router.engines.events import event_index
-from router.engines.sglang.reply import (
+from router.engines.form.reply import (
     LOGPROB_FIELDS,
     Reply,
     ShortBody,
@@ -43,8 +43,8 @@ from router.engines.sglang.reply import (
     read_reply,
     split_list,
 )
-from router.engines.sglang.request import GenerateRequest
-from router.engines.sglang.stream import StreamedReply
+from router.engines.form.request import GenerateRequest
+from router.engines.form.stream import StreamedReply
 from router.http.request_state import RouteHint
 from router.observability.tracing import OFF, Tracer
 

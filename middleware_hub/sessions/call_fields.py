@@ -8,7 +8,7 @@ from urllib.parse import parse_qs
 from msgspec import Raw
 from starlette.types import Scope
 
-from router.engines.sglang.fields import parse_object
+from router.engines.form.fields import parse_object
 from router.errors import BadRequestError
 
 _SWITCH = {"": False, "0": False, "false": False, "1": True, "true": True}

@@ -27,7 +27,7 @@ from middleware_hub.sessions.turn.generation import MANY_LOGPROBS, TurnGeneratio
 from middleware_hub.sessions.turn.kept_replies import MOST_BYTES, KeptReplies, KeptReply
 from middleware_hub.spans.reply_names import check_one, of_several
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT, StoreUnreachableError
-from router.engines.sglang.worker_request import new_rid
+from router.engines.form.worker_request import new_rid
 from router.errors import ClientDisconnectedError, RouterError
 from router.http.disconnect import ClientConnection, served_client
 from router.http.headers import HeaderList, first_values, text_of

@@ -36,8 +36,8 @@ from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.members import memberships
 from middleware_hub.trajectories.settling import reward_session
 from router.config.sessions import SessionsConfig
-from router.engines.sglang.fields import typed
-from router.engines.sglang.request import GenerateRequest
+from router.engines.form.fields import typed
+from router.engines.form.request import GenerateRequest
 from router.errors import BadRequestError
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection

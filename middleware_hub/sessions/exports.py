@@ -23,7 +23,7 @@ from middleware_hub.sessions.session import Act, Session
 from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.store.errors import NOT_SAVED, StoreError, StoreUnreachableError
-from router.engines.sglang.fields import typed
+from router.engines.form.fields import typed
 from router.errors import BadRequestError
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection

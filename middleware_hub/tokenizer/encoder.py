@@ -23,7 +23,7 @@ from tokenizers import Tokenizer as Backend
 
 from middleware_hub.spans.chain import ID_BYTES, pack_ids
 from middleware_hub.tokenizer.settings import KNOWN_PARTS, parts
-from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits, TextTooLongError
+from router.engines.form.limits import PROMPT_LIMITS, PromptLimits, TextTooLongError
 from router.errors import BadRequestError
 
 try:

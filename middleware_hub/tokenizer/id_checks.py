@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from middleware_hub.tokenizer.vocabulary import Vocabulary
-from router.engines.sglang.request import GenerateRequest
-from router.engines.sglang.request_checks import held_back
+from router.engines.form.request import GenerateRequest
+from router.engines.form.request_checks import held_back
 from router.errors import BadRequestError
 
 LARGEST = 2**31 - 1

@@ -28,7 +28,7 @@ from middleware_hub.tokenizer.encoder import Encode, FastEncoder, LateEncoder, e
 from middleware_hub.tokenizer.settings import fingerprint, is_verbatim, parts, read_settings, tail_settings
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.config.radix import SpecialTokens, TokenizerBackend
-from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
+from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)

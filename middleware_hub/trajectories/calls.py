@@ -29,7 +29,7 @@ from middleware_hub.trajectories.ledger import STEP
 from middleware_hub.trajectories.members import MOST_SIZE
 from middleware_hub.trajectories.samples import Group, Member, SampleTrajectories
 from middleware_hub.trajectories.settling import Settling, reward
-from router.engines.sglang.fields import parse_object, typed
+from router.engines.form.fields import parse_object, typed
 from router.errors import BadRequestError, NotFoundError
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection

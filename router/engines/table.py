@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from router.engines.engine import SGLANG, Engine
-from router.engines.fleet_paths import COMMON, FleetPath
+from router.engines.form.fleet_paths import COMMON, FleetPath
 from router.engines.sglang.kv_events import SGLANG_KV, KvReader
 from router.engines.vllm.engine import Vllm
 from router.engines.vllm.fleet_paths import VLLM

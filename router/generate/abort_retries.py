@@ -13,8 +13,8 @@ from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.config.abort import AbortConfig
-from router.engines.sglang.outcome import aborted_replies, renamed, was_aborted, was_refused
-from router.engines.sglang.worker_request import WorkerRequest
+from router.engines.form.outcome import aborted_replies, renamed, was_aborted, was_refused
+from router.engines.form.worker_request import WorkerRequest
 from router.errors import ClientDisconnectedError, RouterError
 from router.http.reply import CollectedReply, EditedReply
 from router.http.upstream import UpstreamBrokenError

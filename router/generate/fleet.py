@@ -24,10 +24,10 @@ from starlette.datastructures import QueryParams
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.engines.fleet_paths import COMMON, FleetPath
+from router.engines.form.fields import parse_object
+from router.engines.form.fleet_paths import COMMON, FleetPath
+from router.engines.form.request import new_weight_version
 from router.engines.json import JSON_ERRORS
-from router.engines.sglang.fields import parse_object
-from router.engines.sglang.request import new_weight_version
 from router.errors import BadRequestError, ForbiddenError, NoWorkerError
 from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
 from router.http.bodies import read_json

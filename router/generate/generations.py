@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.config.abort import AbortConfig, AbortPolicy
 from router.config.server import ServerConfig
-from router.engines.sglang.limits import PromptLimits
-from router.engines.sglang.outcome import may_be_aborted
-from router.engines.sglang.worker_request import WorkerRequest
+from router.engines.form.limits import PromptLimits
+from router.engines.form.outcome import may_be_aborted
+from router.engines.form.worker_request import WorkerRequest
 from router.errors import BadRequestError, ClientDisconnectedError, EndedInQueueError
 from router.generate.abort_retries import AbortedReplies, AbortedStream, Retries
 from router.generate.fleet import Fleet

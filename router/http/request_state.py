@@ -14,7 +14,7 @@ import msgspec
 from starlette.types import Scope
 
 from router.auth.callers import ANYBODY, Caller
-from router.engines.sglang.worker_request import WorkerRequest
+from router.engines.form.worker_request import WorkerRequest
 from router.observability.requests import RequestRecord
 
 _KEY = "router"

@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from router.engines.sglang.worker_request import WorkerRequest
+from router.engines.form.worker_request import WorkerRequest
 from router.errors import EndedInQueueError
 from router.workers.worker import Worker
 

@@ -12,9 +12,9 @@ from msgspec import Raw
 from starlette.types import Message, Receive, Scope
 
 from router.auth.meant_paths import meant_path
+from router.engines.form.outcome import lacks_path
+from router.engines.form.worker_request import RoutePrompt, WorkerRequest, route_prompt
 from router.engines.json import JSON_ERRORS, decode_any, decode_object, split_items
-from router.engines.sglang.outcome import lacks_path
-from router.engines.sglang.worker_request import RoutePrompt, WorkerRequest, route_prompt
 from router.errors import NotFoundError, UpstreamError
 from router.http.bodies import gather_body, read_body
 from router.http.headers import HeaderList, first_values, has_body, request_headers, request_target

@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from router.config.workers import WorkersConfig
 from router.engines.events import END_BYTES, has_ended, has_event
-from router.engines.sglang.beginnings import ReplyBeginnings
-from router.engines.sglang.outcome import is_error, refusal_status
+from router.engines.form.beginnings import ReplyBeginnings
+from router.engines.form.outcome import is_error, refusal_status
 from router.errors import NoWorkerError
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, reply_headers, retry_after

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import msgspec
 from starlette.types import Message
 
+from router.engines.form.fields import parse_object
+from router.engines.form.worker_request import WorkerRequest, new_rid
 from router.engines.json import is_null
-from router.engines.sglang.fields import parse_object
-from router.engines.sglang.worker_request import WorkerRequest, new_rid
 from router.errors import BadRequestError
 
 _STEM, _NUMBER = 24, 8

@@ -248,7 +248,7 @@ def test_the_table_is_about_these_files() -> None:
         ("middleware_hub.radix.tree", "from transformers import AutoTokenizer"),
         ("middleware_hub.radix.tree", "from middleware_hub.radix_tree_middleware import RadixTreeMiddleware"),
         ("router.newcomer", ""),
-        ("router.embedded.http.wire", "from router.engines.sglang.stream import StreamedReply"),
+        ("router.embedded.http.wire", "from router.engines.form.stream import StreamedReply"),
         ("router.embedded.http.wire", "from router.errors import RouterError"),
         ("router.embedded.http.wire", "import middleware_hub.spans.chain"),
         ("router.proxy.proxy", "from router.embedded.worker import EmbeddedWorker"),

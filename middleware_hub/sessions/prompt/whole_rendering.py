@@ -18,7 +18,7 @@ from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, links
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.engines.sglang.limits import TextTooLongError
+from router.engines.form.limits import TextTooLongError
 from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from middleware_hub.parsers.base import Sampled, SampledParser
 from middleware_hub.parsers.plain import Plain
 from middleware_hub.sessions.prompt.echoes import content_of, same_calls
 from middleware_hub.tokenizer.vocabulary import Vocabulary
-from router.engines.sglang.reply import Reply, further_fields
-from router.engines.sglang.stream import StreamedReply
+from router.engines.form.reply import Reply, further_fields
+from router.engines.form.stream import StreamedReply
 
 logger = logging.getLogger(__name__)
 

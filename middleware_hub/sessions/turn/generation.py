@@ -32,8 +32,8 @@ from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.worker_reply import WorkerReply
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
-from router.engines.sglang.reply import Reply, UnreadableReplyError
-from router.engines.sglang.stream import StreamedReply
+from router.engines.form.reply import Reply, UnreadableReplyError
+from router.engines.form.stream import StreamedReply
 from router.errors import RouterError, UpstreamError
 from router.http.bodies import own_body, with_body
 from router.http.offload import offload

@@ -17,7 +17,7 @@ from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.trajectories.members import HEADERS
-from router.engines.sglang.worker_request import WorkerRequest
+from router.engines.form.worker_request import WorkerRequest
 from router.http.request_state import RouteHint, with_state
 
 _PASSED_HEADERS = frozenset({b"authorization", b"x-request-id", b"x-abort-policy", b"traceparent", b"tracestate"})

@@ -14,7 +14,7 @@ from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.tokenizer import id_checks
 from middleware_hub.tokenizer.vocabulary import Vocabulary
-from router.engines.sglang.request import GenerateRequest
+from router.engines.form.request import GenerateRequest
 from router.errors import BadRequestError
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "structured_outputs")

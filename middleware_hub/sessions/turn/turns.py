@@ -40,7 +40,7 @@ from middleware_hub.sessions.turn.sampling import TurnSampling
 from middleware_hub.sessions.turn.written_again import reply, turns_of
 from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY
 from router.config.sessions import SessionsConfig
-from router.engines.sglang.worker_request import new_rid
+from router.engines.form.worker_request import new_rid
 
 
 class RememberedStart(EncodeStart, Protocol):

@@ -11,8 +11,8 @@ from starlette.types import Message
 from middleware_hub.chat import refusals
 from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from router.engines.events import DONE
-from router.engines.sglang.reply import Reply, read_fields, read_reply
-from router.engines.sglang.stream import StreamedReply
+from router.engines.form.reply import Reply, read_fields, read_reply
+from router.engines.form.stream import StreamedReply
 from router.errors import RouterError, UpstreamError
 
 

@@ -1,1 +1,1 @@
-"""SGLang's JSON: requests, replies, streams, KV events. No other place knows it. Pure code, which the hub imports, too."""
+"""What only SGLang has. Its JSON is the common form: `router/engines/form`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from router.engines.fleet_paths import Body, FleetPath, Query
+from router.engines.form.fleet_paths import Body, FleetPath, Query
 
 
 def _mode(_: Body, query: Query) -> bool:

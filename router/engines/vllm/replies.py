@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.engine import UntranslatableError
+from router.engines.form.reply import DEFAULT_VERSION
 from router.engines.json import JSON_ERRORS, is_null
-from router.engines.sglang.reply import DEFAULT_VERSION
 from router.engines.vllm.prompts import Prompt
 
 _CLAMPED = -9999.0

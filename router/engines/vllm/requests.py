@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.engine import Call
+from router.engines.form.fields import parse_object, typed
+from router.engines.form.worker_request import new_rid
 from router.engines.json import is_list, is_nested, is_null
-from router.engines.sglang.fields import parse_object, typed
-from router.engines.sglang.worker_request import new_rid
 from router.engines.vllm.parameters import Params, translated
 from router.engines.vllm.prompts import Asked, Prompt
 from router.errors import BadRequestError

@@ -9,7 +9,7 @@ import pytest
 from msgspec import Raw
 
 from middleware_hub.chat.sampled_tokens import answer_of
-from router.engines.sglang.reply import read_reply
+from router.engines.form.reply import read_reply
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from middleware_hub.dialects.completion import CompletionRequest
 from middleware_hub.dialects.completions_requests import parse
-from router.engines.sglang.request import GenerateRequest
+from router.engines.form.request import GenerateRequest
 from router.errors import BadRequestError
 
 RID = "0123abcd"

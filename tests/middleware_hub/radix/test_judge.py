@@ -9,8 +9,8 @@ import pytest
 from middleware_hub.radix.judge import ENGINE_MISMATCH, Expectation, Judge, Verdict, summary
 from middleware_hub.spans.chain import SpanFlag
 from middleware_hub.spans.versions import VersionClock
-from router.engines.sglang.reply import Reply
-from router.engines.sglang.stream import StreamedReply
+from router.engines.form.reply import Reply
+from router.engines.form.stream import StreamedReply
 from tests.middleware_hub.toy import A, B, toy_vocabulary
 
 EXACT, INEXACT = Verdict("exact"), Verdict("inexact", ENGINE_MISMATCH, "why")

@@ -14,7 +14,7 @@ from tokenizers import normalizers
 
 from middleware_hub.radix.prompting import Assembled, assemble
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
-from router.engines.sglang.segments import Segment
+from router.engines.form.segments import Segment
 from router.errors import BadRequestError
 from router.http.headers import HeaderList
 from router.observability.tracing import Attribute, Span

@@ -18,7 +18,7 @@ from middleware_hub.radix.responder import Recorder, Responder, _ExpectedReply
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import pack_ids
 from middleware_hub.spans.versions import VersionClock
-from router.engines.sglang.request import GenerateRequest
+from router.engines.form.request import GenerateRequest
 from router.http.reply import EditedReply
 from router.http.request_state import RouteHint
 from tests.middleware_hub.radix.talk import NS

@@ -23,7 +23,7 @@ from middleware_hub.tokenizer.settings import is_verbatim
 from middleware_hub.tokenizer.tokenizer import Tokenizer as Whole
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.embedded.models.ngram import shipped_tokenizer
-from router.engines.sglang.limits import PROMPT_LIMITS
+from router.engines.form.limits import PROMPT_LIMITS
 from router.errors import BadRequestError
 from tests.support.usual import usual
 from tests.support.vocabularies import Name, vocabulary

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from router.engines.sglang import limits as limits_module
-from router.engines.sglang.limits import PromptLimits, TextTooLongError
-from router.engines.sglang.request import GenerateRequest
+from router.engines.form import limits as limits_module
+from router.engines.form.limits import PromptLimits, TextTooLongError
+from router.engines.form.request import GenerateRequest
 from router.errors import BadRequestError, BodyTooLargeError
 from router.http import json_cost
 from router.http.json_cost import check_weight

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engines.sglang.worker_request import WorkerRequest
+from router.engines.form.worker_request import WorkerRequest
 from router.errors import UpstreamError
 from router.http.upstream import UpstreamBrokenError
 from router.proxy.outbound import LeftOut

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from router.engines.sglang.worker_request import WorkerRequest
+from router.engines.form.worker_request import WorkerRequest
 from router.errors import BadRequestError
 from router.http.reply import EditedReply
 from router.proxy.in_flight import RID_LENGTH

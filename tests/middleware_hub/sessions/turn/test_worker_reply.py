@@ -9,7 +9,7 @@ from starlette.types import Message
 
 from middleware_hub.sessions.turn.worker_reply import WorkerReply
 from router.engines.events import DONE
-from router.engines.sglang.stream import StreamedReply
+from router.engines.form.stream import StreamedReply
 
 
 class Reader:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from router.engines.engine import Answer, UntranslatableError
 from router.engines.events import event_data, event_index
-from router.engines.sglang.reply import Reply, read_reply
-from router.engines.sglang.stream import StreamedReply
+from router.engines.form.reply import Reply, read_reply
+from router.engines.form.stream import StreamedReply
 from router.engines.vllm.generation import Generation
 from router.engines.vllm.requests import COMPLETIONS, GENERATE, SCALE_OUT, read
 from tests.router.engines.vllm.worker_json import (

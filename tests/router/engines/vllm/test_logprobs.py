@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from router.engines.engine import Answer
-from router.engines.sglang.reply import read_reply
+from router.engines.form.reply import read_reply
 from tests.router.engines.vllm.test_generation import PROMPT, SAMPLE, broken, generation, replies_of, streamed
 from tests.router.engines.vllm.worker_json import COMPLETIONS, ENDPOINTS, Piece, Sample, events, whole
 

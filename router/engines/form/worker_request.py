@@ -8,8 +8,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
+from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.json import JSON_ERRORS, decode_object, is_list, is_nested, is_null
-from router.engines.sglang.limits import PROMPT_LIMITS, PromptLimits
 from router.http.json_cost import LIGHT, check_weight
 from router.random_ids import random_id
 

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.events import EventSplitter, event_data
+from router.engines.form.reply import UnreadableReplyError, edit_meta, split_list
 from router.engines.json import JSON_ERRORS, decode_any
-from router.engines.sglang.reply import UnreadableReplyError, edit_meta, split_list
 
 
 class _Finish(msgspec.Struct):

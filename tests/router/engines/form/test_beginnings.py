@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from router.engines.sglang.beginnings import ReplyBeginnings
+from router.engines.form.beginnings import ReplyBeginnings
 from router.http.reply import WatchedReply
 
 Heard = list[str | list[int]]

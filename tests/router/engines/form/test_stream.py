@@ -10,9 +10,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from router.engines.events import END_BYTES, EventSplitter, event_data, event_index, has_ended, has_event
-from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply
-from router.engines.sglang.stream import StreamedReply
-from tests.router.engines.sglang.json_values import compact
+from router.engines.form.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply
+from router.engines.form.stream import StreamedReply
+from tests.router.engines.form.json_values import compact
 
 # Streams: bytes into events ----------------------------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from msgspec import Raw
 
+from router.engines.form.fields import check_items, decoded
+from router.engines.form.limits import PromptLimits
 from router.engines.json import NULL, is_list, is_nested, is_null
-from router.engines.sglang.fields import check_items, decoded
-from router.engines.sglang.limits import PromptLimits
 from router.http.json_cost import check_weight
 
 _TEXTS = "a string, or a list of strings"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engines.sglang.outcome import may_be_aborted, was_aborted
-from tests.router.engines.sglang.json_values import compact
+from router.engines.form.outcome import may_be_aborted, was_aborted
+from tests.router.engines.form.json_values import compact
 
 ENTRIES = st.lists(st.tuples(st.floats(-30, 0), st.integers(0, 9), st.sampled_from([None, "a", '"', "[["])), max_size=3)
 LOGPROBS = st.dictionaries(

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router.engines.sglang import reply as replies
-from router.engines.sglang.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply, split_list
-from tests.router.engines.sglang.json_values import JSON, compact
+from router.engines.form import reply as replies
+from router.engines.form.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta, read_reply, split_list
+from tests.router.engines.form.json_values import JSON, compact
 
 # Replies -----------------------------------------------------------------------------------------------------------------
 

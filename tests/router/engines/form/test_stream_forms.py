@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.engines.sglang.stream import StreamedReply
+from router.engines.form.stream import StreamedReply
 
 
 def event(text: str, ids: list[int], completed: int, logprobs: list[float] | None, finish: Any = None) -> bytes:

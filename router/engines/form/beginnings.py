@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from router.engines.events import event_index
+from router.engines.form.reply import UnreadableReplyError
+from router.engines.form.stream import StreamedReply
 from router.engines.json import JSON_ERRORS
-from router.engines.sglang.reply import UnreadableReplyError
-from router.engines.sglang.stream import StreamedReply
 
 Listener = Callable[[str | Sequence[int]], None]
 

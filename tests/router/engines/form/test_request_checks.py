@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from router.engines.sglang.request_checks import pattern_fault
+from router.engines.form.request_checks import pattern_fault
 
 PIECES = (
     *(

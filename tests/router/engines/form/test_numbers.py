@@ -16,10 +16,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.engines import json as numbers
+from router.engines.form import reply as replies
+from router.engines.form.reply import LOGPROB_FIELDS, UnreadableReplyError, edit_meta, read_numbers, read_reply
 from router.engines.json import Numbers
-from router.engines.sglang import reply as replies
-from router.engines.sglang.reply import LOGPROB_FIELDS, UnreadableReplyError, edit_meta, read_numbers, read_reply
-from tests.router.engines.sglang.json_values import compact
+from tests.router.engines.form.json_values import compact
 
 
 @pytest.fixture(autouse=True, scope="module", params=["simdjson", "msgspec"])

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router.engines.sglang.request import GenerateRequest, new_weight_version
+from router.engines.form.request import GenerateRequest, new_weight_version
 from router.errors import BadRequestError
-from tests.router.engines.sglang.json_values import JSON
+from tests.router.engines.form.json_values import JSON
 
 
 def request(**fields: Any) -> GenerateRequest:

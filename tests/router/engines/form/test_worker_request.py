@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.engines.sglang.request import GenerateRequest
-from router.engines.sglang.worker_request import WorkerRequest
+from router.engines.form.request import GenerateRequest
+from router.engines.form.worker_request import WorkerRequest
 
 BODIES: list[dict[str, Any]] = [
     {"text": "a"},

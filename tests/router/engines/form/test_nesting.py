@@ -15,11 +15,11 @@ import pytest
 
 from router.config import ServerConfig
 from router.engines.events import event_index
-from router.engines.sglang.outcome import aborted_replies, refusal_status, renamed, was_aborted, was_refused
-from router.engines.sglang.reply import UnreadableReplyError, edit_meta, read_reply, split_list
-from router.engines.sglang.request import GenerateRequest, new_weight_version
-from router.engines.sglang.stream import StreamedReply
-from router.engines.sglang.worker_request import WorkerRequest
+from router.engines.form.outcome import aborted_replies, refusal_status, renamed, was_aborted, was_refused
+from router.engines.form.reply import UnreadableReplyError, edit_meta, read_reply, split_list
+from router.engines.form.request import GenerateRequest, new_weight_version
+from router.engines.form.stream import StreamedReply
+from router.engines.form.worker_request import WorkerRequest
 from router.errors import BadRequestError
 from tests.router.conftest import running
 

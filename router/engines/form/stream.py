@@ -8,8 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.events import DONE
-from router.engines.json import JSON_ERRORS, decode_any, decode_object, is_null, packed_ids
-from router.engines.sglang.reply import (
+from router.engines.form.reply import (
     LogprobEntry,
     Meta,
     Reply,
@@ -18,6 +17,7 @@ from router.engines.sglang.reply import (
     columns,
     decode_entries,
 )
+from router.engines.json import JSON_ERRORS, decode_any, decode_object, is_null, packed_ids
 
 _TEXT = b'"text":"'
 _IDS = b'"output_ids":['

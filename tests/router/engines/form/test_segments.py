@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from router.engines.sglang.request import GenerateRequest
-from router.engines.sglang.segments import Segment
+from router.engines.form.request import GenerateRequest
+from router.engines.form.segments import Segment
 from router.errors import BadRequestError
 
 MIXED: list[Any] = [{"text": "a"}, {"ids": [1, 2]}, {"text": "b"}]

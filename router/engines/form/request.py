@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Raw
 
+from router.engines.form import request_checks, segments
+from router.engines.form.fields import parse_object, typed
+from router.engines.form.limits import LONGEST_NAME, PROMPT_LIMITS, PromptLimits
+from router.engines.form.prompt_fields import read_ids, read_texts
+from router.engines.form.segments import Segment
+from router.engines.form.worker_request import WorkerRequest
 from router.engines.json import JSON_ERRORS, NULL, is_list, is_null
-from router.engines.sglang import request_checks, segments
-from router.engines.sglang.fields import parse_object, typed
-from router.engines.sglang.limits import LONGEST_NAME, PROMPT_LIMITS, PromptLimits
-from router.engines.sglang.prompt_fields import read_ids, read_texts
-from router.engines.sglang.segments import Segment
-from router.engines.sglang.worker_request import WorkerRequest
 from router.errors import BadRequestError
 
 _LOGPROB_OPTIONS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob", "return_text_in_logprobs")

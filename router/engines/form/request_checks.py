@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec import Raw
 
+from router.engines.form.fields import typed
 from router.engines.json import is_list, is_nested
-from router.engines.sglang.fields import typed
 from router.errors import BadRequestError
 
 _EMPTY = re.compile(rb"\s*\[\s*(\[\s*)?\]")

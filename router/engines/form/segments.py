@@ -8,9 +8,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
+from router.engines.form.fields import decoded
+from router.engines.form.limits import PromptLimits
 from router.engines.json import is_nested, is_null
-from router.engines.sglang.fields import decoded
-from router.engines.sglang.limits import PromptLimits
 from router.errors import BadRequestError
 from router.http.json_cost import check_weight
 
