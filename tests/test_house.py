@@ -94,6 +94,7 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.turn.forced_calls",
         "middleware_hub.sessions.turn.sampling",
         "middleware_hub.sessions.turn.worker_reply",
+        "middleware_hub.sessions.turn.written_again",
         "middleware_hub.templates.clock",
         "middleware_hub.templates.copies",
         "middleware_hub.templates.reads",
