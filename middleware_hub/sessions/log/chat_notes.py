@@ -279,8 +279,7 @@ def _note(checkpoint: Checkpoint) -> ChatNote:
     """Return the note on a turn. What it continues has notes, too: messages and tokens without a note are part of it."""
     span, context = checkpoint.span, replay.context_of(checkpoint.span)
     handle = BranchHandle(checkpoint.id, _prompt_of(checkpoint), checkpoint.parent, apart=checkpoint.apart)
-    details = {name: getattr(checkpoint, name) for name in replay.COPIED}
-    turn = replay.event_of(handle, checkpoint.node.message, span, details, known=_is_noted)
+    turn = replay.event_of(handle, checkpoint.node.message, checkpoint, known=_is_noted)
     take = 0 if turn.parent is None else (context or span).take
     return ChatNote(turn, take, span.flags, checkpoint.tail)
 

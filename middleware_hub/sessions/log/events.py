@@ -17,8 +17,7 @@ import msgspec
 
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.radix.node import Generation
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, IsEcho
-from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, IsEcho, SampledTurn
 from middleware_hub.store.records import Event
 
 PREFIX: Final = "session/"
@@ -156,23 +155,6 @@ ENDS = Completed | Finalized | Ended
 """After one of these, other events are allowed than before."""
 
 
-class SampledTurn(msgspec.Struct, frozen=True):
-    """A turn that is about to be committed.
-
-    Attributes:
-        handle: of its generation, still open.
-        message: the assistant's.
-        span: the sampled tokens, after the prompt.
-        details: further fields of the checkpoint.
-    """
-
-    handle: BranchHandle
-    message: Message
-    span: TokenSpan
-    in_place: bool
-    details: dict[str, Any]
-
-
 class SessionLog(Protocol):
     """The log to which a session's events are appended."""
 
@@ -200,8 +182,13 @@ class SessionLog(Protocol):
     def touched(self) -> None:
         """Tell other routers, before long, that the session is used."""
 
-    async def append_turn(self, turn: SampledTurn, lora: str, commit: Callable[[], object]) -> bool:
-        """Append a turn with its spans, and commit it; return as `append` does. Raises TrieClosedError."""
+    async def append_turn(
+        self, handle: BranchHandle, turn: SampledTurn, lora: str, commit: Callable[[], object]
+    ) -> bool:
+        """Append a turn with its spans at the store's time, and commit it; return as `append` does.
+
+        `handle` is that of its generation, still open. Raises TrieClosedError.
+        """
 
     async def hand_over(self) -> None:
         """Write what is not in the store yet, as far as the store takes it."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
 
 import msgspec
 
-from middleware_hub.sessions.log.events import SampledTurn, TurnCommitted, as_json, message_of
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode
+from middleware_hub.sessions.log.events import TurnCommitted, as_json, message_of
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode, SampledTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.hidden_tail import HiddenToken
-
-COPIED: Final = ("time", "edited", "finish", "shown", "reasoning", "scaffold", "reasons", "asked")
-"""The fields of a checkpoint that its event has as they are."""
 
 
 def known_to_all(_: Checkpoint) -> bool:
@@ -24,8 +20,7 @@ def known_to_all(_: Checkpoint) -> bool:
 def event_of(
     handle: BranchHandle,
     message: bytes,
-    span: TokenSpan,
-    details: Mapping[str, Any],
+    turn: SampledTurn | Checkpoint,
     *,
     in_place: bool = False,
     known: Callable[[Checkpoint], bool] = known_to_all,
@@ -35,10 +30,9 @@ def event_of(
     Args:
         handle: of its generation, before the commit.
         message: the assistant's, as JSON.
-        details: has the values of `COPIED`.
         known: whether the event may name a sample, because that has an event, too.
     """
-    node, parent, context = handle.node, handle.checkpoint, context_of(span)
+    node, parent, context = handle.node, handle.checkpoint, context_of(turn.span)
     behind, nodes = sampled_above(node, known)
     return TurnCommitted(
         generation=handle.generation_id,
@@ -49,21 +43,28 @@ def event_of(
         in_place=in_place,
         parent=None if parent is None or not known(parent) else parent.id,
         apart=handle.apart,
+        edited=turn.edited,
         span=b"",
         context=None,
         shared=False,
         listed=False,
         flags=0 if context is None else context.flags,
-        **{name: details[name] for name in COPIED},
+        finish=turn.finish,
+        shown=turn.shown,
+        reasoning=turn.reasoning,
+        scaffold=turn.scaffold,
+        reasons=turn.reasons,
+        time=turn.time,
+        asked=turn.asked,
     )
 
 
-def logged(turn: SampledTurn, *, shared: bool) -> TurnCommitted:
+def logged(handle: BranchHandle, turn: SampledTurn, *, shared: bool) -> TurnCommitted:
     """Return the complete event of a turn whose spans have records. `shared`: see `TurnCommitted`."""
-    handle, span, context = turn.handle, turn.span, context_of(turn.span)
+    context = context_of(turn.span)
     return msgspec.structs.replace(
-        event_of(handle, as_json(turn.message), span, turn.details, in_place=turn.in_place),
-        span=span.stored.id,
+        event_of(handle, as_json(turn.message), turn, in_place=turn.in_place),
+        span=turn.span.stored.id,
         context=None if context is None else context.stored.id,
         shared=shared,
         listed=any(one is context for one in handle.node.contexts or ()),
@@ -95,12 +96,11 @@ def commit(trie: MessageTrie, turn: TurnCommitted, span: TokenSpan, tail: tuple[
     if turn.listed and context is not None and all(one is not context for one in node.contexts or ()):
         node.contexts = [*(node.contexts or ()), context]
     handle.goes_on_from(None if turn.parent is None else trie.checkpoint(turn.parent), apart=turn.apart)
-    return trie.commit(
-        handle,
+    sampled = SampledTurn(
         message_of(turn.message),
         span,
+        turn.finish,
         in_place=turn.in_place,
-        finish=turn.finish,
         tail=tail,
         shown=turn.shown,
         reasoning=turn.reasoning,
@@ -110,3 +110,4 @@ def commit(trie: MessageTrie, turn: TurnCommitted, span: TokenSpan, tail: tuple[
         time=turn.time,
         asked=turn.asked,
     )
+    return trie.commit(handle, sampled)

@@ -29,7 +29,6 @@ from middleware_hub.sessions.log.events import (
     Created,
     Ended,
     Exported,
-    SampledTurn,
     Touched,
     TurnCommitted,
     read,
@@ -38,6 +37,7 @@ from middleware_hub.sessions.log.events import (
 from middleware_hub.sessions.log.history import History
 from middleware_hub.sessions.log.span_book import Packed, SpanBook, packed
 from middleware_hub.sessions.session import Session
+from middleware_hub.sessions.trie.nodes import BranchHandle, SampledTurn
 from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.versions import DEFAULT
@@ -129,29 +129,37 @@ class StoredLog:
         self._waiting.append(Entry(Touched(time=self.time), lambda: None))
         self._begin_writing()
 
-    async def append_turn(self, turn: SampledTurn, lora: str, commit: Callable[[], object]) -> bool:
-        extra = turn.details["extra"]
+    async def append_turn(
+        self, handle: BranchHandle, turn: SampledTurn, lora: str, commit: Callable[[], object]
+    ) -> bool:
+        extra = turn.extra
         if sum(map(len, extra.values())) < _LARGE:
-            return await self._append_turn(turn, lora, commit, {name: packed(name, v) for name, v in extra.items()})
+            fields = {name: packed(name, value) for name, value in extra.items()}
+            return await self._append_turn(handle, turn, lora, commit, fields)
 
         async def with_extra() -> bool:
             fields = await asyncio.to_thread(lambda: {name: packed(name, value) for name, value in extra.items()})
-            return await self._append_turn(turn, lora, commit, fields)
+            return await self._append_turn(handle, turn, lora, commit, fields)
 
         return await asyncio.shield(asyncio.create_task(with_extra()))
 
     async def _append_turn(
-        self, turn: SampledTurn, lora: str, commit: Callable[[], object], fields: dict[str, Packed]
+        self,
+        handle: BranchHandle,
+        turn: SampledTurn,
+        lora: str,
+        commit: Callable[[], object],
+        fields: dict[str, Packed],
     ) -> bool:
-        trie, handle, span = self._session.trie, turn.handle, turn.span
-        turn.details["time"] = self._shelf.store.now()
+        trie, span = self._session.trie, turn.span
+        turn.time = self._shelf.store.now()
         if trie.closed or not handle.open:
             raise TrieClosedError
         trie.key(turn.message)  # if a function of the user's own fails, the turn must not be in the log
         context = replay.context_of(span)
         shared = context is not None and context.stored is not None
-        records = self._book.records(span, lora, self._stamp, turn.details["tail"], fields)
-        event = replay.logged(turn, shared=shared)
+        records = self._book.records(span, lora, self._stamp, turn.tail, fields)
+        event = replay.logged(handle, turn, shared=shared)
         return await self._submit(Entry(event, commit, records, self._book.blobs(records), span, self._shelf.news()))
 
     async def _submit(self, entry: Entry) -> bool:

@@ -32,6 +32,30 @@ class Root(msgspec.Struct, gc=False, eq=False):
         return (head.tools and not self.tools) or self.system != head.system
 
 
+class SampledTurn(msgspec.Struct, gc=False, eq=False):
+    """A turn that is about to be committed. Fields not described here are those of its `Checkpoint`.
+
+    Attributes:
+        message: the assistant's.
+        span: the sampled tokens, after the prompt.
+        in_place: whether the turn continued the last message of its prompt, whose place it takes.
+    """
+
+    message: Message
+    span: TokenSpan
+    finish: str
+    in_place: bool = False
+    tail: tuple[HiddenToken, ...] = ()
+    shown: str = ""
+    reasoning: str = ""
+    scaffold: str = ""
+    reasons: tuple[str, ...] = ()
+    extra: dict[str, msgspec.Raw] = {}
+    edited: bool = False
+    time: float = 0.0
+    asked: bytes = b""
+
+
 class Checkpoint(msgspec.Struct, gc=False, eq=False):
     """One sampled turn, and with it the whole exact sequence that ends there.
 

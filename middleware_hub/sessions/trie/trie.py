@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import msgspec
 
@@ -37,6 +36,7 @@ from middleware_hub.sessions.trie.nodes import (
     IsEcho,
     MessageNode,
     Root,
+    SampledTurn,
     any_committed,
     mark_committed,
     unlink,
@@ -44,7 +44,7 @@ from middleware_hub.sessions.trie.nodes import (
 from middleware_hub.sessions.trie.path_index import PathIndex, same_path
 from middleware_hub.sessions.trie.prepared_turn import MOST_EDITED, PreparedTurn, choose, edited_messages
 from middleware_hub.sessions.trie.roots import Roots
-from middleware_hub.spans.chain import STORE_UNREACHABLE, TokenSpan, names_of
+from middleware_hub.spans.chain import STORE_UNREACHABLE, names_of
 
 _encode = msgspec.json.Encoder().encode
 
@@ -259,26 +259,16 @@ class MessageTrie:
         turn.node.handles += 1
         return handle
 
-    def commit(
-        self, handle: BranchHandle, message: Message, span: TokenSpan, *, in_place: bool = False, **details: Any
-    ) -> Checkpoint:
-        """Attach what was sampled.
-
-        Args:
-            in_place: whether the turn continued the last message of its prompt, whose place it takes.
-            details: further fields of the checkpoint.
-
-        Raises:
-            TrieClosedError: the session has ended in the meantime.
-        """
+    def commit(self, handle: BranchHandle, turn: SampledTurn) -> Checkpoint:
+        """Attach what was sampled. Raises TrieClosedError if the session has ended in the meantime."""
         if self.closed or not handle.open:
             raise TrieClosedError
         before = handle.node
-        above = before.parent if in_place else before
+        above = before.parent if turn.in_place else before
         assert above is not None
-        checkpoint = self._sample(handle, above, message, span, details)
+        checkpoint = self._sample(handle, above, turn)
         self._close(handle)
-        if in_place:
+        if turn.in_place:
             self._prune(before)
         return checkpoint
 
@@ -434,20 +424,27 @@ class MessageTrie:
         self.nodes += 1
         return child
 
-    def _sample(
-        self, handle: BranchHandle, above: MessageNode, message: Message, span: TokenSpan, details: dict[str, Any]
-    ) -> Checkpoint:
-        key = self.key(message)
-        node = (above.children or {}).get(key) or self._attach(above, key, message)
+    def _sample(self, handle: BranchHandle, above: MessageNode, turn: SampledTurn) -> Checkpoint:
+        key = self.key(turn.message)
+        node = (above.children or {}).get(key) or self._attach(above, key, turn.message)
         checkpoint = Checkpoint(
             handle.generation_id,
             node,
-            span,
+            turn.span,
             handle.checkpoint,
             self._commits,
+            turn.finish,
+            tail=turn.tail,
+            shown=turn.shown,
+            reasoning=turn.reasoning,
+            scaffold=turn.scaffold,
+            reasons=turn.reasons,
+            extra=turn.extra,
             apart=handle.apart,
+            edited=turn.edited,
+            time=turn.time,
+            asked=turn.asked,
             root=self._beginnings.committed(above),
-            **details,
         )
         self._commits += 1
         if checkpoint.parent is not None:

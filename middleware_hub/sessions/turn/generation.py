@@ -22,10 +22,10 @@ from middleware_hub.chat.messages import Message as ChatMessage
 from middleware_hub.chat.refusals import unreadable
 from middleware_hub.parsers.base import SampledParser
 from middleware_hub.radix.judge import ENGINE_MISMATCH, Expectation, Judge, Verdict
-from middleware_hub.sessions.log.events import BranchEnded, SampledTurn, Touched
+from middleware_hub.sessions.log.events import BranchEnded, Touched
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.echoes import content_of
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, SampledTurn
 from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.sessions.turn.answer import AnswerBuilder, begins
 from middleware_hub.sessions.turn.plan import TurnPlan
@@ -302,25 +302,26 @@ class TurnGeneration:
         )
         in_place = plan.request.continue_final
         shown = sampled.tail[0].shown if sampled.tail else 0
-        details: dict[str, Any] = {
-            "finish": answer.finish,
-            "tail": sampled.tail,
-            "shown": sampled.text[-shown:] if shown else "",
-            "reasoning": (plan.reasoning_before() if in_place else "") + answer.reasoning,
-            "scaffold": prompt.scaffold,
-            "reasons": prompt.reasons,
-            "edited": bool(prompt.edited),
-            "extra": answer.extra if lasting else {},
-            "time": time.time(),
-            "asked": plan.asked,
-        }
-        message = plan.message(answer)
-
+        turn = SampledTurn(
+            plan.message(answer),
+            span,
+            answer.finish,
+            in_place=in_place,
+            tail=sampled.tail,
+            shown=sampled.text[-shown:] if shown else "",
+            reasoning=(plan.reasoning_before() if in_place else "") + answer.reasoning,
+            scaffold=prompt.scaffold,
+            reasons=prompt.reasons,
+            extra=answer.extra if lasting else {},
+            edited=bool(prompt.edited),
+            time=time.time(),
+            asked=plan.asked,
+        )
         noting: Awaitable[bool] | None = None
 
         def commit() -> None:
             nonlocal noting
-            checkpoint = plan.trie.commit(self._handle, message, span, in_place=in_place, **details)
+            checkpoint = plan.trie.commit(self._handle, turn)
             if plan.notes is not None and kept is not None:
                 noting = plan.notes.save(checkpoint, plan.request.lora or "", kept)
             self._on_commit(prompt, checkpoint)
@@ -330,5 +331,4 @@ class TurnGeneration:
             if noting is not None:
                 self.saved = await noting
         else:
-            turn = SampledTurn(self._handle, message, span, in_place, details)
-            self.saved = await plan.log.append_turn(turn, plan.request.lora or "", commit)
+            self.saved = await plan.log.append_turn(self._handle, turn, plan.request.lora or "", commit)

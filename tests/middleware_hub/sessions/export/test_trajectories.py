@@ -21,7 +21,7 @@ from msgspec import Raw
 from middleware_hub.sessions.export.topology import topology
 from middleware_hub.sessions.export.trajectories import BranchTrajectory, branches
 from middleware_hub.sessions.export.trajectory_json import as_json
-from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.sessions.trie.nodes import Checkpoint, SampledTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids, pack_logprobs
 
@@ -105,16 +105,10 @@ class Talk:
             request_ids=(name,),
             finish="stop",
         )
-        checkpoint = self.trie.commit(
-            handle,
-            {"role": "assistant", "content": f"a{number}"},
-            span,
-            finish="stop",
-            reasoning=reasoning,
-            reasons=reasons,
-            extra=extra or {},
-            reward=reward,
-        )
+        message = {"role": "assistant", "content": f"a{number}"}
+        sampled = SampledTurn(message, span, "stop", reasoning=reasoning, reasons=reasons, extra=extra or {})
+        checkpoint = self.trie.commit(handle, sampled)
+        checkpoint.reward = reward
         known = [] if parent is None else parent.tokens
         turn = Turn(checkpoint, [*known[: len(known) - left_out], *prompt, *reply], parent, len(known) - left_out)
         self.turns.append(turn)
