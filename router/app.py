@@ -32,7 +32,7 @@ from router.observability.loop_lag import LoopLag
 from router.observability.metrics import RouterMetrics, WorkerCollector
 from router.observability.policy_metrics import PolicyCollector
 from router.observability.requests import Requests
-from router.observability.tracing import OFF, Tracer
+from router.observability.tracing import Tracer
 from router.peers.metrics import PeersCollector
 from router.peers.peers import Peers
 from router.peers.presence import Presence
@@ -76,7 +76,7 @@ class RouterApp(Entrance):
         requests: Requests,
         *,
         body_timeout: float,
-        tracer: Tracer,
+        tracer: Tracer | None,
         pool: WorkerPool,
         registry: CollectorRegistry,
         lifecycle: Lifecycle,
@@ -185,7 +185,8 @@ def create_app(
             await checks.close()
             await fleet.close()
             await peers.close()
-        await asyncio.to_thread(tracer.close)
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
 
     innermost = Proxy(
         pool,
@@ -279,10 +280,10 @@ def prepare_process(config: ServerConfig, number: int | None = None) -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
-def create_tracer(config: TraceConfig) -> Tracer:
-    """Return the configured tracer. Raise BadRequestError if OpenTelemetry is needed and not installed."""
+def create_tracer(config: TraceConfig) -> Tracer | None:
+    """Return the tracer, None unless it is enabled. Raise BadRequestError if OpenTelemetry is needed and not installed."""
     if not config.enabled:
-        return OFF
+        return None
     try:
         from router.observability.otel import exporting_tracer
     except ImportError as error:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config import RouterConfig
 from router.errors import BadRequestError
-from router.observability.tracing import OFF, Tracer
+from router.observability.tracing import Tracer
 from router.peers.peers import Peers
 from router.workers.worker_check import WorkerCheck
 
@@ -24,7 +24,7 @@ class MiddlewareContext:
     Attributes:
         config: the whole configuration.
         registry: for instruments, which then show up in GET /metrics.
-        tracer: for spans of the work on a request.
+        tracer: for spans of the work on a request; None without `--enable-trace`.
         shared: what several middlewares of one application share, by its type.
         worker_checks: a middleware adds what each worker is to be asked.
         peers: the other routers. A middleware with a memory that they share gives it a channel (`Peers.join`), which has to be
@@ -34,7 +34,7 @@ class MiddlewareContext:
 
     config: RouterConfig
     registry: CollectorRegistry
-    tracer: Tracer = OFF
+    tracer: Tracer | None = None
     shared: dict[type, object] = field(default_factory=dict)
     worker_checks: list[WorkerCheck] = field(default_factory=list)
     peers: Peers | None = None

@@ -21,7 +21,7 @@ from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.form.segments import FIELD, Segment, place
 from router.errors import BadRequestError
 from router.http.offload import offload
-from router.observability.tracing import OFF, Tracer
+from router.observability.tracing import Tracer, untraced
 
 MANY_TOKENS = 20_000
 """Prompts of more ids than this are handled in a thread, off the event loop."""
@@ -63,29 +63,31 @@ async def from_text(
     namespace: Namespace,
     text: str,
     parent: str | None,
-    tracer: Tracer = OFF,
+    tracer: Tracer | None = None,
     memory: Memory | None = None,
 ) -> Prompt:
     """Make the prompt of a request with text. Raises BadRequestError if the text encodes to no token.
 
     `memory` fills the tree from a store, if there is one.
     """
-    with tracer.span("match", characters=len(text)) as span:
+    with untraced if tracer is None else tracer.span("match", characters=len(text)) as span:
         match = tree.match(namespace, text, parent=parent)
         if memory is not None:
             match = await memory.matched(match, parent, lambda: tree.match(namespace, text, parent=parent))
         cut = match.cut
         reused = 0 if cut.span is None else cut.span.offset + cut.take
-        span.set(tokens=reused)
+        if span is not None:
+            span.set(tokens=reused)
     tree.pin(match)
     try:
         packed, context, encoded = chain_ids(cut.span, cut.take), None, 0
         if cut.start < len(text):
             start, rest = cut.span is None, text[cut.start :]
-            with tracer.span("encode", characters=len(rest)) as span:
+            with untraced if tracer is None else tracer.span("encode", characters=len(rest)) as span:
                 tail, alignment = await tokenizer.encode_aligned(rest, start=start)
                 encoded = len(tail) // ID_BYTES
-                span.set(tokens=encoded)
+                if span is not None:
+                    span.set(tokens=encoded)
             context = Context(tail, alignment.flags, alignment.ends)
             packed += tail
         if not packed:
@@ -102,7 +104,7 @@ async def from_ids(
     namespace: Namespace,
     ids: list[int],
     parent: str | None,
-    tracer: Tracer = OFF,
+    tracer: Tracer | None = None,
     encoded: Sequence[range] = (),
     memory: Memory | None = None,
 ) -> Prompt:
@@ -118,14 +120,15 @@ async def from_ids(
     def width(count: int) -> int:
         return len(tokenizer.spell_prompt(ids[:count]))
 
-    with tracer.span("match", characters=len(text)) as span:
+    with untraced if tracer is None else tracer.span("match", characters=len(text)) as span:
         match = tree.match_ids(namespace, text, packed, width, parent=parent)
         if memory is not None:
             match = await memory.matched(
                 match, parent, lambda: tree.match_ids(namespace, text, packed, width, parent=parent)
             )
         reused = match.cut.tokens
-        span.set(tokens=reused)
+        if span is not None:
+            span.set(tokens=reused)
     tree.pin(match)
     rest, start = ids[reused:], match.cut.span is None
     context = None
@@ -185,7 +188,7 @@ async def assemble(
     batch: bool,
     limits: PromptLimits = PROMPT_LIMITS,
     max_context: int | None = None,
-    tracer: Tracer = OFF,
+    tracer: Tracer | None = None,
 ) -> list[Assembled]:
     """Return the ids of prompts that came in segments: the first one is a start, each further one a continuation (rule 7).
 
@@ -211,7 +214,7 @@ async def assemble(
         ids: list[int] = []
         encoded: list[range] = []
         characters = sum(len(segment) for segment in segments if isinstance(segment, str))
-        with (tracer if characters else OFF).span("encode", characters=characters) as span:
+        with untraced if tracer is None or not characters else tracer.span("encode", characters=characters) as span:
             for at, segment in enumerate(segments):
                 if isinstance(segment, str):
                     tail = await tokenizer.encode(segment, start=at == 0)
@@ -225,7 +228,8 @@ async def assemble(
                 if held >= LONG_TEXT:
                     held = 0
                     await asyncio.sleep(0)
-            span.set(tokens=sum(map(len, encoded)))
+            if span is not None:
+                span.set(tokens=sum(map(len, encoded)))
         if not ids:
             raise BadRequestError(f"`{FIELD}` encodes to no token at all: there is nothing to send to a worker")
         if max_context is not None and len(ids) >= max_context:

@@ -46,7 +46,7 @@ from router.engines.form.reply import (
 from router.engines.form.request import GenerateRequest
 from router.engines.form.stream import StreamedReply
 from router.http.request_state import RouteHint
-from router.observability.tracing import OFF, Tracer
+from router.observability.tracing import Tracer, untraced
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Recorder:
         self,
         tree: RadixTree,
         judge: Judge,
-        tracer: Tracer = OFF,
+        tracer: Tracer | None = None,
         memory: Memory | None = None,
         groups: Groups | None = None,
     ) -> None:
@@ -76,11 +76,13 @@ class Recorder:
     def record(self, prompt: Prompt, asked: Expectation, reply: Reply, worker: str) -> Verdict:
         """Record a worker's reply, or the part of it that has come. The match of the prompt must be pinned. Raises nothing."""
         try:
-            with self.tracer.span("record", tokens=len(reply.ids)) as span:
+            tracer = self.tracer
+            with untraced if tracer is None else tracer.span("record", tokens=len(reply.ids)) as span:
                 found = self.judge.judge(asked, reply, worker)
                 if found.reply is not None:
                     self._keep(prompt, found.reply, found.verdict)
-                span.set(outcome=found.verdict.outcome)
+                if span is not None:
+                    span.set(outcome=found.verdict.outcome)
             return found.verdict
         except Exception:
             logger.exception("a reply could not be recorded")

@@ -1,8 +1,14 @@
 """Traces: where a request spends its time.
 
-Code that does a piece of a request's work wraps it in `with tracer.span("encode", tokens=...):`. The tracer decides what that
-means: `OFF` does nothing, in a fraction of a microsecond, and `otel.py` makes OpenTelemetry spans. Attributes have this
-project's names; `otel.py` translates them to the standard's.
+Without `--enable-trace` the tracer is None, and a span is None, too, so that untraced requests pay for no attributes. Code that
+does a piece of a request's work wraps it:
+
+    with untraced if tracer is None else tracer.span("encode", characters=len(text)) as span:
+        ...
+        if span is not None:
+            span.set(tokens=len(ids))
+
+`otel.py` makes OpenTelemetry spans. Attributes have this project's names; `otel.py` translates them to the standard's.
 """
 
 from __future__ import annotations
@@ -14,6 +20,9 @@ from typing import Protocol
 from router.http.headers import HeaderList
 
 Attribute = str | bool | int | float
+
+untraced: nullcontext[None] = nullcontext()
+"""In place of a span where there is no tracer."""
 
 
 class Span(Protocol):
@@ -46,29 +55,3 @@ class Tracer(Protocol):
 
     def close(self) -> None:
         """Send the remaining spans. Blocks for some seconds at most."""
-
-
-class _Off(nullcontext["_Off"]):
-    """A tracer that is its own span and does nothing. A client's `traceparent` passes unchanged."""
-
-    def __init__(self) -> None:
-        super().__init__(self)
-
-    def receive(self, headers: HeaderList, **attributes: Attribute) -> _Off:
-        return self
-
-    def span(self, name: str, **attributes: Attribute) -> _Off:
-        return self
-
-    def set(self, **attributes: Attribute) -> None: ...
-
-    def fail(self, reason: str) -> None: ...
-
-    def inject(self, headers: HeaderList) -> HeaderList:
-        return headers
-
-    def close(self) -> None: ...
-
-
-OFF: Tracer = _Off()
-"""The tracer without `--enable-trace`."""

@@ -35,7 +35,7 @@ from router.http.upstream import (
 )
 from router.observability.metrics import RouterMetrics
 from router.observability.requests import RequestPhase
-from router.observability.tracing import OFF, Span, Tracer
+from router.observability.tracing import Span, Tracer, untraced
 from router.policies.base import ENOUGH_IDS
 from router.proxy.attempts import BUSY, FAULTY, Attempts, Failure
 from router.proxy.in_flight import InFlight
@@ -71,7 +71,7 @@ class Proxy:
         reader: RequestReader,
         config: WorkersConfig,
         metrics: RouterMetrics,
-        tracer: Tracer = OFF,
+        tracer: Tracer | None = None,
         *,
         recall: Callable[[InFlight, Scope], Awaitable[object]],
         on_broken: Callable[[Worker], None],
@@ -117,7 +117,9 @@ class Proxy:
                 self._metrics.decisions.counts[self._config.policy, lease.reason] += 1
                 if attempts.reason is not None:
                     self._metrics.retries.labels(attempts.reason).inc()
-                with lease, self._tracer.span("upstream", worker=lease.worker.url) as span:
+                tracer = self._tracer
+                traced = untraced if tracer is None else tracer.span("upstream", worker=lease.worker.url)
+                with lease, traced as span:
                     wait = await self._attempt(request, attempts, lease, send, client, span)
                 if wait is None:
                     return
@@ -146,7 +148,7 @@ class Proxy:
         lease: Lease,
         send: Send,
         client: ClientConnection,
-        span: Span,
+        span: Span | None,
     ) -> float | None:
         """Ask one worker. Return None when the client has its reply, else the seconds to wait before the next attempt."""
         worker, in_flight = lease.worker, request.in_flight
@@ -159,22 +161,26 @@ class Proxy:
         attempts.asked.add(worker.id)
         attempts.engine, attempts.count = worker.engine, attempts.count + 1
         request.state.record.sent_to(worker.url)
+        headers = request.headers if span is None else span.inject(request.headers)
         try:
-            reply = await self._ask(request, attempts, worker, span.inject(request.headers))
+            reply = await self._ask(request, attempts, worker, headers)
         except UpstreamFailure as failure:
             why: Failure = "connect" if isinstance(failure, ConnectFailedError) else "lost"
-            span.fail(why)
+            if span is not None:
+                span.fail(why)
             kept = isinstance(failure, ClosedBeforeReplyError) and failure.kept
             self._failed(attempts, worker, why, str(failure), kept=kept)
             self._on_broken(worker)
             return 0.0
         except TimeoutError:
-            span.fail("timeout")
+            if span is not None:
+                span.fail("timeout")
             await self._took_too_long(request, attempts, worker)
             return 0.0
         with contextlib.closing(reply.response):
             status = reply.status
-            span.set(status=status)
+            if span is not None:
+                span.set(status=status)
             if status in BUSY:
                 if (wait := attempts.wait_after_busy(worker, status, retry_after(reply.response.headers))) is not None:
                     return wait

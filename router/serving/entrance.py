@@ -26,7 +26,7 @@ from router.http.time_limits import patience
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import BROKEN, CLIENT_LEFT, RouterMetrics, route_class
 from router.observability.requests import REQUEST_ID, RequestRecord, Requests
-from router.observability.tracing import OFF, Span, Tracer
+from router.observability.tracing import Span, Tracer, untraced
 from router.random_ids import random_id
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Entrance:
         requests: Requests,
         *,
         body_timeout: float,
-        tracer: Tracer = OFF,
+        tracer: Tracer | None = None,
     ) -> None:
         """Wrap `app`.
 
@@ -88,8 +88,13 @@ class Entrance:
         receive = ClientMessages(receive, client) if here else _in_time(receive, self._body_timeout)
         reply, in_flight = _Reply(record, self._metrics, send), self.requests.records
         in_flight[record] = None
-        with self._tracer.receive(
-            headers, method=record.method, path=record.path, route=reply.route, request_id=request_id
+        tracer = self._tracer
+        with (
+            untraced
+            if tracer is None
+            else tracer.receive(
+                headers, method=record.method, path=record.path, route=reply.route, request_id=request_id
+            )
         ) as span:
             try:
                 for check in self._checks:
@@ -158,7 +163,7 @@ class _Reply:
             message = {**message, "headers": headers}
         await self._send(message)
 
-    def over(self, span: Span) -> None:
+    def over(self, span: Span | None) -> None:
         """Report the outcome of the request."""
         record, status = self._record, self.status
         outcome = str(status or BROKEN) if self.outcome is None else self.outcome
@@ -166,6 +171,8 @@ class _Reply:
         self._metrics.requests.counts[self.route, outcome] += 1
         self._metrics.durations.observe((self.route,), seconds)
         logger.debug("%s %s %s %.3f s %s", record.method, record.path, outcome, seconds, record.worker)
+        if span is None:
+            return
         if status is not None:
             span.set(status=status)
         if outcome == BROKEN or (status is not None and status >= 500):

@@ -40,7 +40,7 @@ from router.http.offload import offload
 from router.http.reply import WatchedReply
 from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
-from router.observability.tracing import Tracer
+from router.observability.tracing import Tracer, untraced
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +58,14 @@ class Backend(msgspec.Struct, frozen=True):
     Attributes:
         app: the layers inside, which bring a `/generate` to a worker.
         judge: checks replies against what was asked.
-        tracer: gets a span for each step.
+        tracer: gets a span for each step, if there is one.
         force_logprobs: whether sessions keep the logprobs of all sampled tokens.
         short_ids: whether the template takes only ids of nine letters and digits for calls; asked when it is warm.
     """
 
     app: ASGIApp
     judge: Judge
-    tracer: Tracer
+    tracer: Tracer | None
     force_logprobs: bool
     short_ids: Callable[[], bool]
 
@@ -267,7 +267,8 @@ class TurnGeneration:
 
     async def _commit(self, asked: Expectation, reply: Reply, answer: Answer) -> None:
         begun = time.perf_counter()
-        with self._backend.tracer.span("commit", tokens=len(reply.ids)):
+        tracer = self._backend.tracer
+        with untraced if tracer is None else tracer.span("commit", tokens=len(reply.ids)):
             await self._attach(asked, reply, answer)
         self.commit_seconds = time.perf_counter() - begun
 

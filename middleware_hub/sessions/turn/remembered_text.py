@@ -42,7 +42,7 @@ class RememberedText:
     _tokenizer: Tokenizer
     _namespace: tuple[str, str, str]
     _parent: str | None
-    _tracer: Tracer
+    _tracer: Tracer | None
     _memory: Memory | None = None
     knew_parent: bool = False
     reply: str = ""
@@ -50,7 +50,13 @@ class RememberedText:
 
     @classmethod
     def of(
-        cls, hub: Remembering, tracer: Tracer, tenant: str, request: ChatRequest, scope: Scope, parent: str | None
+        cls,
+        hub: Remembering,
+        tracer: Tracer | None,
+        tenant: str,
+        request: ChatRequest,
+        scope: Scope,
+        parent: str | None,
     ) -> RememberedText | None:
         """Return the encoder of a request; None if nothing remembers texts."""
         lora = request.lora

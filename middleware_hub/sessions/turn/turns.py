@@ -41,6 +41,7 @@ from middleware_hub.sessions.turn.written_again import reply, turns_of
 from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY
 from router.config.sessions import SessionsConfig
 from router.engines.form.worker_request import new_rid
+from router.observability.tracing import untraced
 
 
 class RememberedStart(EncodeStart, Protocol):
@@ -116,8 +117,8 @@ class Turns:
         session.touch()
         if session.lasting:
             self._registry.require_room(session)
-        begun = time.perf_counter()
-        with self._backend.tracer.span("prepare", messages=len(request.messages)) as span:
+        begun, tracer = time.perf_counter(), self._backend.tracer
+        with untraced if tracer is None else tracer.span("prepare", messages=len(request.messages)) as span:
             turn = session.trie.prepare(
                 setting_in(request),
                 request.messages,
@@ -129,7 +130,8 @@ class Turns:
                 turn = PreparedTurn(turn.node, None, 0, named=NO_PARENT, setting=turn.setting)
             # From here on, while the tail is encoded, handles hold what the turn may continue.
             handles = [session.trie.open(turn, new_rid()) for _ in range(request.samples)]
-            span.set(covered=turn.covered)
+            if span is not None:
+                span.set(covered=turn.covered)
         self._metrics.seconds.observe(("prepare",), time.perf_counter() - begun)
         exchange: Exchange[TurnGeneration] = Exchange(
             key, grace=self._orphan_grace if session.lasting else 0.0, on_over=partial(self._over, session)
@@ -178,10 +180,11 @@ class Turns:
         self, session: Session, request: ChatRequest, scope: Scope, turn: PreparedTurn, *, unread: bool
     ) -> TurnPlan:
         tracer = self._backend.tracer
-        with tracer.span("tokenize") as span:
+        with untraced if tracer is None else tracer.span("tokenize") as span:
             start = None if session.lasting else self._remembered(session.tenant, request, scope, turn.named)
             prompt = await self._composer.compose(turn, request, start)
-            span.set(reused=prompt.reused, encoded=prompt.tokens - prompt.reused)
+            if span is not None:
+                span.set(reused=prompt.reused, encoded=prompt.tokens - prompt.reused)
         if turn.unknown_parent and ((start is not None and start.knew_parent) or prompt.holds(turn.named)):
             # Its messages are not on the path, but its tokens are in the prompt: by a splice, an edited turn, or a text.
             turn = msgspec.structs.replace(turn, unknown_parent=False, ambiguous=False)

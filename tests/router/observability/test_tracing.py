@@ -27,7 +27,6 @@ from router.embedded.worker import EmbeddedWorker
 from router.errors import BadRequestError
 from router.observability import otel
 from router.observability.otel import OtelTracer
-from router.observability.tracing import OFF
 from tests.router.conftest import EchoWorker, GatedWorker, answer, running
 from tests.router.test_cli import Process
 from tests.support.serving import dead_url, serving
@@ -363,4 +362,4 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nothing_is_imported_without_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "router.observability.otel")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    assert create_tracer(TraceConfig()) is OFF
+    assert create_tracer(TraceConfig()) is None
