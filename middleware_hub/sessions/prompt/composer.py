@@ -1,7 +1,12 @@
-"""From a prepared turn to the ids that a worker receives: append, else splice, else (counted) encode text.
+"""From a prepared turn to the ids that a worker receives. The first way that can be gone is taken:
 
-*Append*: only what follows the checkpoint is rendered and encoded. *Splice*: everything is rendered, and earlier turns keep
-their ids as far as the text between them is unchanged (see `splice`). *Text*: everything is encoded, earlier turns as well.
+edited    a message is an edited echo of a sampled turn: the tokens before the edit stay, the rest is encoded (`edited_turns`)
+append    only what follows the checkpoint is rendered (`tails`), joined to it (`join`), and encoded
+splice    everything is rendered, and earlier turns keep their ids as far as the text between them is unchanged (`splice`);
+          so do turns that were sampled under other tools or options
+text      everything is encoded, earlier turns as well; this is counted
+
+A share of the continued prompts is compared with a rendering of the whole (`verifier`).
 """
 
 from __future__ import annotations
@@ -11,40 +16,25 @@ import logging
 import random
 from collections.abc import Callable
 from functools import cached_property, partial
-from itertools import takewhile
 from typing import TypeVar
 
 import msgspec
 
 from middleware_hub.chat import keys
 from middleware_hub.chat.keys import KeyFunction
-from middleware_hub.chat.messages import ChatRequest, Message
+from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.parsers.base import SampledParser
-from middleware_hub.sessions.prompt import shared_contexts
-from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, LEFT_OUT, ComposedPrompt
-from middleware_hub.sessions.prompt.echoes import is_echo, same_text, sampled_text, schemas_of
-from middleware_hub.sessions.prompt.edited_turns import (
-    KeptEcho,
-    WrittenEcho,
-    keep,
-    likeliest,
-    manner,
-    opening_of,
-    other_reasoning,
-    prompt_of,
-    usable,
-    with_reasoning,
-    written_over,
-)
-from middleware_hub.sessions.prompt.join import OPENING, Codec, Join, join, join_in_place
+from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, LEFT_OUT, ComposedPrompt, PromptIdsCache
+from middleware_hub.sessions.prompt.echoes import is_echo
+from middleware_hub.sessions.prompt.edited_turns import EditedTurns, manner
+from middleware_hub.sessions.prompt.join import Join, join, join_in_place
 from middleware_hub.sessions.prompt.known_text import EncodeStart, KnownText, known_behind
-from middleware_hub.sessions.prompt.prompt_ids import PromptIdsCache
-from middleware_hub.sessions.prompt.tails import Tails
-from middleware_hub.sessions.prompt.whole_rendering import Resident, WholeRendering, codec_of
+from middleware_hub.sessions.prompt.splice import Resident, Splicer
+from middleware_hub.sessions.prompt.tails import Tails, conversation
+from middleware_hub.sessions.prompt.verifier import PromptVerifier
 from middleware_hub.sessions.trie.nodes import Checkpoint, IsEcho
-from middleware_hub.sessions.trie.prepared_turn import EditedMessage, PreparedTurn
+from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, pack_ids, unpack_ids
-from middleware_hub.spans.hidden_tail import spell_tail
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -95,15 +85,21 @@ class Composer:
     def warm(self) -> None:
         """Do now the work that the first turn would wait for. May take a second; runs in a thread while no turn is composed."""
         self._template.warm()
-        _ = self._whole
+        _ = self._verifier
 
     @cached_property
-    def _codec(self) -> Codec:
-        return codec_of(self._tokenizer, self._template.stop_literals({}))
+    def _splicer(self) -> Splicer:
+        return Splicer(self._tokenizer, self._template)
 
     @cached_property
-    def _whole(self) -> WholeRendering:
-        return WholeRendering(self._tokenizer, self._template, self._codec)
+    def _verifier(self) -> PromptVerifier:
+        return PromptVerifier(self._tokenizer, self._template, self._splicer)
+
+    @cached_property
+    def _edits(self) -> EditedTurns:
+        return EditedTurns(
+            self._tokenizer, self._template, self._splicer, self._tails, self._make_parser, history=self._history
+        )
 
     def recognizer(self, key: KeyFunction, request: ChatRequest) -> IsEcho | None:
         """Return what recognizes echoes of sampled messages in a request; None if its session compares nothing but keys."""
@@ -142,7 +138,7 @@ class Composer:
             if echo.at <= reach:
                 break  # other options write a whole turn there, not only its beginning
             heavy = max(one.span.count for one in echo.samples) > MANY_TOKENS
-            kept = await _offload(request, partial(self._edited, turn, echo, request), heavy=heavy)
+            kept = await _offload(request, partial(self._edits.kept, turn, echo, request), heavy=heavy)
             if kept is not None:
                 edited, joined, all_kept = kept
                 at = msgspec.structs.replace(turn, checkpoint=edited, covered=echo.at)
@@ -171,12 +167,12 @@ class Composer:
             # It is unknown where the turn's text ends in its ids, so the text that the client saw is encoded.
             why = "engine_mismatch"
         elif self._history == "template" and not await _offload(
-            request, partial(self._whole.extends, checkpoint, request)
+            request, partial(self._verifier.extends, checkpoint, request)
         ):
             why = "rewritten"
         else:
             found = turn.node.contexts if self._shares else None
-            span = shared_contexts.find(turn, request, checkpoint.span) if found else None
+            span = _shared(turn, request, checkpoint.span) if found else None
             if span is not None:
                 return self._composed(checkpoint, span, span.count, await self._scaffold_at(span, request))
             try:
@@ -191,7 +187,7 @@ class Composer:
     ) -> ComposedPrompt:
         """Return a checkpoint's chain and what the template writes after it. Raises RenderingError."""
         if request.continue_final and turn.covered == len(request.messages):
-            joined = join_in_place(checkpoint, self._codec)
+            joined = join_in_place(checkpoint, self._splicer.codec)
             prompt = await self._behind(checkpoint, joined, turn, request)
             # Only a trajectory of all checkpoints contains the token with which the turn had stopped.
             return _with_reason(prompt, LEFT_OUT) if joined.left_out and not joined.recut else prompt
@@ -203,7 +199,7 @@ class Composer:
                 self._tails.compared(new)
         else:
             tail = self._tails.of(turn, request, whole=False, compare=False)
-        joined = join(checkpoint, tail.text, self._codec)
+        joined = join(checkpoint, tail.text, self._splicer.codec)
         if joined.take == 0 and checkpoint.span.parent is None:
             return await self._started(turn, request, ("template_error",), start)
         known = None
@@ -232,85 +228,12 @@ class Composer:
             before = ID_BYTES * (span.offset + take)
             ids = known.ids[before:] if known else await self._tokenizer.encode_packed(joined.text, start=False)
             flags = SpanFlag.WHOLE | (SpanFlag.RECUT if joined.recut else SpanFlag.NONE)
-            span = shared_contexts.share(turn, request, TokenSpan(span, take, 0, ids, 0, flags=flags))
+            span = share(turn, request, TokenSpan(span, take, 0, ids, 0, flags=flags))
             take = span.count
             if self._verify_rate and self._dice.random() < self._verify_rate if verify is None else verify:
-                await _offload(request, partial(self._whole.verify, span, take, request, checkpoint, joined))
+                await _offload(request, partial(self._verifier.verify, span, take, request, checkpoint, joined))
         prompt = self._composed(checkpoint, span, take, await self._scaffold(joined.text, request))
         return msgspec.structs.replace(prompt, reused=known.reused, reply=known.reply) if known else prompt
-
-    def _edited(
-        self, turn: PreparedTurn, edited: EditedMessage, request: ChatRequest
-    ) -> tuple[Checkpoint, Join, bool] | None:
-        """Return the sampled turn that an edited echo is most like, how it is joined, and whether all of it is kept.
-
-        None if the echo keeps no token of any turn.
-        """
-        vocabulary, found = self._tokenizer.vocabulary, list[KeptEcho]()
-        meant = likeliest([one for one in edited.samples if usable(one)], request.messages[edited.at - 1])
-        for checkpoint in meant:
-            if self._history == "keep" and (text := self._written_over(checkpoint, edited.at, request)) is not None:
-                found.append(keep(checkpoint, WrittenEcho(text), vocabulary))
-        if not any(one.take for one in found):
-            rendered = self._whole.texts(edited.samples[0], request)
-            for checkpoint in meant:
-                prompt = prompt_of(checkpoint, vocabulary)
-                written = [text[len(prompt) :] for text in rendered if text.startswith(prompt)]
-                found += [keep(checkpoint, WrittenEcho(text, rendered=True), vocabulary) for text in written]
-        best = max(found, key=lambda one: (one.take, turn.names(one.checkpoint)), default=None)
-        if best is None or not best.take:
-            return None
-        rest = best.text
-        if not best.rendered:
-            try:
-                at = msgspec.structs.replace(turn, covered=edited.at)
-                whole = self._template.reads(request.messages)
-                rest += self._tails.of(at, request, whole=whole, compare=False).text
-            except RenderingError as error:
-                logger.info("the tail of an edited turn could not be rendered: %s", error)
-                return None
-        if best.all and not rest:
-            return best.checkpoint, join_in_place(best.checkpoint, self._codec), True
-        if best.all:
-            opens = self._codec.encode_tail(rest[:OPENING])
-            if not (best.rendered or best.text) or (opens and opens[0] in self._codec.special_ids):
-                return best.checkpoint, join(best.checkpoint, rest, self._codec), True
-            # Otherwise the text continues where the model had stopped, or behind the stop string that it spells.
-            stop = tuple(takewhile(lambda token: not token.special, best.checkpoint.tail))
-            taken, position = spell_tail(stop, rest, 0)
-            return best.checkpoint, Join(best.take + taken, rest[position:]), False
-        return best.checkpoint, Join(best.take, rest), False
-
-    def _written_over(self, checkpoint: Checkpoint, at: int, request: ChatRequest) -> str | None:
-        """Return the text of a turn in which only what an echo of it edits is written anew; None if that is unknown.
-
-        `at`: the number of messages up to and including the echo.
-        """
-        messages, tools, options = request.messages, request.tools, request.template
-        vocabulary, header = self._tokenizer.vocabulary, self._template.header(tools, options)
-        opening = opening_of(checkpoint, header, vocabulary)
-        given = messages[at - 1]
-        echo = with_reasoning(checkpoint, given)
-        if opening is None:
-            return None
-        try:
-            written = self._template.turn([*messages[: at - 1], echo], tools, options)
-        except (BadRequestError, RenderingError) as error:
-            logger.info("an edited turn could not be written in its place: %s", error)
-            return None
-        if not written.startswith(header):
-            return None
-        said: Message = msgspec.json.decode(checkpoint.node.message)
-        strips_alike = partial(self._template.strips_alike, options=options)
-        return written_over(
-            opening,
-            sampled_text(checkpoint, vocabulary),
-            written[len(header) :],
-            partial(self._make_parser, request),
-            schemas_of(tools),
-            same_text=same_text(said, given, checkpoint, vocabulary, strips_alike),
-            other_reasoning=other_reasoning(checkpoint, given),
-        )
 
     async def _spliced(
         self, found: Resident, turn: PreparedTurn, request: ChatRequest, why: str, start: EncodeStart | None
@@ -320,7 +243,7 @@ class Composer:
         if last is None:
             return _without(await self._started(turn, request, (), start), why, found.reason)
         # Nothing follows a turn that is continued in place, not even the token that ended it.
-        joined = join(last, tail, self._codec) if tail else join_in_place(last, self._codec)
+        joined = join(last, tail, self._splicer.codec) if tail else join_in_place(last, self._splicer.codec)
         prompt = await self._behind(last, joined, turn, request)
         fallbacks = (found.reason,) if found.reason else ()
         return msgspec.structs.replace(
@@ -333,16 +256,16 @@ class Composer:
         )
 
     async def _residents(self, checkpoint: Checkpoint, request: ChatRequest) -> Resident:
-        return await _offload(request, partial(self._whole.residents, checkpoint, request))
+        return await _offload(request, partial(self._splicer.residents, checkpoint, request))
 
     async def _started(
         self, turn: PreparedTurn, request: ChatRequest, reasons: tuple[str, ...], start: EncodeStart | None
     ) -> ComposedPrompt:
-        span = shared_contexts.find(turn, request, None) if start is None and self._shares else None
+        span = _shared(turn, request, None) if start is None and self._shares else None
         if span is not None:
             return self._composed(None, span, span.count, await self._scaffold_at(span, request), reasons)
         try:
-            text = await _offload(request, partial(self._whole.text, request))
+            text = await _offload(request, partial(conversation, self._template, request))
         except RenderingError as error:
             raise BadRequestError(f"the chat template cannot write this conversation: {error}") from error
         ids, known = (await self._tokenizer.encode(text, start=True), 0) if start is None else await start(text)
@@ -350,7 +273,7 @@ class Composer:
             raise BadRequestError(
                 "the chat template makes nothing of these messages: there is nothing to send to a worker"
             )
-        span = shared_contexts.share(turn, request, TokenSpan(None, 0, 0, pack_ids(ids), 0, flags=SpanFlag.WHOLE))
+        span = share(turn, request, TokenSpan(None, 0, 0, pack_ids(ids), 0, flags=SpanFlag.WHOLE))
         prompt = self._composed(None, span, span.count, await self._scaffold(text, request), reasons)
         return msgspec.structs.replace(prompt, reused=known)
 
@@ -385,6 +308,42 @@ class Composer:
         """Return the generation prompt at the end of another request's context."""
         ends = unpack_ids(span.ids[-ID_BYTES * _SCAFFOLD_TOKENS :])
         return await self._scaffold(self._tokenizer.vocabulary.spell(ends), request)
+
+
+_KEYED = {"role", "content", "name", "tool_call_id"}
+"""The fields of a message that its key covers."""
+
+
+def _shared(turn: PreparedTurn, request: ChatRequest, parent: TokenSpan | None) -> TokenSpan | None:
+    """Return the context that an equal request was given after `parent`; None stands for the start of a prompt."""
+    for span in turn.node.contexts or ():
+        if span.parent is parent and _shareable(turn, request, parent):
+            return span
+    return None
+
+
+def share(turn: PreparedTurn, request: ChatRequest, span: TokenSpan) -> TokenSpan:
+    """Return the context that all generations of one prompt use: `span`, or an equal context that exists already."""
+    if not _shareable(turn, request, span.parent):
+        return span
+    contexts = turn.node.contexts
+    if contexts is None:
+        contexts = turn.node.contexts = []
+    for other in contexts:
+        if other.parent is span.parent and other.take == span.take and other.ids == span.ids:
+            return other
+    contexts.append(span)
+    return span
+
+
+def _shareable(turn: PreparedTurn, request: ChatRequest, parent: TokenSpan | None) -> bool:
+    """Whether equal keys mean equal renderings: whether the keys cover everything that a template could write."""
+    if request.continue_final:
+        return False
+    for message in request.messages[0 if parent is None else turn.covered :]:
+        if message["role"] == "assistant" or not message.keys() <= _KEYED:
+            return False
+    return True
 
 
 def _with_reason(prompt: ComposedPrompt, reason: str) -> ComposedPrompt:

@@ -1,4 +1,4 @@
-"""Edited turns: a message that differs from the sampled one still keeps the tokens of everything before the edit. Pure.
+"""Edited turns: a message that differs from the sampled one still keeps the tokens of everything before the edit.
 
 Agents change replies: they cut a sentence, repair an argument, drop one of two calls. Such a message is another message, and
 its conversation forks there. What stands before the edit keeps its ids (exactness.md, rule 5), spelled as the model spelled it,
@@ -16,10 +16,12 @@ texts. The join of the two is sent only if the parser reads in it what the echo 
 
 from __future__ import annotations
 
+import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import groupby
+from functools import partial
+from itertools import groupby, takewhile
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -27,19 +29,34 @@ import msgspec
 
 from middleware_hub.chat.call_ids import is_of
 from middleware_hub.chat.keys import call_ids, said_by
-from middleware_hub.chat.messages import Call, Message, Reasoning
+from middleware_hub.chat.messages import Call, ChatRequest, Message, Reasoning
 from middleware_hub.parsers.base import Sampled, SampledParser
 from middleware_hub.radix.node import common_length
 from middleware_hub.sessions.prompt.echoes import (
     content_of,
     same_call,
     same_calls,
+    same_text,
+    sampled_text,
+    schemas_of,
     shows_reasoning,
     without_reasoning,
 )
+from middleware_hub.sessions.prompt.join import OPENING, Join, join, join_in_place
+from middleware_hub.sessions.prompt.splice import Splicer
+from middleware_hub.sessions.prompt.tails import Tails
 from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.sessions.trie.prepared_turn import EditedMessage, PreparedTurn
 from middleware_hub.spans.chain import SpanFlag, chain_ids, unpack_ids
+from middleware_hub.spans.hidden_tail import spell_tail
+from middleware_hub.templates.chat_template import ChatTemplate
+from middleware_hub.templates.renderer import RenderingError
+from middleware_hub.tokenizer.tokenizer import Tokenizer
 from middleware_hub.tokenizer.vocabulary import Vocabulary
+from router.config.sessions import History
+from router.errors import BadRequestError
+
+logger = logging.getLogger(__name__)
 
 MakeParser = Callable[[], SampledParser]
 """Makes a parser of a turn's whole text, from behind its header on."""
@@ -86,18 +103,6 @@ class Alike(NamedTuple):
         return one.strip() == other.strip() if self.same_text else one == other
 
 
-class WrittenEcho(NamedTuple):
-    """An echo as it may be written after the prompt of the turn that it echoes.
-
-    Attributes:
-        text: the text of the turn; if a template wrote all of it, with everything after the turn.
-        rendered: whether a template wrote all of it.
-    """
-
-    text: str
-    rendered: bool = False
-
-
 class KeptEcho(NamedTuple):
     """The part of a sampled turn that an echo keeps.
 
@@ -114,6 +119,105 @@ class KeptEcho(NamedTuple):
     text: str
     rendered: bool
     all: bool
+
+
+class EditedTurns:
+    """Finds the sampled turns that a client has edited; see the top of this file.
+
+    Args:
+        make_parser: makes a parser for the whole text of a turn, from behind its header on.
+        history: as of the `Composer`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        splicer: Splicer,
+        tails: Tails,
+        make_parser: Callable[[ChatRequest], SampledParser],
+        *,
+        history: History,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._splicer = splicer
+        self._tails = tails
+        self._make_parser = make_parser
+        self._history = history
+
+    def kept(
+        self, turn: PreparedTurn, edited: EditedMessage, request: ChatRequest
+    ) -> tuple[Checkpoint, Join, bool] | None:
+        """Return the sampled turn that an edited echo is most like, how it is joined, and whether all of it is kept.
+
+        None if the echo keeps no token of any turn.
+        """
+        vocabulary, codec, found = self._tokenizer.vocabulary, self._splicer.codec, list[KeptEcho]()
+        meant = likeliest([one for one in edited.samples if usable(one)], request.messages[edited.at - 1])
+        for checkpoint in meant:
+            if self._history == "keep" and (text := self._written_over(checkpoint, edited.at, request)) is not None:
+                found.append(keep(checkpoint, text, vocabulary))
+        if not any(one.take for one in found):
+            rendered = self._splicer.texts(edited.samples[0], request)
+            for checkpoint in meant:
+                prompt = prompt_of(checkpoint, vocabulary)
+                written = [text[len(prompt) :] for text in rendered if text.startswith(prompt)]
+                found += [keep(checkpoint, text, vocabulary, rendered=True) for text in written]
+        best = max(found, key=lambda one: (one.take, turn.names(one.checkpoint)), default=None)
+        if best is None or not best.take:
+            return None
+        rest = best.text
+        if not best.rendered:
+            try:
+                at = msgspec.structs.replace(turn, covered=edited.at)
+                whole = self._template.reads(request.messages)
+                rest += self._tails.of(at, request, whole=whole, compare=False).text
+            except RenderingError as error:
+                logger.info("the tail of an edited turn could not be rendered: %s", error)
+                return None
+        if best.all and not rest:
+            return best.checkpoint, join_in_place(best.checkpoint, codec), True
+        if best.all:
+            opens = codec.encode_tail(rest[:OPENING])
+            if not (best.rendered or best.text) or (opens and opens[0] in codec.special_ids):
+                return best.checkpoint, join(best.checkpoint, rest, codec), True
+            # Otherwise the text continues where the model had stopped, or behind the stop string that it spells.
+            stop = tuple(takewhile(lambda token: not token.special, best.checkpoint.tail))
+            taken, position = spell_tail(stop, rest, 0)
+            return best.checkpoint, Join(best.take + taken, rest[position:]), False
+        return best.checkpoint, Join(best.take, rest), False
+
+    def _written_over(self, checkpoint: Checkpoint, at: int, request: ChatRequest) -> str | None:
+        """Return the text of a turn in which only what an echo of it edits is written anew; None if that is unknown.
+
+        `at`: the number of messages up to and including the echo.
+        """
+        messages, tools, options = request.messages, request.tools, request.template
+        vocabulary, header = self._tokenizer.vocabulary, self._template.header(tools, options)
+        opening = opening_of(checkpoint, header, vocabulary)
+        given = messages[at - 1]
+        echo = with_reasoning(checkpoint, given)
+        if opening is None:
+            return None
+        try:
+            written = self._template.turn([*messages[: at - 1], echo], tools, options)
+        except (BadRequestError, RenderingError) as error:
+            logger.info("an edited turn could not be written in its place: %s", error)
+            return None
+        if not written.startswith(header):
+            return None
+        said: Message = msgspec.json.decode(checkpoint.node.message)
+        strips_alike = partial(self._template.strips_alike, options=options)
+        return written_over(
+            opening,
+            sampled_text(checkpoint, vocabulary),
+            written[len(header) :],
+            partial(self._make_parser, request),
+            schemas_of(tools),
+            same_text=same_text(said, given, checkpoint, vocabulary, strips_alike),
+            other_reasoning=other_reasoning(checkpoint, given),
+        )
 
 
 def with_reasoning(checkpoint: Checkpoint, echo: Message) -> Message:
@@ -305,21 +409,24 @@ def _told(pieces: Sequence[Sampled]) -> tuple[str, list[Call]]:
     return text, [one for one in pieces if isinstance(one, Call)]
 
 
-def keep(checkpoint: Checkpoint, echo: WrittenEcho, vocabulary: Vocabulary) -> KeptEcho:
-    """Return the tokens of a sampled turn that lie wholly in the text that an echo shares with it."""
+def keep(checkpoint: Checkpoint, echo: str, vocabulary: Vocabulary, *, rendered: bool = False) -> KeptEcho:
+    """Return the tokens of a sampled turn that lie wholly in the text that an echo shares with it.
+
+    `echo`: as it may be written after the turn's prompt; with everything after it if the template `rendered` all of it.
+    """
     span = checkpoint.span
     ids = unpack_ids(span.ids)[: span.visible]
     sampled = vocabulary.spell(ids)
-    common: int | None = common_length(sampled, echo.text, 0)
+    common: int | None = common_length(sampled, echo, 0)
     ends, take = vocabulary.counted(ids), 0
     while common is not None:
         take = int(ends.searchsorted(common, side="right"))
         while 0 < take < len(ids) and not vocabulary.piece(ids[take - 1]):
             take -= 1
         # Do not cut inside an added token that the echo spells: its rest would be encoded as something else.
-        common = vocabulary.straddled(echo.text, int(ends[take - 1])) if take else None
-    rest = echo.text[int(ends[take - 1]) if take else 0 :]
-    return KeptEcho(checkpoint, take, rest, echo.rendered, take == len(ids) and not checkpoint.shown)
+        common = vocabulary.straddled(echo, int(ends[take - 1])) if take else None
+    rest = echo[int(ends[take - 1]) if take else 0 :]
+    return KeptEcho(checkpoint, take, rest, rendered, take == len(ids) and not checkpoint.shown)
 
 
 def manner(checkpoint: Checkpoint, echo: Message) -> str:

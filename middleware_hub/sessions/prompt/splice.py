@@ -1,4 +1,4 @@
-"""Splicing: a conversation is rendered again, and earlier turns keep the ids that were sampled. Pure.
+"""Splicing: a conversation is rendered again, and earlier turns keep the ids that were sampled.
 
 A template that is not append-only writes earlier turns differently from how the model was asked for them and wrote them: it
 drops their reasoning or their `<think>` tags, or prints calls in a form of its own. But the text *between* these turns is
@@ -16,13 +16,161 @@ the worker's cache. The comparison is the proof; no other knowledge about a temp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
 
-from middleware_hub.sessions.prompt.join import Codec, join
+from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.sessions.prompt.join import Codec, Join, join
+from middleware_hub.sessions.prompt.tails import conversation, tail_behind
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, links, unpack_ids
+from middleware_hub.templates.chat_template import ChatTemplate, Transcript
+from middleware_hub.templates.renderer import RenderingError
+from middleware_hub.tokenizer.tokenizer import Tokenizer
+from router.errors import BadRequestError
+
+logger = logging.getLogger(__name__)
+
+LONG_TURN = 3600
+"""Seconds that a turn may take."""
+
+
+class Resident(NamedTuple):
+    """The turns of a lineage that have kept their place in a new rendering: what a worker has in its cache.
+
+    Attributes:
+        messages: the number of their messages.
+        last: the last of these turns.
+        tail: what is rendered after it.
+        reason: why these are not all turns; empty if they are.
+    """
+
+    messages: int
+    last: Checkpoint | None
+    tail: str
+    reason: str
+
+
+class Splicer:
+    """Renders conversations again, and says which turns keep their place; see the top of this file.
+
+    Attributes:
+        codec: of the model.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._template = template
+        self.codec = codec_of(tokenizer, template.stop_literals({}))
+
+    def texts(self, checkpoint: Checkpoint, request: ChatRequest) -> list[str]:
+        """Render a conversation that contains a checkpoint: with today's date, and with those of its beginning.
+
+        Empty if the template cannot write it, or refuses it.
+        """
+        with suppress(BadRequestError, RenderingError):
+            return [conversation(template, request) for template in (self._template, *self.other_days(checkpoint))]
+        return []
+
+    def residents(self, checkpoint: Checkpoint, request: ChatRequest) -> Resident:
+        """Return the turns of a lineage that keep their place when everything is rendered again."""
+        found: list[Resident] = []
+        for template in (self._template, *self.other_days(checkpoint)):
+            found.append(self._residents(template, checkpoint, request))
+            if found[-1].last is checkpoint:
+                return found[-1]
+        return max(found, key=lambda one: one.messages)
+
+    def _residents(self, template: ChatTemplate, checkpoint: Checkpoint, request: ChatRequest) -> Resident:
+        messages = sampled_messages(_unedited(checkpoint))
+        reason = ""
+        while messages:
+            marked = [turns[-1].node.depth - 1 for turns in messages]
+            try:
+                pieces, tail = _transcript(template, request, marked)
+            except BadRequestError as error:  # the template refuses sentinels in the place of these turns
+                logger.info("earlier turns are not spliced: %s", error)
+                return Resident(0, None, "", "template_error")
+            except RenderingError as error:
+                logger.info("earlier turns are not spliced: %s", error)
+                messages, reason = messages[: error.turns], error.reason
+                continue
+            turns = [turn for one in messages for turn in one]
+            found = splice(pieces, turns, self._template.scaffolds(request.tools, request.template), self.codec)
+            if not found.reason:
+                read = self._tail_behind(template, request, marked, tail)
+                if read is None:
+                    return Resident(0, None, "", "divergence")
+                return Resident(len(messages), messages[-1][-1], read, reason)
+            messages, reason = messages[: found.messages], found.reason
+        return Resident(0, None, "", reason)
+
+    def _tail_behind(
+        self, template: ChatTemplate, request: ChatRequest, marked: Sequence[int], tail: str
+    ) -> str | None:
+        """Return what is rendered after the turns themselves, if the template reads them: `tail` follows sentinels.
+
+        None if it cannot be told apart from the turns.
+        """
+        if not tail or not template.reads([request.messages[at] for at in marked]):
+            return tail
+        try:
+            whole = conversation(template, request)
+            if not whole.endswith(tail):
+                tail = tail_behind(template, request, marked[-1] + 1, whole=True)
+            return tail if whole.endswith(tail) else None
+        except (BadRequestError, RenderingError):
+            return None
+
+    def keeps(self, checkpoint: Checkpoint, joined: Join, request: ChatRequest) -> bool:
+        """Whether every sampled turn can be spliced into a rendering of the whole, with the same text after it.
+
+        Behind an edited turn only the text after the last one counts: no rendering has the edited turn as it was sampled, and
+        what precedes it was compared when it was sent.
+        """
+        if len(_unedited(checkpoint)) == sum(1 for _ in checkpoint.lineage()):
+            found = self.residents(checkpoint, request)
+            tail = found.tail if found.last is checkpoint else ""
+        else:
+            marked = [checkpoint.node.depth - 1]
+            try:
+                _, behind = _transcript(self._template, request, marked)
+            except (BadRequestError, RenderingError):
+                return False
+            tail = self._tail_behind(self._template, request, marked, behind) or ""
+        return bool(tail) and join(checkpoint, tail, self.codec) == joined
+
+    def other_days(self, checkpoint: Checkpoint) -> Iterator[ChatTemplate]:
+        """Yield the template as it was when the conversation began, if it writes the date and that was another one.
+
+        A checkpoint has the time of its commit. Its prompt may have been rendered the day before.
+        """
+        *_, first = checkpoint.lineage()
+        return self._template.on_other_days((first.time, first.time - LONG_TURN))
+
+
+def _transcript(template: ChatTemplate, request: ChatRequest, marked: Sequence[int]) -> Transcript:
+    """Render a conversation with a sentinel in each marked message; see `ChatTemplate.transcript`."""
+    return template.transcript(
+        request.messages, marked, request.tools, request.template, continue_final=request.continue_final
+    )
+
+
+def codec_of(tokenizer: Tokenizer, stop_literals: Sequence[str] = ()) -> Codec:
+    """Return what joins and splices need of a tokenizer. `stop_literals` are those that end a template's turns."""
+    spell, start = tokenizer.vocabulary.spell, tokenizer.encode_start("x")
+    literals = {*stop_literals, tokenizer.special_tokens_map.get("eos_token")}
+    stops = [i for i in tokenizer.vocabulary.special_ids if tokenizer.vocabulary.literal(i) in literals]
+    return Codec(
+        tokenizer.encode_start,
+        tokenizer.encode_tail,
+        spell,
+        tokenizer.vocabulary.special_ids,
+        frozenset(stops),
+        plain_starts=tokenizer.encode_start(spell(start)) == start,
+    )
 
 
 class Splice(NamedTuple):
@@ -91,3 +239,13 @@ def _same(before: Checkpoint | None, sent: _SentContext, text: str, codec: Codec
     if joined.take != sent.take:
         return False
     return codec.spell(ids) == joined.text or list(codec.encode_tail(joined.text)) == ids
+
+
+def _unedited(checkpoint: Checkpoint) -> list[Checkpoint]:
+    """Return the turns of a lineage, first turn first, up to the first one that the client has edited since."""
+    turns: list[Checkpoint] = []
+    for turn in list(checkpoint.lineage())[::-1]:
+        if turn.edited and turn.apart:
+            return turns[:-1]
+        turns.append(turn)
+    return turns

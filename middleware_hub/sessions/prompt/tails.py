@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Hashable
-from functools import partial
 from typing import NamedTuple
 
 from middleware_hub.chat.keys import canonical
@@ -25,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 KINDS = 4096
 """How many kinds of conversations are remembered as compared; a kind that was forgotten is compared again."""
+_SHOWN = 200
+"""Characters at the end of two renderings that differ, for a line in a log."""
 GROWN = 16
 """The first conversation of a kind with this many messages is compared again, and the first with four times as many, ..."""
 
@@ -95,23 +96,13 @@ class Tails:
         Raises:
             BadRequestError, RenderingError: see `ChatTemplate.tail`.
         """
-        messages, covered = request.messages, turn.covered
-        render = partial(
-            self._template.tail,
-            messages[covered - 1],
-            messages[covered:],
-            request.tools,
-            request.template,
-            earlier=messages[: covered - 1],
-            continue_final=request.continue_final,
-        )
-        text = render(whole=whole)
+        text = tail_behind(self._template, request, turn.covered, whole=whole)
         if whole:
-            self._require_end(text, request, messages[covered - 1])
+            self._require_end(text, request, request.messages[turn.covered - 1])
         if whole or not compare:
             return Tail(text, known=True)
         try:
-            full = render(whole=True)
+            full = tail_behind(self._template, request, turn.covered, whole=True)
         except (BadRequestError, RenderingError) as error:
             logger.info("a tail could not be compared with a rendering of the whole: %s", error)
             return Tail(text, known=False)
@@ -128,12 +119,25 @@ class Tails:
 
     def _require_end(self, text: str, request: ChatRequest, last: Message) -> None:
         """Raise RenderingError if the tail depends on a turn's calls: it was rendered with other calls in their place."""
-        if last.get("tool_calls") and self._template.reads((last,)):
-            whole = self._template.whole(
-                request.messages, request.tools, request.template, continue_final=request.continue_final
-            )
-            if not whole.endswith(text):
-                raise RenderingError("what the template writes after a turn depends on what was said in it")
+        depends = last.get("tool_calls") and self._template.reads((last,))
+        if depends and not conversation(self._template, request).endswith(text):
+            raise RenderingError("what the template writes after a turn depends on what was said in it")
 
 
-_SHOWN = 200
+def conversation(template: ChatTemplate, request: ChatRequest) -> str:
+    """Render a whole conversation. Raises BadRequestError, RenderingError."""
+    return template.whole(request.messages, request.tools, request.template, continue_final=request.continue_final)
+
+
+def tail_behind(template: ChatTemplate, request: ChatRequest, covered: int, *, whole: bool) -> str:
+    """Render what follows the first `covered` messages; see `ChatTemplate.tail`."""
+    messages = request.messages
+    return template.tail(
+        messages[covered - 1],
+        messages[covered:],
+        request.tools,
+        request.template,
+        earlier=messages[: covered - 1],
+        continue_final=request.continue_final,
+        whole=whole,
+    )

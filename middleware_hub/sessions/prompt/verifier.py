@@ -14,11 +14,28 @@ prompt at the end is not such a turn: it is compared like the rest.
 
 from __future__ import annotations
 
+import logging
 import re
+from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal, NamedTuple
 
 import msgspec
+
+from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.sessions.prompt.join import Join
+from middleware_hub.sessions.prompt.splice import Splicer
+from middleware_hub.sessions.prompt.tails import conversation
+from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, links
+from middleware_hub.templates.chat_template import ChatTemplate
+from middleware_hub.templates.renderer import RenderingError
+from middleware_hub.tokenizer.tokenizer import Tokenizer
+from router.engines.form.limits import TextTooLongError
+from router.errors import BadRequestError
+
+logger = logging.getLogger(__name__)
 
 EXCERPT = 60
 """Characters of either side that a difference shows."""
@@ -50,6 +67,68 @@ class Difference(msgspec.Struct, frozen=True):
     @property
     def hard(self) -> bool:
         return self.kind != "assistant"
+
+
+class PromptVerifier:
+    """Compares chains with renderings of their whole conversations."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, splicer: Splicer) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._splicer = splicer
+        vocabulary = tokenizer.vocabulary
+        literals = sorted((vocabulary.literal(i) for i in vocabulary.special_ids), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, filter(None, literals))) or r"(?!)")
+
+    def extends(self, checkpoint: Checkpoint, request: ChatRequest) -> bool:
+        """Whether the rendering begins with what a checkpoint's chain spells."""
+        spelled = "".join([part.text for part in self._parts(checkpoint.span, checkpoint.span.visible)])
+        return any(
+            whole.startswith(spelled)
+            or self._tokenizer.spell_prompt(self._tokenizer.encode_start(whole)).startswith(spelled)
+            for whole in self._splicer.texts(checkpoint, request)
+        )
+
+    def verify(self, span: TokenSpan, take: int, request: ChatRequest, checkpoint: Checkpoint, joined: Join) -> None:
+        """Mark a context if the ids differ from a rendering of the whole in more than sampled text."""
+        parts = self._parts(span, take)
+        try:
+            expected = conversation(self._template, request)
+            found = self._hard_differences(expected, parts, request)
+            if not found:
+                return
+            dated = [conversation(template, request) for template in self._splicer.other_days(checkpoint)]
+        except (BadRequestError, RenderingError) as error:
+            logger.warning("a turn could not be verified: %s", error)
+            return
+        if not all(self._hard_differences(text, parts, request) for text in dated):
+            return
+        # A template that drops reasoning may drop special tokens with it, while everything around the turns is unchanged.
+        if self._splicer.keeps(checkpoint, joined, request):
+            return
+        # A tokenizer that normalizes (NFC) spells its own ids differently from the text that it was given.
+        with suppress(TextTooLongError):
+            for text in (expected, *dated):
+                spelled = self._tokenizer.vocabulary.spell(self._tokenizer.encode_start(text))
+                if not self._hard_differences(spelled, parts, request):
+                    return
+        shown = "; ".join(map(str, found[:3]))
+        logger.warning("a turn is not what the chat template makes of its messages: %s", shown)
+        span.flags |= SpanFlag.UNLIKE
+
+    def _hard_differences(self, expected: str, parts: Sequence[ChainPart], request: ChatRequest) -> list[Difference]:
+        header = self._template.header(request.tools, request.template)
+        found = differences(expected, parts, self._special, header=header, asked=not request.continue_final)
+        return [one for one in found if one.hard]
+
+    def _parts(self, span: TokenSpan, take: int) -> Sequence[ChainPart]:
+        spell = self._tokenizer.vocabulary.spell
+        parts = [
+            ChainPart(spell(array("i", part.ids[: ID_BYTES * count])), part.versions is not None)
+            for part, count in links(span, take)
+        ]
+        parts.reverse()
+        return parts
 
 
 class _ChainSegment(NamedTuple):

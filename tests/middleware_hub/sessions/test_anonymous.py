@@ -15,8 +15,7 @@ from middleware_hub.chat.keys import canonical
 from middleware_hub.sessions.anonymous import SHARE, AnonymousSession, OpenChats
 from middleware_hub.sessions.log import chat_notes
 from middleware_hub.sessions.log.chat_notes import ChatNotes, Noted
-from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
-from middleware_hub.sessions.prompt.prompt_ids import PromptIds
+from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt, PromptIds
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, SampledTurn
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids
 from middleware_hub.store.chains import Stored

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from middleware_hub.sessions.prompt.edited_turns import WrittenEcho, keep
+from middleware_hub.sessions.prompt.edited_turns import keep
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
 from middleware_hub.spans.chain import TokenSpan, pack_ids
 from tests.middleware_hub.toy import AB, BA, EOS, GT, LT, NOTHING, SPACE, A, B, E, toy_vocabulary
@@ -34,5 +34,5 @@ def test_it_keeps_the_tokens_that_lie_wholly_in_the_common_text(
     ids: list[int], echo: str, take: int, rest: str
 ) -> None:
     """An id without text stays only inside the common text or at the turn's end; no added token of the echo is cut."""
-    kept = keep(sampled(ids), WrittenEcho(echo), toy_vocabulary())
+    kept = keep(sampled(ids), echo, toy_vocabulary())
     assert (kept.take, kept.text, kept.all) == (take, rest, take == len(ids))

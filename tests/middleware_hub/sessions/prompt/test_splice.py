@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware_hub.sessions.prompt.splice import Splice, splice
-from middleware_hub.sessions.prompt.whole_rendering import codec_of
+from middleware_hub.sessions.prompt.splice import Splice, codec_of, splice
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, chain_ids, pack_ids, unpack_ids
 from middleware_hub.spans.hidden_tail import HiddenToken

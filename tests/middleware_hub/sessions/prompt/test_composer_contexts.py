@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from middleware_hub.chat.messages import ChatRequest
-from middleware_hub.sessions.prompt.shared_contexts import share
+from middleware_hub.sessions.prompt.composer import share
 from middleware_hub.sessions.trie.nodes import MessageNode
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
 from middleware_hub.spans.chain import TokenSpan, pack_ids

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware_hub.sessions.prompt.prompt_ids import PromptIdsCache
+from middleware_hub.sessions.prompt.composed_prompt import PromptIdsCache
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids, unpack_ids
 
