@@ -22,13 +22,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import msgspec
 
 from middleware_hub.chat.call_ids import is_of, place_of
 from middleware_hub.chat.keys import CallIds, KeyFunction, adapter_of, answered_by, call_ids, canonical
 from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
-from middleware_hub.sessions.trie.answered import as_answered
 from middleware_hub.sessions.trie.memo import WalkedMessages
 from middleware_hub.sessions.trie.nodes import (
     BranchHandle,
@@ -41,12 +41,12 @@ from middleware_hub.sessions.trie.nodes import (
     mark_committed,
     unlink,
 )
-from middleware_hub.sessions.trie.path_index import PathIndex, same_path
 from middleware_hub.sessions.trie.prepared_turn import MOST_EDITED, PreparedTurn, choose, edited_messages
-from middleware_hub.sessions.trie.roots import Roots
+from middleware_hub.sessions.trie.roots import PathIndex, Roots, same_path
 from middleware_hub.spans.chain import STORE_UNREACHABLE, names_of
 
 _encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.decode
 
 MOST_ECHOED = 32
 """How many of the sampled messages at one place, the newest, a message is compared with: best of N has many."""
@@ -65,7 +65,7 @@ class MessageTrie:
         self._checkpoints: dict[str, Checkpoint] = {}
         self._handles: dict[str, BranchHandle] = {}
         self._paths = PathIndex()
-        self._beginnings = Roots(self._paths.other)
+        self._beginnings = Roots(self._paths)
         self._sampled: Counter[tuple[bytes, MessageKey]] = Counter()
         """How many nodes with samples have each adapter and key."""
         self._commits = 0
@@ -234,7 +234,7 @@ class MessageTrie:
         """
         node = self._root(setting) if behind is None else self._checkpoints[behind].node
         for written in messages:
-            message: Message = msgspec.json.decode(written)
+            message: Message = _decode(written)
             answers = _answered_at(node, message.get("tool_call_id")) if message.get("role") == "tool" else ()
             key = self.key(message, answers)
             child = (node.children or {}).get(key)
@@ -350,7 +350,7 @@ class MessageTrie:
                     child = self._echoed(node, key, message, is_echo, child)
                 renamed = {}
                 if child is not None and is_echo is not None and (key != child.key or message.get("tool_calls")):
-                    renamed = as_answered(child, key, message)
+                    renamed = _as_answered(child, key, message)
             node = child if child is not None else self._attach(node, key, message)
         if walked is not None:
             walked.ends_at(setting, node)
@@ -481,6 +481,52 @@ class MessageTrie:
             del self._roots[node.setting]
 
 
+def _as_answered(node: MessageNode, key: MessageKey, echo: Message) -> dict[str, str]:
+    """Write what a node's message says over an echo of it; return the new ids of its calls, by those that the client gave them.
+
+    `key` is the echo's; if it is the node's, only ids are written over.
+    """
+    answered: Message = _decode(node.message)
+    if key != node.key:
+        _write_over(node, answered, echo)
+    names, ids = call_ids(echo), call_ids(answered)
+    samples = node.samples or ()
+    if names == ids or len(names) != len(ids) or any(is_of(names[0], sample.id) for sample in samples):
+        return {}
+    renamed = {}
+    for call, name, own in zip(echo["tool_calls"], names, ids, strict=True):
+        if own is not None:
+            call["id"] = own
+            if name is not None:
+                renamed[name] = own
+    return renamed
+
+
+def _write_over(node: MessageNode, answered: Message, echo: Message) -> None:
+    content = echo.get("content")
+    if isinstance(content, str) and not echo.get("reasoning_content"):
+        moved = (one.reasoning for one in reversed(node.samples or ()) if one.reasoning.strip())
+        thought = next((text for text in moved if text.strip() in content), None)
+        if thought is not None:
+            echo["reasoning_content"] = thought
+    echo["content"] = answered.get("content")
+    for call, own in zip(echo.get("tool_calls") or (), answered.get("tool_calls") or (), strict=False):
+        call["function"] = {**own["function"], "arguments": _parsed(own["function"].get("arguments"))}
+    if isinstance(echo, KeyedMessage):
+        echo.key, echo.looked_at = node.key, None
+
+
+def _parsed(arguments: Any) -> Any:
+    """Return arguments as templates are shown them: an object if their text is one."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        found = _decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    return found if isinstance(found, dict) else arguments
+
+
 def _answered_at(node: MessageNode, answered: object) -> CallIds:
     """Return the ids of the last calls in a conversation: those that a result may answer.
 
@@ -488,7 +534,7 @@ def _answered_at(node: MessageNode, answered: object) -> CallIds:
     """
     for passed in node.ancestors():
         if passed.role == "assistant" and b'"tool_calls"' in passed.message:
-            ids, place = [*call_ids(msgspec.json.decode(passed.message))], place_of(answered)
+            ids, place = [*call_ids(_decode(passed.message))], place_of(answered)
             again = any(is_of(answered, one.id) for one in passed.samples or ())
             if again and place is not None and place.number < len(ids):
                 ids[place.number] = str(answered)
@@ -501,5 +547,5 @@ def _named_by(node: MessageNode) -> tuple[bytes, MessageKey]:
 
 
 def _said(node: MessageNode, reasoning: str) -> KeyedMessage:
-    message: Message = msgspec.json.decode(node.message)
+    message: Message = _decode(node.message)
     return KeyedMessage({**message, "reasoning_content": reasoning} if reasoning else message, node.key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
-from middleware_hub.sessions.trie.path_index import PathIndex, _places
+from middleware_hub.sessions.trie.roots import PathIndex, _places
 from middleware_hub.sessions.trie.trie import MessageTrie
 
 
