@@ -26,7 +26,7 @@ from middleware_hub.store.protocol import Store
 from middleware_hub.store.records import Serials
 from middleware_hub.store.redis.wire.address import shown
 from middleware_hub.store.spool.folder import SpoolFolder, identity
-from middleware_hub.templates.named import one_of
+from middleware_hub.templates.source import joined
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from middleware_hub.tokenizer.worker_check import tokenizer_check
 from middleware_hub.trajectories.groups import Groups
@@ -187,7 +187,7 @@ class Hub:
             except (OSError, UnicodeDecodeError) as error:
                 raise BadRequestError(f"--chat-template {path}: {error}") from error
         found = self.tokenizer.chat_template
-        return one_of(found) if isinstance(found, dict) else found
+        return joined(found) if isinstance(found, dict) else found
 
 
 async def _count(store: Store, name: str) -> None:

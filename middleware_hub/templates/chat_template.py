@@ -15,9 +15,9 @@ a call belongs to the turn, not to the tail: it is what such a turn writes in ad
 The rendered conversation is a short one, with one user's message before the turn and no tools, if the template's tails depend
 neither on earlier messages nor on tools; otherwise everything is rendered. `_probe` finds that out by trying, and the result is
 remembered. Templates may also look for words in earlier messages (`/no_think` in a system prompt): if these hold a word that
-the template spells, everything is rendered as well (see `reads`). A comparison (`sessions/prompt/tails.py`) finds what is still
-missed, and from then on (`distrust`) this template gets no short conversations. If a template only copies the texts after the
-turn, other texts are put into what it wrote around the first ones (see `slots`).
+the template spells, everything is rendered as well (see `decisions`). A comparison (`sessions/prompt/tails.py`) finds what is
+still missed, and from then on (`distrust`) this template gets no short conversations. If a template only copies the texts after
+the turn, other texts are put into what it wrote around the first ones (see `slots`).
 
 A **transcript** is a rendering of everything with a sentinel in each of several turns, cut at these. A sentinel follows the
 opening of the turn, which is not always the generation prompt that the model got (the history has lost a `<think>`, or gained
@@ -26,7 +26,6 @@ one): short conversations show the opening, and it is cut off. A turn with an un
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,20 +33,17 @@ from functools import partial
 from typing import NamedTuple
 
 from middleware_hub.chat.messages import Message, argument_texts
-from middleware_hub.templates.clock import at_time, tells_time
-from middleware_hub.templates.renderer import (
-    Messages,
-    Options,
-    RenderingError,
-    Tools,
-    check_options,
-    remember,
-)
+from middleware_hub.templates.decisions import decisions_of
+from middleware_hub.templates.renderer import Messages, Options, Renderer, RenderingError, Tools, check_options
 from middleware_hub.templates.slots import Slots
-from middleware_hub.templates.system_messages import LateSystem
-from middleware_hub.templates.trials import CALL, CALLED, EARLIER, RESULT, SAID, SHORT, SPOKEN, TOOL
+from middleware_hub.templates.source import at_time, tells_time
+from middleware_hub.templates.system_messages import LateSystem, SystemMessages
+from middleware_hub.templates.trials import CALL, CALLED, EARLIER, RESULT, SAID, SHORT, SPOKEN, TOOL, Remembered
 from middleware_hub.templates.turn_forms import CLOSED, NOT_ONCE, Own, TurnForms, options_key
 from router.errors import BadRequestError
+
+MOST_ASKED = 16
+"""Generation prompts that are compared before one is rendered."""
 
 
 class _Plan(NamedTuple):
@@ -69,11 +65,11 @@ class Transcript(NamedTuple):
     tail: str
 
 
-class ChatTemplate(TurnForms):
+class ChatTemplate:
     """Renders conversations, and the text around the sampled turns of a conversation.
 
     Args:
-        template: Jinja source, as in `tokenizer_config.json`.
+        source: Jinja source, as in `tokenizer_config.json`.
         special_tokens: variables that every rendering sees (`bos_token`, `eos_token`, ...).
         late_system: what becomes of a system message that the template does not write where it stands.
 
@@ -81,24 +77,28 @@ class ChatTemplate(TurnForms):
         BadRequestError: the template cannot be compiled.
     """
 
-    def __init__(
-        self, template: str, special_tokens: Mapping[str, str], *, late_system: LateSystem = "in_place"
-    ) -> None:
-        super().__init__(template, special_tokens, late_system)
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, late_system: LateSystem = "in_place") -> None:
+        self._renderer = Renderer(source, special_tokens)
+        self._forms = TurnForms(self._renderer)
+        self._systems = SystemMessages(self._renderer, late_system)
+        self._slots = Slots(source)
+        self._decisions = decisions_of(source)
         self._late_system: LateSystem = late_system
-        self._slots = Slots(template, f"slot{secrets.token_hex(12)}")
-        self._plans: dict[tuple[object, ...], _Plan | None] = {
-            (options_key({}), tools, called): None for tools in (False, True) for called in (False, True)
-        }
-        self._stripped: dict[tuple[object, ...], bool] = {}
-        self._tells_time = tells_time(template)
-        self._dated: dict[tuple[object, ...], ChatTemplate] = {}
+        self._plans: Remembered[_Plan | None] = Remembered()
+        for tools in (False, True):
+            for called in (False, True):
+                self._plans[options_key({}), tools, called] = None
+        self._stripped: Remembered[bool] = Remembered()
+        self._tells_time = tells_time(source)
+        self._dated: Remembered[ChatTemplate] = Remembered()
+        self._asked_before: tuple[str, ...] = ()
+        """Generation prompts that no short conversation shows, the last ones first."""
 
     def warm(self) -> None:
         """Do now the work that the first request would wait for: import transformers, and find out how to render tails."""
         for tools in (False, True):
             for called in (False, True):
-                self._plan((), {}, tools, called)
+                self._plan({}, tools, called)
             self.header([TOOL] if tools else None, {})
         _ = self.wants_short_ids
         self._systems.warm()
@@ -107,15 +107,28 @@ class ChatTemplate(TurnForms):
         """Yield the template with the dates of `times` (seconds since 1970) that are not today's, if it writes the date."""
         if not self._tells_time:
             return
-        today = at_time(self._template, time.time())
-        for source in dict.fromkeys(at_time(self._template, moment) for moment in times):
-            if source == today:
-                continue
-            found = self._dated.get((source,))
-            if found is None:
-                found = ChatTemplate(source, self._special_tokens, late_system=self._late_system)
-                remember(self._dated, (source,), found)
-            yield found
+        source, special_tokens = self._renderer.source, self._renderer.special_tokens
+        today = at_time(source, time.time())
+        for dated in dict.fromkeys(at_time(source, moment) for moment in times):
+            if dated != today:
+                made = partial(ChatTemplate, dated, special_tokens, late_system=self._late_system)
+                yield self._dated.found((dated,), made)
+
+    # What the template does with messages -----------------------------------------------------------------------------------
+
+    @property
+    def wants_short_ids(self) -> bool:
+        """Return whether the ids of calls must be nine letters and digits."""
+        return self._renderer.wants_short_ids
+
+    def reads(self, messages: Iterable[Message]) -> bool:
+        """Return whether the template looks for something in these messages: then no others can stand for them."""
+        return self._decisions.concern(messages)
+
+    def distrust(self) -> bool:
+        """Never let messages stand for others again. Return whether that changes anything."""
+        new, self._decisions = not self._decisions.opaque, self._decisions._replace(opaque=True)
+        return new
 
     def whole(self, messages: Messages, tools: Tools, options: Options, *, continue_final: bool = False) -> str:
         """Return the text of a start: of a whole conversation, up to where the model continues.
@@ -131,8 +144,8 @@ class ChatTemplate(TurnForms):
         if options:
             check_options(options)
         placed = self._systems.placed(messages)
-        plain = [self._plain(message) for message in placed]
-        text = self._until_end(plain, tools, options, continue_final=continue_final)
+        plain = [self._renderer.plain(message) for message in placed]
+        text = self._renderer.until_end(plain, tools, options, continue_final=continue_final)
         if placed is not messages:
             for at, message in enumerate(messages):
                 if message["role"] == "system" and not _holds(text, message.get("content") or ""):
@@ -168,7 +181,7 @@ class ChatTemplate(TurnForms):
             return ""
         if options:
             check_options(options)
-        last = self._taken(last)
+        last = self._forms.taken(last)
         calls: Messages = last.get("tool_calls") or ()
         following, called = [], bool(calls)
         for message in behind:
@@ -176,26 +189,23 @@ class ChatTemplate(TurnForms):
                 behind = self._placed_behind(behind)
                 break
         for message in behind:
-            following.append(self._plain(message))
+            following.append(self._renderer.plain(message))
             called = called or message["role"] == "tool" or "tool_calls" in following[-1]
-        if self.reads((*earlier, last, *behind)) if whole is None else whole:
-            text = self._behind_all(earlier, last, following, tools, options, continue_final=continue_final)
+        shown, whole = tools, self.reads((*earlier, last, *behind)) if whole is None else whole
+        if not whole:
+            plan = self._plan(options, bool(tools), called)
+            shown, whole = tools if plan.tools else None, not plan.short
+        if whole:
+            text = self._behind_all(earlier, last, following, shown, options, continue_final=continue_final)
         else:
-            named = options_key(options)
-            plan = self._plan(named, options, bool(tools), called)
-            shown = tools if plan.tools else None
-            if plan.short:
-                own = self._own_of(calls, tools, shown, options) if calls else None
-                behind_short = partial(
-                    self._behind, SHORT, calls, own, tools=shown, options=options, continue_final=continue_final
-                )
-                if shown or continue_final or not all(map(_plain_option, options.values())):
-                    text = behind_short(following)
-                else:
-                    key = (own, self._called(calls) if calls else (), named)
-                    text = self._slots.rendered(key, following, behind_short)
+            own = self._forms.own_of(calls, tools, shown, options)
+            render = partial(
+                self._forms.behind, SHORT, calls, own, tools=shown, options=options, continue_final=continue_final
+            )
+            if shown or continue_final or not all(map(_plain_option, options.values())):
+                text = render(following)
             else:
-                text = self._behind_all(earlier, last, following, shown, options, continue_final=continue_final)
+                text = self._slots.rendered((own, self._forms.called(calls), options_key(options)), following, render)
         for message in following:
             # Some templates write every system message at the beginning, where nothing can be added later.
             if message["role"] in ("system", "developer") and not _holds(text, message["content"]):
@@ -213,34 +223,33 @@ class ChatTemplate(TurnForms):
         """
         check_options(options)
         marked = _at_the_same_turns(messages, placed := self._systems.placed(messages), marked)
-        plain = [self._plain(message) for message in placed]
+        plain = [self._renderer.plain(message) for message in placed]
         shown = [TOOL] if tools else None
-        turns: list[tuple[str, Messages, Own | None]] = []
+        turns: list[tuple[str, Messages, Own]] = []
         for number, at in enumerate(marked):
-            calls: Messages = self._taken(placed[at]).get("tool_calls") or ()
-            own = self._own_of(calls, tools, shown, options) if calls else None
-            sentinel = f"{self._sentinel}{number:06}"
+            calls: Messages = self._forms.taken(placed[at]).get("tool_calls") or ()
+            own = self._forms.own_of(calls, tools, shown, options)
+            sentinel = f"{self._forms.sentinel}{number:06}"
             turns.append((sentinel, calls, own))
-            plain[at] = self._marked(calls, own.place if own else "content", sentinel)
-        text = self._until_end(plain, tools, options, continue_final=continue_final)
+            plain[at] = self._forms.marked(calls, own.place, sentinel)
+        text = self._renderer.until_end(plain, tools, options, continue_final=continue_final)
         pieces, at = [], 0
         for number, (sentinel, calls, own) in enumerate(turns):
             first = text.find(sentinel, at)
             if first < 0 or text.count(sentinel) > (len(calls) or 1) or text.find(sentinel) < at:
                 raise RenderingError(NOT_ONCE, "sentinel_collision", number)
             before = text[at:first]
-            openings = self._openings_of(calls, own, tools, options)
+            openings = self._forms.openings_of(calls, own, tools, options)
             opening = max((one for one in openings if before.endswith(one)), key=len, default=None)
             if opening is None:
-                opening = self._opening_here(plain, marked[number], sentinel, before, tools, options)
+                opening = self._forms.opening_here(plain, marked[number], sentinel, before, tools, options)
             if opening is None:
                 raise RenderingError("the template opens an assistant's turn in an unknown way", "scaffold", number)
             pieces.append(before[: len(before) - len(opening)])
             at = text.rfind(sentinel) + len(sentinel)
-            if own is not None:
-                if not text.startswith(own.text, at):
-                    raise RenderingError(CLOSED, "scaffold", number)
-                at += len(own.text)
+            if not text.startswith(own.text, at):
+                raise RenderingError(CLOSED, "scaffold", number)
+            at += len(own.text)
         return Transcript(tuple(pieces), text[at:])
 
     def remarks(self, messages: Messages, known: int) -> tuple[str, ...]:
@@ -254,7 +263,7 @@ class ChatTemplate(TurnForms):
             systems = systems or message["role"] == "system"
             calling = calling or "tool_calls" in message
         found = ("system_in_place",) * (systems and self._systems.in_place(messages, known))
-        if calling and any(map(argument_texts, new)) and self.arguments_as_text != "written":
+        if calling and any(map(argument_texts, new)) and self._renderer.arguments_as_text != "written":
             found += ("arguments_text",)
         return found
 
@@ -271,10 +280,35 @@ class ChatTemplate(TurnForms):
             raise RenderingError("what the template writes around a turn depends on what was said in it")
         return text[len(before) : len(text) - len(after)]
 
-    def closing(self, options: Options, *, calls: bool = False) -> str:
-        """Return what closes an assistant's turn that ends with text, or with calls; empty if the next role closes it."""
-        turn: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]} if calls else SAID
-        return self.tail(turn, (), None, options, earlier=SHORT).removesuffix(self.scaffold(None, options))
+    # Generation prompts -------------------------------------------------------------------------------------------------
+
+    def scaffolds(self, tools: Tools, options: Options) -> tuple[str, ...]:
+        """Return all generation prompts with these options: after a user's message, and after a tool's answer."""
+        return self._forms.scaffolds(tools, options)
+
+    def header(self, tools: Tools, options: Options) -> str:
+        """Return what every assistant's turn begins with in short conversations (`<|im_start|>assistant\\n`)."""
+        return self._forms.header(tools, options)
+
+    def asked_with(self, text: str, messages: Messages, tools: Tools, options: Options) -> str | None:
+        """Return the generation prompt at the end of a prompt, if it is known; None if it has to be rendered."""
+        known = self._forms.scaffolds(tools, options)
+        found = _ending(text, known)
+        if found or ("" in known and not self.reads(messages)):
+            return found
+        return _ending(text, self._asked_before) or None
+
+    def asked_here(self, text: str, messages: Messages, tools: Tools, options: Options) -> str:
+        """Return the generation prompt rendered from these messages; empty if the text does not end with it."""
+        try:
+            plain = [self._renderer.plain(message) for message in self._systems.placed(messages)]
+            _, found = self._forms.parted(plain, tools, options)
+        except BadRequestError:
+            return ""
+        if not found or not text.endswith(found):
+            return ""
+        self._asked_before = (found, *self._asked_before[: MOST_ASKED - 1])
+        return found
 
     def stop_literals(self, options: Options) -> tuple[str, ...]:
         """Return the special tokens with which a model of this template ends its turns, judged by their look.
@@ -288,14 +322,9 @@ class ChatTemplate(TurnForms):
                 tail = self.tail(turn, behind, None, options, earlier=SHORT)
             except (BadRequestError, RenderingError):
                 continue
-            if (literal := self._special.match(tail)) is not None:
+            if (literal := self._forms.special.match(tail)) is not None:
                 found[literal[0]] = None
         return tuple(found)
-
-    @property
-    def takes_parts(self) -> bool:
-        """Return whether a user's text parts may stay a list. Otherwise a space joins them, as in a worker."""
-        return "user" in self._roles_of_parts
 
     def strips_alike(self, one: str, other: str, *, reasoning: bool, calls: bool, options: Options) -> bool:
         """Return whether two contents of a turn, which differ in the white space around them, are written alike.
@@ -307,20 +336,19 @@ class ChatTemplate(TurnForms):
         """
         edges = tuple((text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]) for text in (one, other))
         key = (edges, bool(one.strip()), reasoning, calls, options_key(options))
-        found = self._stripped.get(key)
-        if found is None:
-            turn: Message = {"role": "assistant", **({"reasoning_content": "Hm."} if reasoning else {})}
-            if calls:
-                turn["tool_calls"] = [CALL]
+        turn: Message = {"role": "assistant", **({"reasoning_content": "Hm."} if reasoning else {})}
+        if calls:
+            turn["tool_calls"] = [CALL]
+
+        def alike() -> bool:
             with suppress(BadRequestError, RenderingError):
                 check_options(options)
-                texts = [
-                    self._render([*SHORT, self._plain({**turn, "content": text})], [TOOL] if calls else None, options)
-                    for text in (one, other)
-                ]
-                found = texts[0] == texts[1]
-            remember(self._stripped, key, bool(found))
-        return bool(found)
+                turns = (self._renderer.plain({**turn, "content": text}) for text in (one, other))
+                texts = [self._renderer.render([*SHORT, said], [TOOL] if calls else None, options) for said in turns]
+                return texts[0] == texts[1]
+            return False
+
+        return self._stripped.found(key, alike)
 
     def _placed_behind(self, behind: Messages) -> Messages:
         """Return the messages behind a turn as the template takes them. Raises RenderingError if one belongs before it."""
@@ -329,26 +357,6 @@ class ChatTemplate(TurnForms):
         return self._systems.placed(behind, begins=False)
 
     # Finding what is a turn's own -----------------------------------------------------------------------------------------
-
-    def _behind(
-        self,
-        before: Messages,
-        calls: Messages,
-        own: Own | None,
-        following: Messages,
-        tools: Tools,
-        options: Options,
-        *,
-        continue_final: bool = False,
-    ) -> str:
-        turn = self._marked(calls, own.place if own else "content", self._sentinel)
-        text = self._until_end([*before, turn, *following], tools, options, continue_final=continue_final)
-        rest = self._after(text, len(calls) or 1)
-        if own is None:
-            return rest
-        if not rest.startswith(own.text):
-            raise RenderingError(CLOSED)
-        return rest[len(own.text) :]
 
     def _behind_all(
         self,
@@ -361,30 +369,29 @@ class ChatTemplate(TurnForms):
         continue_final: bool,
     ) -> str:
         """Return the tail in the conversation itself. The turn keeps its own text, for templates that read it."""
-        before = [self._plain(self._taken(message)) for message in self._systems.placed(earlier)]
+        before = [self._renderer.plain(self._forms.taken(message)) for message in self._systems.placed(earlier)]
         calls: Messages = last.get("tool_calls") or ()
         if calls:
             with suppress(BadRequestError, RenderingError):
-                own = self._own_of(calls, tools, tools, options)
-                return self._behind(before, calls, own, following, tools, options, continue_final=continue_final)
-            own = self._find_own(before, calls, tools, options)
-            return self._behind(before, calls, own, following, tools, options, continue_final=continue_final)
-        said = self._plain(last)
+                own = self._forms.own_of(calls, tools, tools, options)
+                return self._forms.behind(before, calls, own, following, tools, options, continue_final=continue_final)
+            own = self._forms.find_own(before, calls, tools, options)
+            return self._forms.behind(before, calls, own, following, tools, options, continue_final=continue_final)
+        said = self._renderer.plain(last)
         if isinstance(said["content"], str) and said["content"]:
-            turn = {**said, "content": said["content"] + self._sentinel}
+            turn = {**said, "content": said["content"] + self._forms.sentinel}
             with suppress(RenderingError):
-                text = self._until_end([*before, turn, *following], tools, options, continue_final=continue_final)
-                return self._after(text, 1)
-        return self._behind(before, (), None, following, tools, options, continue_final=continue_final)
+                text = self._renderer.until_end(
+                    [*before, turn, *following], tools, options, continue_final=continue_final
+                )
+                return self._forms.after(text, 1)
+        return self._forms.behind(before, (), Own(), following, tools, options, continue_final=continue_final)
 
-    def _plan(self, named: tuple[object, ...], options: Options, tools: bool, called: bool) -> _Plan:
-        """Return the plan for these options, whose `options_key` is `named`.
-
-        New options are not tried: that takes 10 ms, and a date may never recur.
-        """
-        key = (named, tools, called)
+    def _plan(self, options: Options, tools: bool, called: bool) -> _Plan:
+        """Return the plan for these options. New ones are not tried: that takes 10 ms, and a date may never recur."""
+        key = (options_key(options), tools, called)
         if key not in self._plans:
-            remember(self._plans, key, None)
+            self._plans[key] = None
             return _Plan(short=False, tools=tools)
         plan = self._plans[key]
         if plan is None:
@@ -410,16 +417,16 @@ class ChatTemplate(TurnForms):
 
     def _tails(self, before: Iterable[Message], tools: Tools, options: Options, called: bool) -> list[str | None]:
         """Return the tails of all shapes after these messages; None for each shape that is refused."""
-        earlier = [self._plain(message) for message in before]
+        earlier = [self._renderer.plain(message) for message in before]
         found: list[str | None] = []
-        owns: dict[int, Own | None] = {0: None}
+        owns = {0: Own()}
         for calls, behind in CALLED if called else SPOKEN:
             try:
                 if len(calls) not in owns:
-                    owns[len(calls)] = self._find_own(earlier, calls, tools, options)
+                    owns[len(calls)] = self._forms.find_own(earlier, calls, tools, options)
                 own = owns[len(calls)]
-                following = [self._plain(message) for message in behind]
-                found.append(self._behind(earlier, calls, own, following, tools, options))
+                following = [self._renderer.plain(message) for message in behind]
+                found.append(self._forms.behind(earlier, calls, own, following, tools, options))
             except (BadRequestError, RenderingError):
                 found.append(None)
         return found
@@ -435,6 +442,11 @@ def _at_the_same_turns(messages: Messages, placed: Messages, marked: Sequence[in
         if message["role"] == "assistant":
             number[at] = turns[len(number)]
     return [number[at] for at in marked]
+
+
+def _ending(text: str, known: Sequence[str]) -> str:
+    """Return the longest of `known` that a text ends with."""
+    return max((one for one in known if text.endswith(one)), key=len, default="")
 
 
 def _plain_option(value: object) -> bool:

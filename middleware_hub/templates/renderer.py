@@ -7,8 +7,8 @@ How a template wants its messages (arguments as objects or as text, content as p
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import cache, cached_property, lru_cache
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from jinja2 import Environment
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from middleware_hub.chat.messages import Message, Tool, argument_texts
-from middleware_hub.templates.named import differs_with_tools
+from middleware_hub.templates.source import differs_with_tools
 from middleware_hub.templates.trials import ONE, RESULT, SHORT, TOOL, calling
 from middleware_hub.tokenizer.library_logs import quiet_their_handlers
 from router.errors import BadRequestError
@@ -32,6 +32,7 @@ _OURS = frozenset(
     "conversations messages tools chat_template add_generation_prompt continue_final_message "
     "return_assistant_tokens_mask".split()
 )
+_ROLES = ("system", "user", "assistant", "tool")
 _MEDIA = {
     "image_url": "image",
     "input_image": "image",
@@ -40,9 +41,6 @@ _MEDIA = {
     "input_audio": "audio",
 }
 """OpenAI's kinds of parts, and the kinds that templates expect. A worker translates them in the same way."""
-
-REMEMBERED = 1024
-"""How many sets of options, and of tool names, are remembered. Clients choose both."""
 
 
 class RenderingError(Exception):
@@ -63,19 +61,19 @@ class Renderer:
     """Renders conversations with one template.
 
     Args:
-        template: Jinja source, as in `tokenizer_config.json`.
+        source: Jinja source, as in `tokenizer_config.json`.
         special_tokens: variables that every rendering sees (`bos_token`, `eos_token`, ...).
-        end: a text that no message contains.
 
     Raises:
         BadRequestError: the template cannot be compiled.
     """
 
-    def __init__(self, template: str, special_tokens: Mapping[str, str], end: str) -> None:
-        self._template = template
-        self._special_tokens = dict(special_tokens)
-        self._end = end
-        if _compiles(template):
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
+        self.special_tokens = dict(special_tokens)
+        self._end = f"end{secrets.token_hex(12)}"
+        """A text that no message contains."""
+        if _compiles(source):
             return
         try:
             self._run(SHORT, None, {}, generate=True)
@@ -88,7 +86,7 @@ class Renderer:
 
     # Messages as a template wants them --------------------------------------------------------------------------------------
 
-    def _plain(self, message: Message) -> Message:
+    def plain(self, message: Message) -> Message:
         """Return a message without None and empty values, with a content, and arguments in the template's form."""
         content = message.get("content")
         if type(content) is str and "tool_calls" not in message and None not in message.values():
@@ -99,7 +97,7 @@ class Renderer:
         if calls:
             if argument_texts(message):
                 plain["content"], calls = self._without_texts(plain["content"], calls)
-            plain["tool_calls"] = [_spelled(call) for call in calls] if self._wants_text else calls
+            plain["tool_calls"] = [_spelled(call) for call in calls] if self.wants_text else calls
             if plain["content"] and plain.get("reasoning_content") and self._refuses_both:
                 plain["content"] = _after(plain.pop("reasoning_content"), plain["content"])
         return plain
@@ -123,7 +121,7 @@ class Renderer:
     def _content(self, role: object, content: Messages | None) -> str | list[Message]:
         if not content:
             return ""
-        if role in self._roles_of_parts:
+        if role in self.roles_of_parts:
             return [{"type": _MEDIA[part["type"]]} if part.get("type") in _MEDIA else part for part in content]
         texts = [part.get("text") if part.get("type") in ("text", "input_text") else None for part in content]
         if None in texts:
@@ -131,12 +129,12 @@ class Renderer:
         return " ".join(map(str, texts))
 
     @cached_property
-    def _wants_text(self) -> bool:
+    def wants_text(self) -> bool:
         """Whether calls' arguments must be JSON text. Most templates take objects and write them with `tojson`."""
-        written = self._attempt([*SHORT, calling({"a": 1})])
+        written = self.attempt([*SHORT, calling({"a": 1})])
         if written is not None and "{'a': 1}" not in written:
             return False
-        return self._attempt([*SHORT, calling('{"a": 1}')]) is not None
+        return self.attempt([*SHORT, calling('{"a": 1}')]) is not None
 
     @cached_property
     def arguments_as_text(self) -> Literal["written", "quoted", "refused"]:
@@ -145,7 +143,7 @@ class Renderer:
         `refused`: or it refuses or drops them, because it writes each argument by itself.
         """
         given = f'{{"{self._end}": '
-        text = self._attempt([*SHORT, calling(given)])
+        text = self.attempt([*SHORT, calling(given)])
         if text is None or self._end not in text:
             return "refused"
         return "written" if given in text else "quoted"
@@ -154,7 +152,7 @@ class Renderer:
     def _refuses_both(self) -> bool:
         """Whether a turn with calls may have reasoning or text, but not both: gpt-oss writes either as reasoning."""
         thinking = {**ONE, "reasoning_content": "Hm."}
-        return self._attempt([*SHORT, thinking]) is not None and not self._attempt(
+        return self.attempt([*SHORT, thinking]) is not None and not self.attempt(
             [*SHORT, {**thinking, "content": "So."}]
         )
 
@@ -163,80 +161,71 @@ class Renderer:
         """Whether the ids of calls must be nine letters and digits. Mistral's templates refuse all others."""
 
         def taken(name: str) -> bool:
-            turn = calling('{"a": 1}' if self._wants_text else {"a": 1})
+            turn = calling('{"a": 1}' if self.wants_text else {"a": 1})
             turn["tool_calls"][0]["id"] = name
-            return self._attempt([*SHORT, turn, {**RESULT, "tool_call_id": name}]) is not None
+            return self.attempt([*SHORT, turn, {**RESULT, "tool_call_id": name}]) is not None
 
         return not taken(f"call_{'0' * 24}") and taken("call00000")
 
     @cached_property
-    def _roles_of_parts(self) -> frozenset[str]:
-        """The roles whose text may be a list of parts: the template renders one part as it renders its text."""
-        taken = set()
-        for role, front, back in (
-            ("system", [], SHORT),
-            ("user", [], []),
-            ("assistant", SHORT, SHORT),
-            ("tool", [*SHORT, calling('{"a": 1}' if self._wants_text else {"a": 1})], []),
-        ):
-            message = {**RESULT, "role": role} if role == "tool" else {"role": role}
+    def roles_of_parts(self) -> frozenset[str]:
+        """The roles whose text may be a list of parts: the template renders one part as it renders its text.
+
+        For other roles a space joins the parts, as in a worker.
+        """
+        called, found = calling('{"a": 1}' if self.wants_text else {"a": 1}), set()
+        for role in _ROLES:
             as_text, as_parts = (
-                self._attempt([*front, {**message, "content": content}, *back])
-                for content in ("text", [{"type": "text", "text": "text"}])
+                self.attempt(_spoken(role, content, called)) for content in ("text", [{"type": "text", "text": "text"}])
             )
             if as_text is not None and as_text == as_parts:
-                taken.add(role)
-        return frozenset(taken)
+                found.add(role)
+        return frozenset(found)
 
     @cached_property
     def _roles_of_parts_only(self) -> frozenset[str]:
         """The roles whose text must be a list of parts, because the template writes nothing of a text (SmolVLM, LLaVA)."""
         found = set()
-        for role, front, back in (
-            ("system", [], SHORT),
-            ("user", [], []),
-            ("assistant", SHORT, SHORT),
-            ("tool", [*SHORT, calling({"a": 1})], []),
-        ):
-            messages = [*front, {**(RESULT if role == "tool" else {}), "role": role, "content": self._end}, *back]
-            written = [False, False]
-            for number, given in enumerate((messages, [_in_parts(message) for message in messages])):
-                with suppress(*_FAILURES):
-                    text = self._run(given, None, {}, generate=True, as_given=True)
-                    written[number] = (
-                        self._end in text and f"'text': '{self._end}'" not in text
-                    )  # a list printed as it is
-                if written[0]:
-                    break
-            if written[1]:
+        for role in _ROLES:
+            messages = _spoken(role, self._end, calling({"a": 1}))
+            if not self._shows_end(messages) and self._shows_end(list(map(_in_parts, messages))):
                 found.add(role)
         return frozenset(found)
 
+    def _shows_end(self, messages: list[Message]) -> bool:
+        try:
+            text = self._run(messages, None, {}, generate=True, as_given=True)
+        except _FAILURES:
+            return False
+        return self._end in text and f"'text': '{self._end}'" not in text  # which is a list printed as it is
+
     # Rendering ----------------------------------------------------------------------------------------------------------------
 
-    def _until_end(self, messages: list[Message], tools: Tools, options: Options, *, continue_final: bool) -> str:
+    def until_end(self, messages: list[Message], tools: Tools, options: Options, *, continue_final: bool) -> str:
         """Render with the generation prompt, or up to the end of the last message's content."""
         if not continue_final:
-            return self._render(messages, tools, options)
+            return self.render(messages, tools, options)
         *rest, final = messages
         if final["role"] != "assistant" or "tool_calls" in final:
             raise BadRequestError(
                 "messages: only the assistant's own text can be continued, and the last message is not that"
             )
-        text = self._render([*rest, _longer(final, self._end)], tools, options, generate=False)
+        text = self.render([*rest, _longer(final, self._end)], tools, options, generate=False)
         text, found, more = text.partition(self._end)
         if not found or self._end in more:
             raise RenderingError("the template drops the message that is to be continued, or writes it more than once")
         return text
 
-    def _attempt(self, messages: list[Message]) -> str | None:
-        shown = any("tool_calls" in one for one in messages) and differs_with_tools(self._template)
+    def attempt(self, messages: list[Message]) -> str | None:
+        """Render a trial; None if the template refuses it."""
+        shown = any("tool_calls" in one for one in messages) and differs_with_tools(self.source)
         try:
             return self._run(messages, [TOOL] if shown else None, {}, generate=True)
         except _FAILURES:
             return None
 
-    def _render(self, messages: list[Message], tools: Tools, options: Options, *, generate: bool = True) -> str:
+    def render(self, messages: list[Message], tools: Tools, options: Options, *, generate: bool = True) -> str:
+        """Render with the generation prompt, or without. Raises BadRequestError if the template refuses, in its own words."""
         try:
             return self._run(messages, tools, options, generate=generate)
         except _FAILURES as error:
@@ -254,9 +243,9 @@ class Renderer:
         rendered, _ = _render_jinja_template()(
             [messages],
             tools=tools or None,
-            chat_template=self._template,
+            chat_template=self.source,
             add_generation_prompt=generate,
-            **{**self._special_tokens, **options},
+            **{**self.special_tokens, **options},
         )
         text: str = rendered[0]
         return text
@@ -288,6 +277,19 @@ def check_options(options: Options) -> None:
         raise BadRequestError(f"chat template options: {min(_OURS & options.keys())} is not one that can be set")
 
 
+def _spoken(role: str, content: str | list[Message], called: Message) -> list[Message]:
+    """Return a short conversation with a message of a role. `called` is the turn whose call a tool answers."""
+    message = {"role": role, "content": content}
+    match role:
+        case "system":
+            return [message, *SHORT]
+        case "assistant":
+            return [*SHORT, message, *SHORT]
+        case "tool":
+            return [*SHORT, called, {**RESULT, **message}]
+    return [message]
+
+
 def _longer(message: Message, end: str) -> Message:
     """Return an assistant's message with `end` after its content."""
     content = message["content"]
@@ -313,13 +315,6 @@ def _spelled(call: Message) -> Message:
     if isinstance(arguments, str):
         return call
     return {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
-
-
-def remember(memory: dict[tuple[object, ...], Any], key: tuple[object, ...], value: object) -> None:
-    """Store something in a memory of limited size."""
-    if len(memory) >= REMEMBERED:
-        memory.clear()
-    memory[key] = value
 
 
 def alike(one: str, other: str) -> int:

@@ -19,17 +19,15 @@ most templates: a system message there is written behind the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
 from middleware_hub.chat.messages import Message
+from middleware_hub.templates.renderer import Messages, Renderer
 from middleware_hub.templates.trials import ASKED, ONE, RESULT, SAID, SHORT, SYSTEM
 from router.errors import BadRequestError
-
-Messages = Sequence[Message]
-Attempt = Callable[[Messages], str | None]
-"""Renders messages with a generation prompt; None if the template refuses them."""
 
 LateSystem = Literal["in_place", "merge", "refuse"]
 """The values of `--late-system`."""
@@ -45,15 +43,15 @@ class SystemMessages:
     """Puts system messages where one template takes them.
 
     Args:
-        attempt: renders with the template.
-        mark: letters and digits that no message contains.
+        renderer: renders with the template.
         late: what becomes of a system message that the template does not write where it stands. `in_place`: see the top of
             this file. `merge`: it is joined to the first one. `refuse`: the request fails.
     """
 
-    def __init__(self, attempt: Attempt, mark: str, late: LateSystem) -> None:
-        self._attempt = attempt
-        self._mark = mark
+    def __init__(self, renderer: Renderer, late: LateSystem) -> None:
+        self._renderer = renderer
+        self._mark = f"mark{secrets.token_hex(12)}"
+        """Letters and digits that no message contains."""
         self._late = late
 
     def warm(self) -> None:
@@ -136,6 +134,9 @@ class SystemMessages:
         return [*found, {"role": "user", "content": BETWEEN.join(waiting)}] if waiting else found
 
     # What the template does ---------------------------------------------------------------------------------------------
+
+    def _attempt(self, messages: Messages) -> str | None:
+        return self._renderer.attempt(list(map(self._renderer.plain, messages)))
 
     @cached_property
     def _unknown(self) -> bool:

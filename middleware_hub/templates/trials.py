@@ -1,9 +1,30 @@
-"""Short conversations to try chat templates with."""
+"""Short conversations to try chat templates with, and the memory of what they showed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+REMEMBERED = 1024
+"""How many results of one kind are remembered. Clients choose the options and the names of tools on which they depend."""
+
+V = TypeVar("V")
+
+
+class Remembered(dict[tuple[object, ...], V]):
+    """Results by all that they depend on, as many as `REMEMBERED` at most."""
+
+    def __setitem__(self, key: tuple[object, ...], value: V) -> None:
+        if len(self) >= REMEMBERED and key not in self:
+            self.clear()
+        super().__setitem__(key, value)
+
+    def found(self, key: tuple[object, ...], find: Callable[[], V]) -> V:
+        """Return the result for this key, which `find` finds the first time."""
+        value = self.get(key)
+        if value is None:
+            value = self[key] = find()
+        return value
 
 
 def calling(*arguments: object) -> dict[str, Any]:

@@ -11,32 +11,18 @@ import contextlib
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
 from middleware_hub.chat.messages import Message
-from middleware_hub.templates.reads import reads_of
-from middleware_hub.templates.renderer import (
-    Messages,
-    Options,
-    Renderer,
-    RenderingError,
-    Tools,
-    alike,
-    check_options,
-    remember,
-)
-from middleware_hub.templates.system_messages import LateSystem, SystemMessages
-from middleware_hub.templates.trials import ASKED, ASKING, CALL, ONE, RESULT, SHORT, TOOL, TWO
+from middleware_hub.templates.renderer import Messages, Options, Renderer, RenderingError, Tools, alike, check_options
+from middleware_hub.templates.trials import ASKED, ASKING, CALL, ONE, RESULT, SHORT, TOOL, TWO, Remembered
 from router.errors import BadRequestError
 
 LONGEST_KEY = 1024
 """Characters of a set of options that is remembered as it is; of a longer one a digest is."""
-
-MOST_ASKED = 16
-"""Generation prompts that are compared before one is rendered."""
 
 # What most special tokens look like: `<|im_end|>`, `<turn|>`, `<｜User｜>`, `<end_of_turn>`, `</s>`, `[/INST]`.
 _SPECIAL_LOOK = r"<[|｜][^<>\s]{1,40}>|<[^<>\s]{1,40}[|｜]>|<(?:start|end)_of_[a-z]+>|</?s>|\[/?[A-Z_]{2,40}\]"
@@ -47,10 +33,10 @@ CLOSED = "the template closes calls in more than one way"
 
 
 class Own(NamedTuple):
-    """The text that a turn with calls writes after the sentinel, and the place of the sentinel."""
+    """The text that a turn itself writes after the sentinel, if it has calls, and the place of the sentinel."""
 
-    place: Literal["arguments", "content"]
-    text: str
+    place: Literal["arguments", "content"] = "content"
+    text: str = ""
 
 
 class Short(NamedTuple):
@@ -64,120 +50,74 @@ class Short(NamedTuple):
 _PLACES: tuple[Literal["arguments", "content"], ...] = ("arguments", "content")
 
 
-class TurnForms(Renderer):
-    """Knows the forms of turns, and remembers them per set of options and tools."""
+class TurnForms:
+    """What one template writes around a turn, by the options and the tools of a request.
 
-    def __init__(self, template: str, special_tokens: Mapping[str, str], late_system: LateSystem) -> None:
-        super().__init__(template, special_tokens, f"end{secrets.token_hex(12)}")
-        self._systems = SystemMessages(
-            lambda messages: self._attempt([self._plain(message) for message in messages]),
-            f"mark{secrets.token_hex(12)}",
-            late_system,
-        )
-        self._reads = reads_of(template)
+    Args:
+        renderer: renders with the template.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
         # Letters and digits: no filter escapes, strips or splits them. Random: no client can write them.
-        self._sentinel = f"sentinel{secrets.token_hex(12)}"
-        named = sorted((token for token in special_tokens.values() if isinstance(token, str) and token), key=len)
-        self._special = re.compile("|".join([*map(re.escape, reversed(named)), _SPECIAL_LOOK]))
-        self._owns: dict[tuple[object, ...], Own] = {}
-        self._shorts: dict[tuple[object, ...], tuple[Short, ...]] = {}
-        self._scaffolds: dict[tuple[object, ...], tuple[str, ...]] = {}
-        self._headers: dict[tuple[object, ...], str] = {}
-        self._openings: dict[tuple[object, ...], frozenset[str]] = {}
-        self._asked_before: tuple[str, ...] = ()
-        """Generation prompts that no short conversation shows, the last ones first."""
-
-    def reads(self, messages: Iterable[Message]) -> bool:
-        """Return whether the template looks for something in these messages: then no others can stand for them."""
-        found = self._reads
-        return found.opaque or (bool(found.words) and found.concern(messages))
-
-    def distrust(self) -> bool:
-        """Never let messages stand for others again. Return whether that changes anything."""
-        new, self._reads = not self._reads.opaque, self._reads._replace(opaque=True)
-        return new
+        self.sentinel = f"sentinel{secrets.token_hex(12)}"
+        tokens = renderer.special_tokens.values()
+        named = sorted((token for token in tokens if isinstance(token, str) and token), key=len, reverse=True)
+        self.special = re.compile("|".join([*map(re.escape, named), _SPECIAL_LOOK]))
+        """Matches a special token, judged by its look."""
+        self._owns: Remembered[Own] = Remembered()
+        self._shorts: Remembered[tuple[Short, ...]] = Remembered()
+        self._scaffolds: Remembered[tuple[str, ...]] = Remembered()
+        self._headers: Remembered[str] = Remembered()
+        self._openings: Remembered[frozenset[str]] = Remembered()
 
     # Generation prompts -------------------------------------------------------------------------------------------------
 
-    def scaffold(self, tools: Tools, options: Options) -> str:
-        """Return the generation prompt, from which the model goes on (`<|im_start|>assistant\\n<think>\\n`).
-
-        Raises:
-            BadRequestError: the template refuses even a user's greeting.
-        """
-        found = self.scaffolds(tools, options)
-        return found[0] if found else self._asked(SHORT, tools, options)[1]
-
     def scaffolds(self, tools: Tools, options: Options) -> tuple[str, ...]:
-        """Return all generation prompts with these options: after a user's message, and after a tool's answer. Remembered."""
-        key = (options_key(options), bool(tools))
-        found = self._scaffolds.get(key)
-        if found is None:
-            found = tuple(dict.fromkeys(short.prompt for short in self._short(tools, options)))
-            remember(self._scaffolds, key, found)
-        return found
+        """Return the generation prompts, from which the model goes on (`<|im_start|>assistant\\n<think>\\n`).
 
-    def asked_with(self, text: str, messages: Messages, tools: Tools, options: Options) -> str | None:
-        """Return the generation prompt at the end of a prompt, if it is known; None if it has to be rendered."""
-        known = self.scaffolds(tools, options)
-        found = _ending(text, known)
-        if found or ("" in known and not self.reads(messages)):
-            return found
-        return _ending(text, self._asked_before) or None
-
-    def asked_here(self, text: str, messages: Messages, tools: Tools, options: Options) -> str:
-        """Return the generation prompt rendered from these messages; empty if the text does not end with it."""
-        try:
-            check_options(options)
-            _, found = self._parted([self._plain(one) for one in self._systems.placed(messages)], tools, options)
-        except BadRequestError:
-            return ""
-        if not found or not text.endswith(found):
-            return ""
-        self._asked_before = (found, *self._asked_before[: MOST_ASKED - 1])
-        return found
+        There may be one after a user's message, and another after a tool's answer; none if the template refuses a greeting.
+        """
+        return self._scaffolds.found(
+            (options_key(options), bool(tools)),
+            lambda: tuple(dict.fromkeys(short.prompt for short in self._short(tools, options))),
+        )
 
     def header(self, tools: Tools, options: Options) -> str:
         """Return what every assistant's turn begins with in short conversations (`<|im_start|>assistant\\n`)."""
-        key = (options_key(options), bool(tools))
-        found = self._headers.get(key)
-        if found is None:
-            known = [*self.scaffolds(tools, options), *self._openings_of((), None, tools, options)]
-            known += self._openings_of((), None, tools, options, reasoning=True)
-            found, *others = [one for one in known if one] or [""]
-            for other in others:
-                found, _ = self._apart(found, other)
-            remember(self._headers, key, found)
+        return self._headers.found((options_key(options), bool(tools)), lambda: self._find_header(tools, options))
+
+    def _find_header(self, tools: Tools, options: Options) -> str:
+        known = [*self.scaffolds(tools, options), *self.openings_of((), Own(), tools, options)]
+        known += self.openings_of((), Own(), tools, options, reasoning=True)
+        found, *others = [one for one in known if one] or [""]
+        for other in others:
+            found, _ = self._apart(found, other)
         return found
 
     def _short(self, tools: Tools, options: Options) -> tuple[Short, ...]:
-        """Return those conversations after which a model is asked to speak that the template accepts. Remembered."""
-        key = (options_key(options), bool(tools))
-        found = self._shorts.get(key)
-        if found is None:
-            shorts = []
-            for before in ASKING:
-                with contextlib.suppress(BadRequestError, RenderingError):
-                    front = [self._plain(message) for message in before]
-                    shorts.append(Short(front, *self._asked(before, tools, options)))
-            found = tuple(shorts)
-            remember(self._shorts, key, found)
-        return found
+        """Return those conversations after which a model is asked to speak that the template accepts."""
+        return self._shorts.found(
+            (options_key(options), bool(tools)), lambda: tuple(self._find_short([TOOL] if tools else None, options))
+        )
 
-    def _asked(self, before: Messages, tools: Tools, options: Options) -> tuple[str, str]:
-        """Return a rendering of these messages, and the generation prompt after it."""
+    def _find_short(self, tools: Tools, options: Options) -> Iterator[Short]:
+        for before in ASKING:
+            with contextlib.suppress(BadRequestError, RenderingError):
+                plain = list(map(self._renderer.plain, before))
+                yield Short(plain, *self.parted(plain, tools, options))
+
+    def parted(self, plain: list[Message], tools: Tools, options: Options) -> tuple[str, str]:
+        """Return a rendering of these messages, and the generation prompt after it. Raises BadRequestError."""
         check_options(options)
-        return self._parted([self._plain(message) for message in before], [TOOL] if tools else None, options)
-
-    def _parted(self, plain: list[Message], tools: Tools, options: Options) -> tuple[str, str]:
-        asking, silent = (self._render(plain, tools, options, generate=generate) for generate in (True, False))
+        asking, silent = (self._renderer.render(plain, tools, options, generate=generate) for generate in (True, False))
         text, prompt = self._apart(asking, silent)
         if prompt:
             return text, prompt
         # None, or one that is always written (Command R7B): then it begins where a turn of the history is opened instead.
         with contextlib.suppress(BadRequestError):
-            turn = self._render([*plain, self._marked((), "content", self._sentinel)], tools, options)
-            head, found, _ = turn.partition(self._sentinel)
+            turn = self._renderer.render([*plain, self.marked((), "content", self.sentinel)], tools, options)
+            head, found, _ = turn.partition(self.sentinel)
             text, prompt = self._apart(asking, head if found else asking)
         said = plain[-1]["content"]
         return (text, prompt) if isinstance(said, str) and said in text else (asking, "")
@@ -187,42 +127,41 @@ class TurnForms(Renderer):
         common = alike(text, other)
         # Phi-3 ends with EOS if no reply is asked for, so the common beginning ends before a whole special token.
         if common < len(other):
-            cut = (match.start() for match in self._special.finditer(text) if match.start() < common < match.end())
+            cut = (match.start() for match in self.special.finditer(text) if match.start() < common < match.end())
             common = next(cut, common)
         return text[:common], text[common:]
 
     # What is a turn's own -----------------------------------------------------------------------------------------------
 
-    def _openings_of(
-        self, calls: Messages, own: Own | None, tools: Tools, options: Options, *, reasoning: bool = False
+    def openings_of(
+        self, calls: Messages, own: Own, tools: Tools, options: Options, *, reasoning: bool = False
     ) -> frozenset[str]:
         """Return the texts that short conversations show between earlier messages and the sentinel in a turn.
 
         `reasoning`: that of the turn is among them, as far as the template writes it.
         """
-        key = (self._called(calls), own and own.place, options_key(options), bool(tools), reasoning)
-        found = self._openings.get(key)
-        if found is None:
-            turn = self._marked(calls, own.place if own else "content", self._sentinel)
-            if reasoning:
-                turn["reasoning_content"] = "Hm."
-            answers = [{**RESULT, "tool_call_id": call.get("id"), "name": call["function"]["name"]} for call in calls]
-            openings: set[str] = set()
-            for behind in ([], [ASKED]):
-                after = [self._plain(message) for message in (*answers, *behind)]
-                for short in self._short(tools, options):
-                    try:
-                        text = self._render([*short.messages, turn, *after], [TOOL] if tools else None, options)
-                    except (BadRequestError, RenderingError):
-                        continue
-                    first = text.find(self._sentinel)
-                    if text.startswith(short.text) and first >= len(short.text):
-                        openings.add(text[len(short.text) : first])
-            found = frozenset(openings)
-            remember(self._openings, key, found)
-        return found
+        key = (self.called(calls), own.place, options_key(options), bool(tools), reasoning)
+        return self._openings.found(
+            key, lambda: frozenset(self._find_openings(calls, own, tools, options, reasoning=reasoning))
+        )
 
-    def _opening_here(
+    def _find_openings(
+        self, calls: Messages, own: Own, tools: Tools, options: Options, *, reasoning: bool
+    ) -> Iterator[str]:
+        turn = self.marked(calls, own.place, self.sentinel)
+        if reasoning:
+            turn["reasoning_content"] = "Hm."
+        answers = [{**RESULT, "tool_call_id": call.get("id"), "name": call["function"]["name"]} for call in calls]
+        for behind in ([], [ASKED]):
+            after = list(map(self._renderer.plain, (*answers, *behind)))
+            for short in self._short(tools, options):
+                with contextlib.suppress(BadRequestError, RenderingError):
+                    text = self._renderer.render([*short.messages, turn, *after], [TOOL] if tools else None, options)
+                    first = text.find(self.sentinel)
+                    if text.startswith(short.text) and first >= len(short.text):
+                        yield text[len(short.text) : first]
+
+    def opening_here(
         self, plain: Messages, at: int, sentinel: str, before: str, tools: Tools, options: Options
     ) -> str | None:
         """Return the opening of a turn in this conversation, for templates whose opening depends on what was said.
@@ -234,9 +173,9 @@ class TurnForms(Renderer):
         """
         header, shown = self.header(tools, options), [TOOL] if tools else None
         try:
-            head = self._render(list(plain[:at]), shown, options, generate=False) if header and at else ""
-            asks = head == self._render(list(plain[:at]), shown, options)  # always, as Command R7B's
-            text = self._render(list(plain), shown, options)
+            head = self._renderer.render(list(plain[:at]), shown, options, generate=False) if header and at else ""
+            asks = head == self._renderer.render(list(plain[:at]), shown, options)  # always, as Command R7B's
+            text = self._renderer.render(list(plain), shown, options)
         except BadRequestError:
             return None
         opening = text[len(head) : text.find(sentinel)]
@@ -244,16 +183,14 @@ class TurnForms(Renderer):
             return None
         return opening if asks or (opening.startswith(header) and opening.count(header) == 1) else None
 
-    def _own_of(self, calls: Messages, tools: Tools, shown: Tools, options: Options) -> Own:
-        """Return what a turn with such calls itself writes in a short conversation. Remembered."""
-        key = (self._called(calls), options_key(options), bool(tools))
-        own = self._owns.get(key)
-        if own is None:
-            own = self._find_own(SHORT, calls, shown, options)
-            remember(self._owns, key, own)
-        return own
+    def own_of(self, calls: Messages, tools: Tools, shown: Tools, options: Options) -> Own:
+        """Return what a turn with such calls, or without, itself writes in a short conversation. Raises RenderingError."""
+        if not calls:
+            return Own()
+        key = (self.called(calls), options_key(options), bool(tools))
+        return self._owns.found(key, lambda: self.find_own(SHORT, calls, shown, options))
 
-    def _taken(self, turn: Message) -> Message:
+    def taken(self, turn: Message) -> Message:
         """Return a turn, with the first of its calls only if the template takes one call alone, as Llama 3.1's does.
 
         A model may sample more of them. Its turn is never rendered, and what is written behind it is the same.
@@ -264,10 +201,10 @@ class TurnForms(Renderer):
     @cached_property
     def _refuses_two(self) -> bool:
         """Whether the template takes a turn with one call, and refuses one with two."""
-        one, two = (self._attempt([*SHORT, self._plain(turn)]) for turn in (ONE, TWO))
+        one, two = (self._renderer.attempt([*SHORT, self._renderer.plain(turn)]) for turn in (ONE, TWO))
         return one is not None and two is None
 
-    def _called(self, calls: Messages) -> tuple[object, ...]:
+    def called(self, calls: Messages) -> tuple[object, ...]:
         """Return what the text around calls' arguments depends on: their names, and in some templates their ids."""
         return tuple((call["function"]["name"], call.get("id") if self._writes_ids else None) for call in calls)
 
@@ -276,20 +213,24 @@ class TurnForms(Renderer):
         """Whether calls are written with their ids, as by Mistral's templates; assumed of one that refuses the trial."""
         found = []
         for behind in ([], [ASKED]):  # Apriel's writes them in earlier turns alone
-            turns = [self._plain({**ONE, "tool_calls": [{**CALL, "id": name}]}) for name in ("call00000", "call00001")]
-            found.append([self._attempt([*SHORT, turn, *behind]) for turn in turns])
+            turns = [
+                self._renderer.plain({**ONE, "tool_calls": [{**CALL, "id": name}]})
+                for name in ("call00000", "call00001")
+            ]
+            found.append([self._renderer.attempt([*SHORT, turn, *behind]) for turn in turns])
         return found[0][0] is None or any(one != other for one, other in found)
 
-    def _find_own(self, before: Messages, calls: Messages, tools: Tools, options: Options) -> Own:
+    def find_own(self, before: Messages, calls: Messages, tools: Tools, options: Options) -> Own:
+        """Return what a turn with calls itself writes behind these messages. Raises RenderingError."""
         for place in _PLACES:
             # The empty list is for templates that want every call answered before the user speaks.
             for behind in (SHORT, ()):
                 try:
                     calling, speaking = (
-                        self._after(self._render([*before, turn, *behind], tools, options), limit)
+                        self.after(self._renderer.render([*before, turn, *behind], tools, options), limit)
                         for turn, limit in (
-                            (self._marked(calls, place, self._sentinel), len(calls)),
-                            (self._marked((), place, self._sentinel), 1),
+                            (self.marked(calls, place, self.sentinel), len(calls)),
+                            (self.marked((), place, self.sentinel), 1),
                         )
                     )
                 except (BadRequestError, RenderingError):
@@ -307,34 +248,45 @@ class TurnForms(Renderer):
         if calling.endswith(speaking):
             return calling[: len(calling) - len(speaking)]
         differs = len(calling) - alike(calling[::-1], speaking[::-1])
-        starts = [match.start() for match in self._special.finditer(calling) if match.start() < differs]
+        starts = [match.start() for match in self.special.finditer(calling) if match.start() < differs]
         return calling[: starts[-1] if starts else differs]
 
-    def _marked(self, calls: Messages, place: Literal["arguments", "content"], sentinel: str) -> Message:
+    def marked(self, calls: Messages, place: Literal["arguments", "content"], sentinel: str) -> Message:
         """Return an assistant's turn with the sentinel in it: in each of its calls, as some templates drop calls."""
         if not calls:
             return {"role": "assistant", "content": sentinel}
         inside = place == "arguments"
         arguments: Any = {"x": sentinel} if inside else {}
-        if self._wants_text:
+        if self._renderer.wants_text:
             arguments = json.dumps(arguments)
         marked = [{**call, "function": {**call["function"], "arguments": arguments}} for call in calls]
         return {"role": "assistant", "content": "" if inside else sentinel, "tool_calls": marked}
 
-    def _after(self, text: str, limit: int) -> str:
-        head, found, rest = text.rpartition(self._sentinel)
-        if not found or head.count(self._sentinel) >= limit:
+    def behind(
+        self,
+        before: Messages,
+        calls: Messages,
+        own: Own,
+        following: Messages,
+        tools: Tools,
+        options: Options,
+        *,
+        continue_final: bool = False,
+    ) -> str:
+        """Return the text between a turn and the end. Raises BadRequestError and RenderingError."""
+        turn = self.marked(calls, own.place, self.sentinel)
+        text = self._renderer.until_end([*before, turn, *following], tools, options, continue_final=continue_final)
+        rest = self.after(text, len(calls) or 1)
+        if not rest.startswith(own.text):
+            raise RenderingError(CLOSED)
+        return rest[len(own.text) :]
+
+    def after(self, text: str, limit: int) -> str:
+        """Return the text after the sentinel, which may occur `limit` times. Raises RenderingError."""
+        head, found, rest = text.rpartition(self.sentinel)
+        if not found or head.count(self.sentinel) >= limit:
             raise RenderingError(NOT_ONCE)
         return rest
-
-
-def _ending(text: str, known: Sequence[str]) -> str:
-    """Return the longest of `known` that a text ends with."""
-    found = ""
-    for one in known:
-        if len(one) > len(found) and text.endswith(one):
-            found = one
-    return found
 
 
 def options_key(options: Options) -> tuple[object, ...]:

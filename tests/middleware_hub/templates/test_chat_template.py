@@ -256,11 +256,16 @@ def test_a_message_is_never_changed(name: str) -> None:
 # Closings and generation prompts -------------------------------------------------------------------------------------------
 
 
+def closing(template: ChatTemplate, turn: Message) -> str:
+    """Return what closes an assistant's turn; empty if the next role closes it."""
+    return template.tail(turn, (), None, {}, earlier=[user("Hi")]).removesuffix(template.scaffolds(None, {})[0])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_closes_a_turn(name: str) -> None:
     known = PUBLISHED[name]
-    assert made(name).closing({}) == known.text
-    assert made(name).closing({}, calls=True) == known.call
+    assert closing(made(name), said("Well.")) == known.text
+    assert closing(made(name), said("", call("look_up", a=1))) == known.call
     assert made(name).stop_literals({}) == known.stops
 
 
@@ -286,7 +291,7 @@ def test_the_scaffold_is_the_generation_prompt_of_these_options(
     name: str, options: dict[str, Any], scaffold: str
 ) -> None:
     for tools in (None, TOOLS):
-        assert made(name).scaffold(tools, options) == scaffold
+        assert made(name).scaffolds(tools, options)[0] == scaffold
         tail = made(name).tail(said("Hi"), [user("Go")], tools, options, earlier=[user("Hello")])
         assert tail.endswith(scaffold)
 
@@ -393,7 +398,6 @@ def test_arguments_that_are_no_object_stay_as_they_are() -> None:
 )
 def test_parts_are_joined_where_a_template_takes_only_text(name: str, takes: bool) -> None:
     template = made(name)
-    assert template.takes_parts is takes
     parts = [{"type": "text", "text": "Look"}, {"type": "text", "text": "here"}]
     text = template.whole([{"role": "user", "content": parts}], None, {})
     assert ("Lookhere" if takes else "Look here") in text
@@ -578,7 +582,7 @@ def test_options_that_are_the_renderings_own_cannot_be_set() -> None:
 def test_equal_options_of_other_types_are_not_taken_for_each_other() -> None:
     template = ChatTemplate(LOOP.replace("[assistant]", "[assistant]{{ enable_thinking is true }}"), {})
     for value in (True, 1, False, 0, "True"):
-        assert template.scaffold(None, {"enable_thinking": value}) == f"[assistant]{value is True}"
+        assert template.scaffolds(None, {"enable_thinking": value})[0] == f"[assistant]{value is True}"
         tail = template.tail(*CASE, None, {"enable_thinking": value}, earlier=[user("Hi")])
         assert tail.endswith(f"[assistant]{value is True}")
 

@@ -12,9 +12,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from middleware_hub.chat.messages import Message
 from middleware_hub.templates.chat_template import ChatTemplate
-from middleware_hub.templates.copies import copies_of
 from middleware_hub.templates.renderer import RenderingError
-from middleware_hub.templates.slots import Slots
+from middleware_hub.templates.slots import Slots, copies_of
 from router.errors import BadRequestError
 from tests.conftest import examples
 from tests.support import templates
@@ -185,7 +184,7 @@ def test_a_template_that_is_taken_to_copy_copies(pieces: list[str], conversation
     source = _loop(pieces)
     if copies_of(source) is None:
         return
-    slots, template = Slots(source, "slotabc"), ENVIRONMENT.from_string(source)
+    slots, template = Slots(source), ENVIRONMENT.from_string(source)
 
     def render(messages: list[Message]) -> str:
         return template.render(messages=messages)
@@ -208,7 +207,7 @@ def test_nothing_is_rendered_for_texts_whose_surroundings_are_known() -> None:
         seen.append(messages)
         return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
-    slots = Slots("{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}", "slotabc")
+    slots = Slots("{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}")
     for text in ("a", "b", "", "c"):
         found = slots.rendered("key", [{"role": "tool", "content": text, "tool_call_id": text}], render)
         assert found == f"<tool>{text}"
@@ -219,8 +218,8 @@ def test_nothing_is_rendered_for_texts_whose_surroundings_are_known() -> None:
 
 def test_no_more_renderings_are_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients choose how many there are."""
-    monkeypatch.setattr("middleware_hub.templates.slots.REMEMBERED", 2)
-    slots = Slots("{% for message in messages %}{{ message.content }}{% endfor %}", "slotabc")
+    monkeypatch.setattr("middleware_hub.templates.trials.REMEMBERED", 2)
+    slots = Slots("{% for message in messages %}{{ message.content }}{% endfor %}")
     seen: list[str] = []
 
     def rendered(key: str) -> str:

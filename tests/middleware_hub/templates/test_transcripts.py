@@ -146,7 +146,7 @@ def test_cut_and_put_together_again(name: str) -> None:
             before = template.whole(case.messages[:at], case.tools, case.options)
             after = template.whole(case.messages[: at + 1], case.tools, case.options)
             tail = template.tail(message, [], case.tools, case.options, earlier=case.messages[:at])
-            front = before.removesuffix(template.scaffold(case.tools, case.options))
+            front = before.removesuffix(template.scaffolds(case.tools, case.options)[0])
             assert after.startswith(front)
             assert after.endswith(tail)
             return after[len(front) : len(after) - len(tail)]

@@ -8,7 +8,7 @@ import pytest
 
 from middleware_hub.chat.messages import KeyedMessage
 from middleware_hub.templates.chat_template import ChatTemplate
-from middleware_hub.templates.reads import Reads, reads_of
+from middleware_hub.templates.decisions import Decisions, decisions_of
 from tests.support.templates import CHATML, READING, folder, source
 
 DECIDES = "{{% for m in messages %}}{{% if {} %}}!{{% endif %}}{{{{ m.content }}}}{{% endfor %}}"
@@ -60,11 +60,11 @@ def user(content: Any) -> dict[str, Any]:
 )
 def test_what_decides_is_found(condition: str, words: list[str] | None) -> None:
     """None: it is opaque. Roles, and numbers that short conversations have, decide nothing that these could not show."""
-    found = reads_of(DECIDES.format(condition))
+    found = decisions_of(DECIDES.format(condition))
     if words is None:
         assert found.opaque
     else:
-        assert found == Reads(tuple(words))
+        assert found == Decisions(tuple(words))
 
 
 @pytest.mark.parametrize(
@@ -85,27 +85,27 @@ def test_what_decides_is_found(condition: str, words: list[str] | None) -> None:
     ],
 )
 def test_it_is_followed_through_whatever_holds_it(template: str) -> None:
-    assert reads_of(template).words == ("/fast",)
+    assert decisions_of(template).words == ("/fast",)
 
 
 def test_words_are_looked_for_in_texts_and_parts_and_remembered() -> None:
-    reads = reads_of(DECIDES.format("'/fast' in m.content"))
+    reads = decisions_of(DECIDES.format("'/fast' in m.content"))
     for content, holds in (("go /fast", True), ("go", False), (None, False)):
         assert reads.concern([user("a"), user(content)]) is holds
         assert reads.concern([user("a"), user([{"type": "image"}, {"type": "text", "text": content}])]) is holds
         keyed = KeyedMessage(user(content), b"")
         assert [reads.concern([keyed]) for _ in range(2)] == [holds] * 2
-        assert not reads_of(DECIDES.format("'/slow' in m.content")).concern([keyed]), "another template's words"
+        assert not decisions_of(DECIDES.format("'/slow' in m.content")).concern([keyed]), "another template's words"
 
 
 def test_case_counts_unless_the_template_folds_it() -> None:
-    assert not reads_of(DECIDES.format("'json' in m.content")).concern([user("As JSON")])
+    assert not decisions_of(DECIDES.format("'json' in m.content")).concern([user("As JSON")])
     for condition in ("'json' in m.content | lower", "'JSON' in m.content.upper()"):
-        assert reads_of(DECIDES.format(condition)).concern([user("As Json")])
+        assert decisions_of(DECIDES.format(condition)).concern([user("As Json")])
 
 
 def test_an_opaque_template_is_concerned_by_everything() -> None:
-    assert reads_of("{% broken").concern([user("")])
+    assert decisions_of("{% broken").concern([user("")])
     template = ChatTemplate(CHATML, {})
     assert not template.reads([user("a")])
     assert [template.distrust() for _ in range(2)] == [True, False]
@@ -117,15 +117,19 @@ def test_published_templates_are_not_opaque() -> None:
     opaque = [
         path.stem
         for path in folder().glob("*.jinja")
-        if "training" not in path.name and reads_of(path.read_text()).opaque
+        if "training" not in path.name and decisions_of(path.read_text()).opaque
     ]
     assert opaque == ["cohere2"]
-    assert reads_of(source("qwen2_5")) == reads_of(CHATML) == Reads()
-    assert reads_of(source("qwen3")).words == ("</think>", "</tool_response>", "<think>", "<tool_response>")
+    assert decisions_of(source("qwen2_5")) == decisions_of(CHATML) == Decisions()
+    assert decisions_of(source("qwen3")).words == ("</think>", "</tool_response>", "<think>", "<tool_response>")
 
 
 def test_templates_that_read_texts_are_seen_to() -> None:
-    assert [name for name in READING if reads_of(source(name)) == Reads()] == ["hidden", "hidden_later", "tool_names"]
+    assert [name for name in READING if decisions_of(source(name)) == Decisions()] == [
+        "hidden",
+        "hidden_later",
+        "tool_names",
+    ]
 
 
 @pytest.mark.parametrize("pairs", ["given | dictsort", "given | items", "given.items()"])
@@ -133,9 +137,9 @@ def test_names_of_fields_are_not_looked_for_in_texts(pairs: str) -> None:
     """Gemma 4 leaves `type` and `description` out of a tool's properties; a reply may have these words."""
     shows = "{%- if key not in ['type', 'description'] %}{{ key }}{{ shown(value) }}{%- endif %}"
     macro = f"{{%- macro shown(given) %}}{{%- for key, value in {pairs} %}}{shows}{{%- endfor %}}{{%- endmacro %}}"
-    assert reads_of(macro + "{%- for m in messages %}{{ shown(m.content) }}{%- endfor %}").words == ()
+    assert decisions_of(macro + "{%- for m in messages %}{{ shown(m.content) }}{%- endfor %}").words == ()
     values = macro.replace("key not in", "value not in")
-    assert reads_of(values + "{%- for m in messages %}{{ shown(m.content) }}{%- endfor %}").words == (
+    assert decisions_of(values + "{%- for m in messages %}{{ shown(m.content) }}{%- endfor %}").words == (
         "description",
         "type",
     )
