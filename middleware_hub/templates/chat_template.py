@@ -446,7 +446,11 @@ def _at_the_same_turns(messages: Messages, placed: Messages, marked: Sequence[in
 
 def _ending(text: str, known: Sequence[str]) -> str:
     """Return the longest of `known` that a text ends with."""
-    return max((one for one in known if text.endswith(one)), key=len, default="")
+    found = ""
+    for one in known:
+        if len(one) > len(found) and text.endswith(one):
+            found = one
+    return found
 
 
 def _plain_option(value: object) -> bool:

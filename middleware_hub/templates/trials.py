@@ -21,9 +21,11 @@ class Remembered(dict[tuple[object, ...], V]):
 
     def found(self, key: tuple[object, ...], find: Callable[[], V]) -> V:
         """Return the result for this key, which `find` finds the first time."""
-        value = self.get(key)
-        if value is None:
-            value = self[key] = find()
+        try:
+            return self[key]
+        except KeyError:
+            pass
+        value = self[key] = find()
         return value
 
 

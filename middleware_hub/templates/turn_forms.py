@@ -206,7 +206,8 @@ class TurnForms:
 
     def called(self, calls: Messages) -> tuple[object, ...]:
         """Return what the text around calls' arguments depends on: their names, and in some templates their ids."""
-        return tuple((call["function"]["name"], call.get("id") if self._writes_ids else None) for call in calls)
+        writes_ids = self._writes_ids
+        return tuple([(call["function"]["name"], call.get("id") if writes_ids else None) for call in calls])
 
     @cached_property
     def _writes_ids(self) -> bool:
