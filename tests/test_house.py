@@ -98,7 +98,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "router.serving.descriptors",
         "router.serving.event_loop",
         "router.serving.large_pages",
-        "router.serving.unframed",
     ),
 }
 """Modules (`*`: any name) that only one module of their folder imports, by the reason why they are not a part of it."""

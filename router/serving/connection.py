@@ -7,23 +7,35 @@ httptools, `on_response_complete`, and the attributes without an underscore.
 
 A refusal is the last reply on its connection. The sending side is closed after it, and what still comes in is thrown away
 for a moment: closed at once, with bytes unread, the connection would be reset, and often the client would see only that.
+
+Replies to HTTP/1.0 clients are another matter, because these know no chunks: a reply without a content-length ends with its
+connection.
+
+    HTTP/1.1                          HTTP/1.0
+    transfer-encoding: chunked        connection: close
+    5 hello 0                         hello, and then the end
+
+uvicorn writes chunks to every client. Only a connection that is reset shows an HTTP/1.0 client that a reply is not whole.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 from asyncio import TimerHandle
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import httptools
 import msgspec
+from starlette.types import Message
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from router.errors import BadRequestError, RequestTimeoutError, RouterError
 from router.http.disconnect import EXTENSION, ServedClient, served_client
-from router.serving.unframed import unframe
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +47,10 @@ LAST_CALL_SECONDS = 0.5
 
 AHEAD = 4
 """Requests of one connection that may wait for their turn before it is read no further."""
+
+_FRAMES = frozenset((b"content-length", b"transfer-encoding"))
+_NO_LINGER = struct.pack("ii", 1, 0)
+"""Without it, a connection that is aborted ends like any other."""
 
 
 class HeadersTooLargeError(RouterError):
@@ -121,6 +137,84 @@ class _Parser(httptools.HttpRequestParser):
             self._connection.parser.feed_data(head + data[offer.args[0] :])
 
 
+class _ReplyTransport:
+    """A connection's transport, as uvicorn writes replies to it: a head waits for the first piece of its body.
+
+    So both take one system call, and one packet. A head that nothing follows goes by itself in the event loop's next round.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | None = None  # of the reply that begins; empty when it is written
+
+    def write(self, data: bytes) -> None:
+        head = self._head
+        if head is None:
+            self._head = data
+            self._loop.call_soon(self._flush)
+        elif head:
+            self._head = b""
+            self._transport.writelines((head, data) if data else (head,))
+        else:
+            self._transport.write(data)
+
+    def end_reply(self) -> None:
+        """Note that what is written next is another reply."""
+        self._flush()
+        self._head = None
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._head and not self._transport.is_closing():
+            self._transport.write(self._head)
+            self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class _ResetByClose:
+    """The transport of a connection that is reset when it is closed in the middle of a reply."""
+
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        self._transport = transport
+        self._cycle = cycle
+
+    def close(self) -> None:
+        if self._cycle.response_complete:
+            self._transport.close()
+            return
+        with suppress(OSError):  # the client is gone already
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._transport.abort()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+def _unframe(cycle: Any) -> None:
+    """Have a reply written without chunks. `cycle` is uvicorn's `RequestResponseCycle`, before its application runs."""
+    framed = cycle.send
+    unframed = False
+
+    async def send(message: Message) -> None:
+        nonlocal unframed
+        if message["type"] == "http.response.start":
+            unframed = not any(name.lower() in _FRAMES for name, _ in message.get("headers", ()))
+            if unframed:
+                cycle.chunked_encoding = False
+                cycle.transport = _ResetByClose(cycle.transport, cycle)
+        elif unframed:
+            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn would compare it with a header
+        await framed(message)
+
+    cycle.send = send
+
+
 class LimitedConnection(HttpToolsProtocol):
     """uvicorn's protocol with limits. `limited_by` makes a class of it."""
 
@@ -144,6 +238,7 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Give a new client some seconds for its request."""
         super().connection_made(transport)
+        self._replies = _ReplyTransport(transport, self.loop)
         self._refused = not self.limits.let_in(self)
         self._await_head(LINGER_SECONDS if self._refused else self.limits.header_seconds)
 
@@ -219,8 +314,9 @@ class LimitedConnection(HttpToolsProtocol):
         self._bare = 0
         self._stop_timer()
         super().on_headers_complete()
+        self.cycle.transport = cast(asyncio.Transport, self._replies)
         if self.scope["http_version"] == "1.0":
-            unframe(self.cycle)
+            _unframe(self.cycle)
         if self._stopping:
             self.cycle.keep_alive = False
         if not self.pipeline:
@@ -253,6 +349,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Let the next request in line have its turn, or throw the rest of a body away for a while."""
+        self._replies.end_reply()
         if self.pipeline:
             self._served = self.pipeline[-1][0]
         super().on_response_complete()

@@ -555,6 +555,35 @@ def test_work_begun_for_a_client_that_has_left_ends_too() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("method", [b"GET", b"HEAD"])
+def test_a_head_and_what_follows_at_once_are_written_together(method: bytes) -> None:
+    """A head that nothing follows is not held back, on a connection that is used again and again."""
+    follow: asyncio.Event | None = None
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
+        if follow is not None:
+            await follow.wait()
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    async def main() -> None:
+        nonlocal follow
+        async with limits(app) as connect:
+            client = await connect()
+            for follow in (None, asyncio.Event(), None):
+                await client.say(method + b" /x HTTP/1.1\r\nhost: a\r\n\r\n")
+                if follow is None:
+                    raw = await client.reader.read(1 << 16)
+                    assert raw.endswith(b"\r\n\r\n" if method == b"HEAD" else b"\r\n\r\nhello")
+                else:
+                    assert (await client.reader.read(1 << 16)).endswith(b"\r\n\r\n")
+                    follow.set()
+                    if method == b"GET":
+                        assert await client.reader.read(1 << 16) == b"hello"
+
+    asyncio.run(main())
+
+
 def test_a_client_that_leaves_behind_its_reply_disturbs_nothing() -> None:
     async def main() -> None:
         client = ServedClient()
