@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from middleware_hub.store.errors import DamagedRecordError, LogMovedError, StoreError, next_event
-from middleware_hub.store.protocol import Batch, Store
-from middleware_hub.store.records import Event
-from router.peers.channel import DAMAGED, ChannelError, Entry
+from middleware_hub.store.errors import StoreError
+from middleware_hub.store.event_log import EventLog
+from middleware_hub.store.protocol import Store
+from router.peers.channel import ChannelError, Entry, SetBack
 
 LOG: Final = "control"
 ROUTERS: Final = "router/"
-_PAGE: Final = 200
 
 
 class StoreChannel:
@@ -22,33 +21,26 @@ class StoreChannel:
     def __init__(self, store: Store, kind: str) -> None:
         self.kind = kind
         self._store = store
+        self._log = EventLog(store, LOG, whole=False)
 
     async def append(self, kind: str, data: bytes, expected: int | None = None) -> int | None:
         with _mapped():
-            try:
-                (number,) = await self._store.append(Batch(events=[Event(LOG, kind, data, expected=expected)]))
-            except LogMovedError:
-                return None
-            return number
+            return await self._log.append(kind, data, expected=expected)
 
-    async def read(self, after: int) -> Sequence[Entry]:
+    async def read_on(self) -> Sequence[Entry] | SetBack:
         with _mapped():
-            try:
-                found = await self._store.read(LOG, after=after, limit=_PAGE)
-            except DamagedRecordError:
-                one = await next_event(self._store, LOG, after)
-                if isinstance(one, int):
-                    return [Entry(one, DAMAGED, b"")]
-                found = [one]
-            return [Entry(event.number, event.kind, event.data) for event in found]
+            return await self._log.read_on()
 
-    async def wait(self, after: int, seconds: float) -> int:
+    def take(self, entry: Entry) -> None:
+        self._log.take(entry)
+
+    async def wait(self, seconds: float) -> None:
         with _mapped():
-            return await self._store.wait(LOG, after, seconds)
+            await self._log.wait(seconds)
 
     async def trim(self, before: int) -> None:
         with _mapped():
-            await self._store.trim(LOG, before)
+            await self._log.trim(before)
 
     async def announce(self, name: str, data: bytes, seconds: float) -> None:
         with _mapped():

@@ -11,19 +11,22 @@ and each process writes down again which versions it knows.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
 
 import msgspec
 
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
-from middleware_hub.store.errors import DamagedRecordError, StoreError, next_event
+from middleware_hub.store.errors import StoreError
+from middleware_hub.store.event_log import EventLog
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event, new_id
+from router.peers.channel import DAMAGED, SetBack
 
 logger = logging.getLogger(__name__)
 
 LOG = "weight_versions"
-_PAGE = 1_000
 _News = list[tuple[str, str]]
 _decoder = msgspec.msgpack.Decoder(tuple[bytes, _News])
 
@@ -35,7 +38,8 @@ class VersionLog:
         self._store = store
         self._clock = clock
         self._workers = workers
-        self._last = 0
+        self._log = EventLog(store, LOG, whole=False)
+        self._reading = asyncio.Lock()
         self._me = new_id()
         self._count = 0
         self._unread: list[_News] = []
@@ -69,46 +73,45 @@ class VersionLog:
 
     async def read_to(self, last: int) -> None:
         """Do what `read` does, given the number of the last event. Raises StoreError."""
-        if last < self._last and not await self._store.read(LOG, after=self._last - 1, limit=1):
-            self._last = 0
-            self._unread.clear()
-            current = [] if self._clock.current is None else [("become", self._clock.current)]
-            self._unwritten = [*(("order", version) for version in self._clock.known), *current, *self._unwritten]
-        if last > self._last:
+        if last != self._log.number:
             await self.read()
 
     async def read(self) -> None:
         """Repeat what other processes, or this one in an earlier life, have noted since the last call. Raises StoreError."""
-        while events := await self._page():
-            # Another call may have read some of them meanwhile.
-            found = [event.decoded(_decoder) for event in events if event.number > self._last]
-            self._last = max(self._last, events[-1].number)
-            foreign = False
-            for writer, news in found:
-                if writer in self._repeated:
-                    continue
-                self._repeated.add(writer)
-                mine = writer.startswith(self._me)
-                if mine and self._unread:
-                    self._unread.pop(0)
-                foreign = foreign or not mine
-                if foreign:
-                    self._repeat(news)
-            if foreign:
-                for news in self._unread:
-                    self._repeat(news)
+        async with self._reading:
+            while found := await self._log.read_on():
+                if isinstance(found, SetBack):
+                    self._unread.clear()
+                    current = [] if self._clock.current is None else [("become", self._clock.current)]
+                    self._unwritten = [
+                        *(("order", version) for version in self._clock.known),
+                        *current,
+                        *self._unwritten,
+                    ]
+                else:
+                    self._take(found)
 
-    async def _page(self) -> list[Event]:
-        """Return the next events, without those that are damaged."""
-        while True:
-            try:
-                return await self._store.read(LOG, after=self._last, limit=_PAGE)
-            except DamagedRecordError as error:
-                found = await next_event(self._store, LOG, self._last)
-                if isinstance(found, Event):
-                    return [found]
-                logger.error("weight versions may be in the wrong order: %s", error)
-                self._last = max(self._last, found)
+    def _take(self, events: Sequence[Event]) -> None:
+        foreign = False
+        for event in events:
+            if event.kind == DAMAGED:
+                logger.error("weight versions may be in the wrong order: event %d of %r is damaged", event.number, LOG)
+                self._log.take(event)
+                continue
+            writer, news = event.decoded(_decoder)
+            self._log.take(event)
+            if writer in self._repeated:
+                continue
+            self._repeated.add(writer)
+            mine = writer.startswith(self._me)
+            if mine and self._unread:
+                self._unread.pop(0)
+            foreign = foreign or not mine
+            if foreign:
+                self._repeat(news)
+        if foreign:
+            for news in self._unread:
+                self._repeat(news)
 
     def _repeat(self, news: _News) -> None:
         for kind, value in news:

@@ -1,9 +1,8 @@
-"""The errors of a store, how a reply tells that it was not saved, and how a log is read past damaged events."""
+"""The errors of a store, and how a reply tells that it was not saved."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final
 
 from router.errors import RouterError
 
@@ -88,72 +87,3 @@ class LogMovedError(StoreError):
     def __init__(self, log: str, last: int) -> None:
         super().__init__(f"the log {log!r} has gone on to event {last}: read on and try again")
         self.last = last
-
-
-class _Numbered(Protocol):
-    @property
-    def number(self) -> int: ...
-
-
-E = TypeVar("E", bound=_Numbered)
-E_co = TypeVar("E_co", bound=_Numbered, covariant=True)
-_PAGE: Final = 500
-
-
-class Logs(Protocol[E_co]):
-    """The logs of a store; see `store.protocol`."""
-
-    async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> Sequence[E_co]: ...
-
-    async def wait(self, log: str, after: int, seconds: float) -> int: ...
-
-
-async def next_event(store: Logs[E], log: str, after: int) -> E | int:
-    """Return the next event of a log that has a damaged one behind `after`; of a damaged one only the number.
-
-    Raises DamagedRecordError if none of its events can be told from another.
-    """
-    if not await _is_damaged(store, log, after):
-        (event,) = await store.read(log, after=after, limit=1)
-        return event
-    # Its number may be any after `after`: the events in between were forgotten.
-    behind = await store.wait(log, after, 0.0)
-    if await _is_damaged(store, log, behind):
-        raise DamagedRecordError(f"the log {log!r} is damaged")
-    before = after
-    while behind - before > 1:
-        middle = (before + behind) // 2
-        if await _is_damaged(store, log, middle):
-            before = middle
-        else:
-            behind = middle
-    return behind
-
-
-async def _is_damaged(store: Logs[Any], log: str, after: int) -> bool:
-    """Return whether the next event cannot be read."""
-    try:
-        await store.read(log, after=after, limit=1)
-    except DamagedRecordError:
-        return True
-    return False
-
-
-async def readable(store: Logs[E], log: str, damaged: Callable[[int], None]) -> AsyncIterator[E]:
-    """Yield the events of a log that can be read; `damaged` is called with the numbers of the others."""
-    after = 0
-    while True:
-        try:
-            page = await store.read(log, after=after, limit=_PAGE)
-        except DamagedRecordError:
-            found = await next_event(store, log, after)
-            if isinstance(found, int):
-                damaged(found)
-                after = found
-                continue
-            page = [found]
-        for event in page:
-            yield event
-        if not page:
-            return
-        after = page[-1].number

@@ -16,7 +16,8 @@ from middleware_hub.sessions.export.tree import tree_of
 from middleware_hub.sessions.log import events as session_events
 from middleware_hub.sessions.log.events import DELETED, PREFIX, Ended, read
 from middleware_hub.spans.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined, written
-from middleware_hub.store.errors import DamagedRecordError, readable
+from middleware_hub.store.errors import DamagedRecordError
+from middleware_hub.store.event_log import readable
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.records import Event, Mark
 from middleware_hub.store_cli.progress import bar

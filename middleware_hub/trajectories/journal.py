@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import Final, Protocol
 from urllib.parse import quote
 
@@ -17,10 +17,12 @@ import msgspec
 
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.store.errors import DamagedRecordError
+from middleware_hub.store.event_log import EventLog
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event
 from middleware_hub.trajectories.events import AnyEvent
 from middleware_hub.trajectories.ledger import Ledger
+from router.peers.channel import SetBack
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +31,6 @@ MOST_MEMBERS: Final = 100_000
 MOST_EVENTS: Final = 1_000_000
 """Events for which a reply or session waits to be claimed. Without a limit, an unclaimed one would keep the whole log."""
 PREFIX: Final = "groups/"
-_PAGE: Final = 500
 _STEP: Final = 100
 """Events that are applied before the event loop serves other requests: about a millisecond."""
 _SPARE: Final = 1_000
@@ -94,39 +95,34 @@ class StoreJournal:
 
     def __init__(self, saving: Saving, log: str) -> None:
         self.log = log
-        self.ledger = Ledger()
+        self.ledger = self._filling = Ledger()
+        """`_filling` is another one only while a log that was set back, or trimmed, is read again."""
         self.choosing = asyncio.Lock()
         self._reading = asyncio.Lock()
         self._saving = saving
         self._store: Store = saving.store
+        self._log = EventLog(saving.store, log, whole=True)
         self._trimmed = 0
-        self._newest: Event | None = None
 
     async def read_on(self) -> None:
-        """The last known event is read once more: if it has changed, the store was set back."""
         async with self._reading:
-            ledger = self.ledger
-            page = await self._page(max(0, ledger.last - 1))
-            if self._newest is not None and _is_other(page, self._newest):
-                logger.error("%s was set back: what the store has lost of it cannot be claimed any more", self.log)
-                ledger, self._newest, self._trimmed = Ledger(), None, 0
-                page = await self._page(0)
-            while page := [event for event in page if event.number > ledger.last]:
-                if 0 < ledger.last < page[0].number - 1 and await self._begins_with(page[0]):
+            while found := await self._log.read_on():
+                if isinstance(found, SetBack):
+                    logger.error("%s was set back: what the store has lost of it cannot be claimed any more", self.log)
+                    self._filling, self._trimmed = Ledger(), 0
+                    continue
+                if 0 < self._log.number < found[0].number - 1 and await self._begins_with(found[0]):
                     # Other routers have trimmed events that were not read here, such as acknowledgements. The rest of the log
                     # is whole.
-                    ledger = Ledger()
-                for number, event in enumerate(page, 1):
-                    await _all(ledger.applying(event.number, read(event)))
+                    self._filling = Ledger()
+                for number, event in enumerate(found, 1):
+                    decoded = read(event)
+                    self._log.take(event)  # `_all` applies all of it, also if the request ends meanwhile
+                    await _all(self._filling.applying(event.number, decoded))
                     if number % _STEP == 0:
                         await asyncio.sleep(0)
-                self._newest = page[-1]
-                page = await self._page(ledger.last)
-            self.ledger = ledger
+            self.ledger = self._filling
         await self._trim()
-
-    async def _page(self, after: int) -> Sequence[Event]:
-        return await self._store.read(self.log, after=after, limit=_PAGE)
 
     async def _begins_with(self, event: Event) -> bool:
         first = await self._store.read(self.log, limit=1)
@@ -139,7 +135,7 @@ class StoreJournal:
             return
         before = min(ledger.needed, ledger.last - _SPARE)
         self._trimmed = max(before, ledger.last - _SPARE - _TRIM_EVERY // 2)  # so that it is not counted again at once
-        await self._store.trim(self.log, before)
+        await self._log.trim(before)
 
     async def append(self, event: AnyEvent) -> None:
         await self._saving.write(Batch(events=[stored(self.log, event)]))
@@ -152,7 +148,7 @@ class StoreJournal:
         return self._saving.away
 
     async def wait(self, seconds: float) -> None:
-        await self._store.wait(self.log, self.ledger.last, seconds)
+        await self._log.wait(seconds)
 
     def now(self) -> float:
         return self._store.now()
@@ -225,11 +221,6 @@ async def _all(steps: Iterator[None]) -> None:
     finally:
         for _ in steps:  # if the request ends meanwhile: half an event must not stay
             pass
-
-
-def _is_other(page: Sequence[Event], newest: Event) -> bool:
-    """Return whether a page that should begin with the last known event has another event in its place, or nothing."""
-    return not page or (page[0].number <= newest.number and page[0] != newest)
 
 
 def log_key(tenant: str, namespace: str) -> str:

@@ -21,16 +21,33 @@ class ChannelError(RouterError):
     type = "store_unreachable"
 
 
-class Entry(NamedTuple):
+class Entry(Protocol):
     """An entry of the log. Numbers grow by one, from 1; those at the beginning of the log may be gone."""
 
+    @property
+    def number(self) -> int:
+        """Return its place in the log."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """Return what it tells, `DAMAGED` if it cannot be read."""
+        ...
+
+    @property
+    def data(self) -> bytes:
+        """Return its content."""
+        ...
+
+
+class SetBack(NamedTuple):
+    """The log has lost its end, in which the entry `number` was the last one known. It is read from its beginning again."""
+
     number: int
-    kind: str
-    data: bytes
 
 
 class Channel(Protocol):
-    """Every method may raise ChannelError.
+    """Every method but `take` may raise ChannelError.
 
     Attributes:
         kind: what it is, for people: `sqlite`, `redis`.
@@ -45,12 +62,16 @@ class Channel(Protocol):
         """
         ...
 
-    async def read(self, after: int) -> Sequence[Entry]:
-        """Return the next entries after a number; none at the end."""
+    async def read_on(self) -> Sequence[Entry] | SetBack:
+        """Return the next entries after the last one that was taken; none at the end."""
         ...
 
-    async def wait(self, after: int, seconds: float) -> int:
-        """Return the number of the last entry as soon as it is greater than `after`, or when the time has passed."""
+    def take(self, entry: Entry) -> None:
+        """Note that an entry was applied."""
+        ...
+
+    async def wait(self, seconds: float) -> None:
+        """Return as soon as there is more to read, or when the time has passed."""
         ...
 
     async def trim(self, before: int) -> None:

@@ -7,13 +7,13 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 import msgspec
 
 from router.http.time_limits import patience
-from router.peers.channel import DAMAGED, Channel, ChannelError, Entry
+from router.peers.channel import DAMAGED, Channel, ChannelError, Entry, SetBack
 from router.peers.events import ControlEvent, FleetState, Snapshot, WorkerAdded, WorkerRemoved, decoded, encoded
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,8 @@ class ControlLog:
         self.on_set_back: Callable[[list[ControlEvent]], None] = lambda told: None
         """Called with the entries to append again, because the log has lost them."""
         self._reading = asyncio.Lock()
-        self._last: Entry | None = None
+        self._lost: FleetState | None = None
+        """What a log that was set back had said, until it is read to its end again."""
 
     def hear(self, kind: type[T], handler: Callable[[T, int, bool], Awaitable[object]]) -> None:
         """Call `handler(event, number, own)` for each entry of a kind, in their order; `own`: this router has appended it.
@@ -78,43 +79,32 @@ class ControlLog:
     async def read_on(self, channel: Channel) -> None:
         """Read to the end, and apply what is there.
 
-        The last entry that is known is read once more. If it is another one now, the store was set back, and others may have
-        gone on with the log since: it is read from its beginning.
+        If the store was set back, others may have gone on with the log since: all of it is read again.
         """
         async with self._reading:
-            lost: FleetState | None = None
-            entries = await self._read(channel, max(0, self.read - 1))
-            if self._is_another(entries):
-                logger.error("the control log has lost entry %d, which was read: the store was set back", self.read)
-                lost, self.state, self.read, self._last = self.state, FleetState(), 0, None
-                self.on_lost()
-                entries = await self._read(channel, 0)
-            known = self.read
-            while entries:
-                for entry in entries:
-                    if entry.number > known:
-                        await self._take(entry)
-                        self.read, self._last = entry.number, entry
-                entries = await self._read(channel, self.read)
+            while found := await in_time(channel.read_on()):
+                if isinstance(found, SetBack):
+                    logger.error(
+                        "the control log has lost entry %d, which was read: the store was set back", found.number
+                    )
+                    self._lost = self._lost or self.state
+                    self.state, self.read = FleetState(), 0
+                    self.on_lost()
+                    continue
+                for entry in found:
+                    await self._take(entry)
+                    channel.take(entry)
+                    self.read = entry.number
             self.heard_at = time.monotonic()
+            lost, self._lost = self._lost, None
         if lost is not None:
             now = self.state.workers
             gone = [(url, there) for url, there in lost.workers.items() if now.get(url) is not there]
             self.on_set_back([WorkerAdded(url) if there else WorkerRemoved(url) for url, there in gone])
 
-    async def _read(self, channel: Channel, after: int) -> Sequence[Entry]:
-        return await in_time(channel.read(after))
-
-    def _is_another(self, entries: Sequence[Entry]) -> bool:
-        """Return whether entries from the last known one on are not those of the log that was read."""
-        known = self._last
-        if known is None or (entries and entries[0].number > known.number):  # it was trimmed
-            return False
-        return not entries or (entries[0] != known and entries[0].kind != DAMAGED)
-
     async def wait(self, channel: Channel, seconds: float) -> None:
         """Wait until there is more to read, for this many seconds at most."""
-        await in_time(channel.wait(self.read, seconds), PATIENCE + seconds)
+        await in_time(channel.wait(seconds), PATIENCE + seconds)
 
     async def shorten(self, channel: Channel) -> None:
         """Take a snapshot after many entries, and forget the entries long before it."""

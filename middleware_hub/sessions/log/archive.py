@@ -40,7 +40,7 @@ from middleware_hub.sessions.log.events import (
     tenant_prefix,
 )
 from middleware_hub.sessions.log.history import close_log, unexported
-from middleware_hub.sessions.log.stored_log import PAGE, StoredLog
+from middleware_hub.sessions.log.stored_log import StoredLog
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import Session
@@ -54,6 +54,7 @@ from middleware_hub.store.errors import (
     StoreError,
     StoreUnreachableError,
 )
+from middleware_hub.store.event_log import EventLog
 from middleware_hub.store.protocol import Batch, LogInfo, Refill, Store
 from middleware_hub.store.records import Event, Serials
 
@@ -179,7 +180,8 @@ class Archive:
         return isinstance(made, Created) and made in self._half_made and await self._end(newest.log, 1, "deleted")
 
     async def _load(self, tenant: str, info: LogInfo) -> Session | None:
-        first = await self._store.read(info.log, limit=PAGE)
+        events = EventLog(self._store, info.log, whole=True)
+        first = await events.next_page()
         if not first:
             return None
         made = read(first[0])
@@ -198,7 +200,7 @@ class Archive:
         )
         session.created_at = made.time
         session.group = made.group
-        log = StoredLog(self._shelf, session, info.log)
+        log = StoredLog(self._shelf, session, events)
         session.log = log
         try:
             await log.replay(first)
@@ -215,7 +217,7 @@ class Archive:
             await session.abort()
             raise
         if not session.over and self._expired(log.time, session.ttl):
-            if await self._end(info.log, log.last, "expired"):
+            if await self._end(info.log, events.number, "expired"):
                 lost = not session.exported and session.trie.head is not None
                 self._metrics.expired(session.id, session.ttl, lost=lost)
             session.apply(Ended(time=time.time(), why="expired"))
@@ -248,7 +250,7 @@ class Archive:
         life = 1 if newest is None else life_of(newest.log) + 1
         while self._deleted_here(key := log_key(session.tenant, session.id, life)):
             life += 1
-        log = StoredLog(self._shelf, session, key)
+        log = StoredLog(self._shelf, session, EventLog(self._store, key, whole=True))
         session.created_at = self._store.now()
         made = Created(
             time=session.created_at,
@@ -274,7 +276,7 @@ class Archive:
     def deleted(self, session: Session) -> None:
         """Note that a session was deleted here. If the store forgets that, no router may bring the session back."""
         if isinstance(session.log, StoredLog):
-            self._deleted[session.log.key] = time.time()
+            self._deleted[session.log.events.key] = time.time()
             if len(self._deleted) > MOST_DELETED:
                 del self._deleted[next(iter(self._deleted))]
 

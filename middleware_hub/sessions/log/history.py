@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from middleware_hub.sessions.log.events import Ended, Exported, TurnCommitted, read, stored
 from middleware_hub.store.errors import ClosedLogError, DamagedRecordError, LogMovedError
+from middleware_hub.store.event_log import EventLog
 from middleware_hub.store.paths import TextPath
 from middleware_hub.store.protocol import Batch, Refill, Store
 from middleware_hub.store.records import Blob, Event, SpanRecord
@@ -107,13 +108,13 @@ async def close_log(store: Refill, log: str) -> None:
 
 async def unexported(store: Store, log: str) -> bool:
     """Whether a session has samples that no client got, by its log alone; a damaged one may have."""
-    samples, exported, after = 0, 0, 0
+    samples, exported, events = 0, 0, EventLog(store, log, whole=True)
     try:
-        while page := await store.read(log, after=after, limit=_AT_ONCE):
+        while page := await events.next_page():
             for event in map(read, page):
                 samples += isinstance(event, TurnCommitted)
                 exported = event.samples if isinstance(event, Exported) else exported
-            after = page[-1].number
+            events.take(page[-1])
             await asyncio.sleep(0)
     except DamagedRecordError:
         return True

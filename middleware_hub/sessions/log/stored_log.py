@@ -48,14 +48,13 @@ from middleware_hub.store.errors import (
     MissingRecordError,
     StoreUnreachableError,
 )
+from middleware_hub.store.event_log import EventLog
 from middleware_hub.store.protocol import Batch, Refill
 from middleware_hub.store.records import Event, Mark, SpanRecord
 from router.errors import RouterError
 
 logger = logging.getLogger(__name__)
 
-PAGE: Final = 500
-"""Events that are read at once."""
 _AT_ONCE: Final = 16  # turns that are replayed before the event loop serves other requests
 _TRIES: Final = 100
 _SILENT: Final = 1 / 8  # of a session's time to live, then other routers are told again that it is used
@@ -66,22 +65,20 @@ class StoredLog:
     """Implements `SessionLog`; see the top of this file.
 
     Attributes:
-        key: of the log in the store.
-        last: the number of the last event that was applied here.
-        time: of that event, in seconds since 1970 by the store's clock: those of routers may differ.
+        events: as far as they were applied here.
+        time: of the last event that was applied here, in seconds since 1970 by the store's clock: those of routers may differ.
         unread: whether the store was unreachable when it was asked for news, or lacks what a dead router left.
         crossed: whether events applied here stand elsewhere in the log, or not at all: then it has to be replayed.
     """
 
-    def __init__(self, shelf: Shelf, session: Session, key: str) -> None:
-        self.key = key
-        self.last = 0
+    def __init__(self, shelf: Shelf, session: Session, events: EventLog) -> None:
+        self.events = events
         self.time = 0.0
         self.unread = self.crossed = False
         self._shelf = shelf
         self._session = session
-        self._book = SpanBook(shelf.store, shelf.serials, session.tenant, key)
-        self._history = History(key)
+        self._book = SpanBook(shelf.store, shelf.serials, session.tenant, events.key)
+        self._history = History(events.key)
         self._lock = asyncio.Lock()
         self._waiting: list[Entry] = []
         self._unsaved: list[AnyEvent] = []
@@ -89,7 +86,7 @@ class StoredLog:
         self._writing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<StoredLog {self.key}: {self.last} events, {len(self._unsaved)} unsaved>"
+        return f"<StoredLog {self.events.key}: {self.events.number} events, {len(self._unsaved)} unsaved>"
 
     @property
     def root(self) -> bytes:
@@ -102,10 +99,10 @@ class StoredLog:
     async def begin(self, made: Created, beside: Sequence[Event] = ()) -> None:
         """Write the first event, with events of other logs. Raises LogMovedError if there is one, StoreUnreachableError."""
         root = [self._book.root_record(self._stamp)]
-        events = stored(self.key, [made], 0)
+        events = stored(self.events.key, [made], 0)
         await self._shelf.saving.write(Batch(root, self._book.paths(root), events=[*events, *beside]))
         self._history.add(0, events)
-        self.last, self.time = 1, made.time
+        self.events.number, self.time = 1, made.time
 
     @property
     def unsaved(self) -> bool:
@@ -200,7 +197,7 @@ class StoredLog:
             records = [record for entry in entries for record in entry.records]
             events = [entry.event for entry in entries]
             blobs = [blob for entry in entries for blob in entry.blobs]
-            logged = stored(self.key, events, self.last + len(self._unsaved))
+            logged = stored(self.events.key, events, self.events.number + len(self._unsaved))
             logged += [event for entry in entries for event in entry.news]
             batch = Batch(records, self._book.paths(records), blobs, logged)
             try:
@@ -214,8 +211,8 @@ class StoredLog:
                 if isinstance(moved, LogMovedError) and not moved.last:  # it ended, unnoticed here: `Archive.sweep`
                     self._session.apply(Ended(time=time.time(), why="deleted"))
                     self._shelf.closed(self._session.tenant, self._session.id)
-                elif isinstance(moved, LogMovedError) and moved.last < self.last:
-                    self._cross(self.last - moved.last, "it was set back")
+                elif isinstance(moved, LogMovedError) and (lost := self.events.lost(moved)):
+                    self._cross(lost, "it was set back")
                     return self._refuse(entries, StoreUnreachableError("the store has lost the end of this session"))
                 try:
                     await self._read()
@@ -225,8 +222,10 @@ class StoredLog:
                 return self._refuse(entries, error)
             else:
                 if saved:  # appended after the expected number, so what was unsaved comes before it
-                    self._history.add(self.last, stored(self.key, [*self._unsaved, *events], self.last))
-                    self.last += len(self._unsaved) + len(events)
+                    self._history.add(
+                        self.events.number, stored(self.events.key, [*self._unsaved, *events], self.events.number)
+                    )
+                    self.events.number += len(self._unsaved) + len(events)
                     self.time = events[-1].time
                     self._unsaved.clear()
                 for entry in entries:
@@ -317,14 +316,14 @@ class StoredLog:
     async def _read(self, first: Sequence[Event] = ()) -> None:
         session, before, used = self._session, self._session.trie.closed, self._session.used
         page = first
-        while page := page or await self._shelf.store.read(self.key, after=self.last, limit=PAGE):
+        while page := page or await self.events.next_page():
             events = [(event.number, read(event)) for event in page]
             records = await self._book.fetch([event for _, event in events if isinstance(event, TurnCommitted)])
-            self._history.add(self.last, page)
+            self._history.add(self.events.number, page)
             for done, (number, event) in enumerate(events):
                 if self._unsaved and self._unsaved[0] == event:
                     del self._unsaved[0]  # it was handed over, or had been written already
-                    self.last, self.time = number, event.time
+                    self.events.number, self.time = number, event.time
                     continue
                 self.crossed = self.crossed or bool(self._unsaved)
                 if session.over or (session.trie.closed and isinstance(event, TurnCommitted)):
@@ -335,7 +334,7 @@ class StoredLog:
                     self._replay(event, records)
                 elif number > 1:
                     session.apply(event)
-                self.last, self.time = number, event.time
+                self.events.number, self.time = number, event.time
             session.used = max(used, time.monotonic() - max(0.0, self._shelf.store.now() - self.time))
             page = ()
         self.unread = self._shelf.saving.incomplete
@@ -349,7 +348,9 @@ class StoredLog:
             span = self._book.restore(turn, records) if span is None else span
             checkpoint = replay.commit(self._session.trie, turn, span, record.tail)
         except KeyError as error:
-            raise DamagedRecordError(f"the log {self.key!r} lacks what turn {turn.generation} continues") from error
+            raise DamagedRecordError(
+                f"the log {self.events.key!r} lacks what turn {turn.generation} continues"
+            ) from error
         self._book.bare(checkpoint.id, record)
         self._shelf.held(self._session.committed(checkpoint))
 

@@ -932,7 +932,7 @@ def test_a_session_whose_log_was_set_back_goes_on_from_there(tmp_path: Path, cap
             await room.open()
             log: Any = room.session.log
             assert (await room.ask(BODY).answer())[0] == 200
-            log.last += 1  # as if the store had lost one
+            log.events.number += 1  # as if the store had lost one
             status, found = await room.ask(more(BODY)).answer()
             assert (status, found["error"]["type"]) == (503, "store_unreachable")
             assert (await room.ask(more(BODY)).answer())[0] == 200

@@ -14,6 +14,7 @@ import pytest
 from msgspec import structs
 
 from middleware_hub.spans.versions import VersionClock
+from middleware_hub.store import event_log
 from middleware_hub.store.errors import DamagedRecordError
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event
@@ -80,7 +81,7 @@ def test_a_router_that_is_behind_a_trimmed_log_begins_anew(
 ) -> None:
     monkeypatch.setattr(journal, "_SPARE", 6)
     monkeypatch.setattr(journal, "_TRIM_EVERY", 6)
-    monkeypatch.setattr(journal, "_PAGE", 7)
+    monkeypatch.setattr(event_log, "PAGE", 7)
 
     async def work(store: Store) -> None:
         busy, idle = (StoreJournal(Saves(store), "groups/a/b") for _ in range(2))

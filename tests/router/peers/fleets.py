@@ -9,7 +9,7 @@ from middleware_hub.persistence.control import StoreChannel
 from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.protocol import Store
 from router.errors import BadRequestError
-from router.peers.channel import ChannelError, Entry
+from router.peers.channel import ChannelError, Entry, SetBack
 from router.peers.peers import Peers
 from router.peers.presence import Presence
 from router.policies.least_inflight import LeastInflight
@@ -35,13 +35,16 @@ class Breakable:
         self._check()
         return await self._channel.append(kind, data, expected)
 
-    async def read(self, after: int) -> Sequence[Entry]:
+    async def read_on(self) -> Sequence[Entry] | SetBack:
         self._check()
-        return await self._channel.read(after)
+        return await self._channel.read_on()
 
-    async def wait(self, after: int, seconds: float) -> int:
+    def take(self, entry: Entry) -> None:
+        self._channel.take(entry)
+
+    async def wait(self, seconds: float) -> None:
         self._check()
-        return await self._channel.wait(after, min(seconds, 0.05))
+        await self._channel.wait(min(seconds, 0.05))
 
     async def trim(self, before: int) -> None:
         self._check()

@@ -1,0 +1,151 @@
+"""A log of the store as one process reads it: page by page, past damage, and from its beginning if the store was set back.
+
+Every log that is read on is read by this code: the control log, the log of weight versions, and those of sessions and of
+groups. Each of them knows what its own events mean.
+
+*Set back.* A store may lose the end of a log that it had acknowledged: a server loses its last second, or a file is replaced by
+its backup. Others may have appended since, so the log may be as long as before, or longer. A reader sees it in two ways:
+
+    read on   the last event that was taken is read once more: another event is in its place, or nothing is there
+    append    at an expected place: the log ends before that place (`lost`)
+
+The reader then forgets its place, and its owner forgets what the events had added up to. If the last event was trimmed, the log
+goes on behind it: then nothing was lost.
+
+*Damage.* The bytes of an event may not be those that were written. Where each event is news of its own, the reader hands out
+`DAMAGED` in its place, and its owner goes on. Where events add up to a state, the log cannot be read on (`whole`): a session
+without one of its turns would send other ids, and groups without a claim would hand out its samples twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
+
+from middleware_hub.store.errors import DamagedRecordError, LogMovedError
+from middleware_hub.store.protocol import Batch, Store
+from middleware_hub.store.records import Event
+from router.peers.channel import DAMAGED, Entry, SetBack
+
+PAGE: Final = 500
+"""Events that are read at once."""
+
+
+class EventLog:
+    """See the top of this file. It has no lock: its owner reads in one task at a time.
+
+    Args:
+        key: of the log in the store.
+        whole: whether its events add up, so that a damaged one is an error.
+
+    Attributes:
+        number: that of the last event that was taken, or that its owner has appended at an expected place.
+    """
+
+    def __init__(self, store: Store, key: str, *, whole: bool) -> None:
+        self.key = key
+        self.number = 0
+        self._store = store
+        self._whole = whole
+        self._taken: Entry | None = None
+
+    def __repr__(self) -> str:
+        return f"<EventLog {self.key}: {self.number} events>"
+
+    def take(self, event: Entry) -> None:
+        """Note that an event was applied. What is read next comes after it."""
+        self.number, self._taken = event.number, event
+
+    async def read_on(self) -> Sequence[Event] | SetBack:
+        """Return the next events; none at the end of the log. After `SetBack` they are those at its beginning.
+
+        Raises DamagedRecordError if the log has to be whole.
+        """
+        known = self._taken
+        if known is None:
+            return await self.next_page()
+        page, cut = await self._page(known.number - 1)
+        if not page or (page[0].number == known.number and page[0] != known and page[0].kind != DAMAGED):
+            self.number, self._taken = 0, None
+            return SetBack(known.number)
+        if page[0].number > known.number:
+            return page
+        return page[1:] or (await self.next_page() if cut else ())
+
+    async def next_page(self) -> Sequence[Event]:
+        """Return what `read_on` does, but do not look whether the store was set back.
+
+        Use this where each append expects its place, and where the last event may be too long to be sent each time.
+        """
+        page, _ = await self._page(self.number)
+        return page
+
+    async def _page(self, after: int) -> tuple[Sequence[Event], bool]:
+        """Return the events after a number, and whether damage cuts the page short."""
+        try:
+            return await self._store.read(self.key, after=after, limit=PAGE), False
+        except DamagedRecordError:
+            if self._whole:
+                raise
+            return [await self._next(after)], True
+
+    async def _next(self, after: int) -> Event:
+        """Return the next event of a log that has a damaged one after `after`.
+
+        Raises DamagedRecordError if none of its events can be told from another.
+        """
+        if not await self._is_damaged(after):
+            (event,) = await self._store.read(self.key, after=after, limit=1)
+            return event
+        # Its number may be any after `after`: the events in between were forgotten.
+        behind = await self._store.wait(self.key, after, 0.0)
+        if await self._is_damaged(behind):
+            raise DamagedRecordError(f"the log {self.key!r} is damaged")
+        before = after
+        while behind - before > 1:
+            middle = (before + behind) // 2
+            if await self._is_damaged(middle):
+                before = middle
+            else:
+                behind = middle
+        return Event(self.key, DAMAGED, number=behind)
+
+    async def _is_damaged(self, after: int) -> bool:
+        """Return whether the next event cannot be read."""
+        try:
+            await self._store.read(self.key, after=after, limit=1)
+        except DamagedRecordError:
+            return True
+        return False
+
+    async def append(self, kind: str, data: bytes, *, expected: int | None = None) -> int | None:
+        """Append an event and return its number; None if the last event does not have the number `expected`."""
+        try:
+            (number,) = await self._store.append(Batch(events=[Event(self.key, kind, data, expected=expected)]))
+        except LogMovedError:
+            return None
+        return number
+
+    def lost(self, moved: LogMovedError) -> int:
+        """Return how many events the log has lost, as an append has found that expected its place behind them."""
+        return max(0, self.number - moved.last)
+
+    async def wait(self, seconds: float) -> None:
+        """Return when there is more to read, or when the time is up."""
+        await self._store.wait(self.key, self.number, seconds)
+
+    async def trim(self, before: int) -> None:
+        """Forget the events before a number."""
+        await self._store.trim(self.key, before)
+
+
+async def readable(store: Store, key: str, damaged: Callable[[int], None]) -> AsyncIterator[Event]:
+    """Yield the events of a log that can be read; `damaged` is called with the numbers of the others."""
+    log = EventLog(store, key, whole=False)
+    while page := await log.next_page():
+        for event in page:
+            if event.kind == DAMAGED:
+                damaged(event.number)
+            else:
+                yield event
+        log.take(page[-1])
