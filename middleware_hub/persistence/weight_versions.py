@@ -40,6 +40,7 @@ class VersionLog:
         self._workers = workers
         self._log = EventLog(store, LOG, whole=False)
         self._reading = asyncio.Lock()
+        self._begun = self._done = 0
         self._me = new_id()
         self._count = 0
         self._unread: list[_News] = []
@@ -78,18 +79,20 @@ class VersionLog:
 
     async def read(self) -> None:
         """Repeat what other processes, or this one in an earlier life, have noted since the last call. Raises StoreError."""
+        wanted = self._begun + 1
         async with self._reading:
+            if self._done >= wanted:
+                return  # a call that waited with this one has begun after it, and has read to the end
+            self._begun += 1
             while found := await self._log.read_on():
                 if isinstance(found, SetBack):
                     self._unread.clear()
                     current = [] if self._clock.current is None else [("become", self._clock.current)]
-                    self._unwritten = [
-                        *(("order", version) for version in self._clock.known),
-                        *current,
-                        *self._unwritten,
-                    ]
+                    order = [("order", version) for version in self._clock.known]
+                    self._unwritten = [*order, *current, *self._unwritten]
                 else:
                     self._take(found)
+            self._done = self._begun
 
     def _take(self, events: Sequence[Event]) -> None:
         foreign = False
