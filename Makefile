@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-agent serve install test test-slow test-sglang test-vllm test-trainers fuzz lint bench bench-once soak reference pictures clean
+.PHONY: help demo demo-agent serve install test test-slow test-sglang test-vllm test-trainers fuzz lint bench bench-once soak client reference pictures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -116,6 +116,9 @@ bench-once: $(VENV)/.bench ## run the benchmarks for a moment each: shows that t
 soak: $(VENV)/.bench ## half an hour of load and trouble; the verdict goes into docs/performance.md, unless there are ARGS="--minutes 1"
 	@$(PY) -m benchmarks.soaking.soak $(if $(ARGS),$(ARGS),--out benchmarks/results/soak.json --page docs/performance.md \
 		--picture docs/pictures/soak.svg)
+
+client: $(VENV)/.test ## make the blocking client from the asynchronous one
+	@$(PY) -m scripts.make_client
 
 reference: $(VENV)/.test ## make the tables of docs/reference.md (flags, metrics) from the code
 	@$(PY) -m scripts.make_reference $(ARGS)

@@ -25,6 +25,7 @@ MAX_FLOORS = 12
 
 HELPERS: dict[str, tuple[str, ...]] = {
     "one of several of a kind, each in a file of its own": (
+        "middleware_hub.client.sync",
         "middleware_hub.dialects.*",
         "middleware_hub.parsers.think",
         "middleware_hub.store_cli.*",
@@ -68,7 +69,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "router.peers.control_log",
     ),
     "one task of several that its importer has": (
-        "middleware_hub.client.sync",
         "middleware_hub.inspector.advice",
         "middleware_hub.inspector.api",
         "middleware_hub.store.redis.fetching",

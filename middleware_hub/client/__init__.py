@@ -10,9 +10,9 @@ with Client("http://127.0.0.1:30000") as client:
     found = talk.retrieve().require_exact()
 """
 
-from middleware_hub.client.asynchronous import AsyncClient
+from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation, AsyncSession
 from middleware_hub.client.claims import Claim, ClaimedGroup, Sample
-from middleware_hub.client.conversation import AsyncConversation, Transcript
+from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import (
     IncompleteStreamError,
     InconsistentAnswerError,
@@ -27,7 +27,6 @@ from middleware_hub.client.errors import (
     WorkerFailedError,
 )
 from middleware_hub.client.operations import NO_PARENT
-from middleware_hub.client.session import AsyncSession
 from middleware_hub.client.sync import Client, Conversation, Session
 from middleware_hub.client.trajectory import Cover, TokenRows, TopP, Trajectory, Turn, VersionRun
 from middleware_hub.client.wire import Piece, Reply, Retries

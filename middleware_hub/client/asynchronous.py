@@ -1,129 +1,26 @@
-"""`AsyncClient`, the client for event loops."""
+"""The client for event loops: `AsyncClient`, and conversations and sessions with it.
+
+`scripts/make_client.py` makes `sync.py` from this file: edit this one, and run `make client`.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
-
-import aiohttp
-import msgspec
-from aiohttp.connector import Connection
-from aiohttp.tracing import Trace
+from typing import Any, Self, Unpack
 
 from middleware_hub.client import operations
 from middleware_hub.client.claims import Claim, ClaimOptions
-from middleware_hub.client.errors import InconsistentAnswerError, refused
-from middleware_hub.client.operations import GenerateOptions, Operation, Prompt, RetrieveOptions
-from middleware_hub.client.sending import BROKEN, ClientOptions, Sending, broken_stream, retry_after
+from middleware_hub.client.conversation import Talk, Transcript
+from middleware_hub.client.errors import UnknownReplyError
+from middleware_hub.client.operations import ExportOptions, GenerateOptions, Prompt, RetrieveOptions, SessionOptions
 from middleware_hub.client.trajectory import Cover, Trajectory
-from middleware_hub.client.wire import SAVED, Answer, Call, Piece, Reply, read_json, read_reply
-
-_COMMENT = b": x-radix-saved:"
-T = TypeVar("T")
+from middleware_hub.client.transport import AsyncTransport
+from middleware_hub.client.wire import Call, Piece, Reply
 
 
-class _Connector(aiohttp.TCPConnector):
-    """Closes a kept connection on which bytes came while no request was under way.
-
-    aiohttp would take them for the answer to the next request. A load balancer in front of the routers sends them: a 408, when
-    nothing was asked for a while.
-    """
-
-    async def connect(
-        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
-    ) -> Connection:
-        while True:
-            found = await super().connect(req, traces, timeout)
-            if found.protocol is None or not found.protocol.should_close:
-                return found
-            found.close()
-
-
-class AsyncClient(Sending):
-    """Talks to a router from one event loop, or from several. See `Sending` for the arguments."""
-
-    def __init__(self, urls: str | Sequence[str], **options: Unpack[ClientOptions]) -> None:
-        super().__init__(urls, **options)
-        # By event loop: trainers make new loops.
-        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
-        self._keepers: dict[asyncio.AbstractEventLoop, AsyncGenerator[aiohttp.ClientSession, None]] = {}
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close all connections of the running loop."""
-        await self._end(asyncio.get_running_loop())
-
-    async def _session(self) -> aiohttp.ClientSession:
-        loop = asyncio.get_running_loop()
-        found = self._sessions.get(loop)
-        if found is None:
-            keeper = self._keepers[loop] = self._kept(loop)
-            found = await anext(keeper)
-            for other in [one for one in tuple(self._keepers) if one.is_closed()]:  # without having been shut down
-                await self._end(other)
-        return found
-
-    async def _end(self, loop: asyncio.AbstractEventLoop) -> None:
-        keeper = self._keepers.pop(loop, None)
-        if keeper is not None:
-            await keeper.aclose()
-
-    async def _kept(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[aiohttp.ClientSession, None]:
-        """Yield a session. A loop that is shut down closes its generators, and so the session: trainers run many loops."""
-        # No limits by the library itself. An idle connection is closed here before the router closes it.
-        session = self._sessions[loop] = aiohttp.ClientSession(
-            connector=_Connector(limit=0, keepalive_timeout=30.0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
-        try:
-            yield session
-        finally:
-            self._sessions.pop(loop, None)
-            self._keepers.pop(loop, None)
-            await session.close()
-
-    async def run(self, operation: Operation[T]) -> T:
-        """Send a request, again if that is harmless, and return what its answer says."""
-        async with self._sent(operation.call, whole=True) as found:
-            return operation.read(Answer(found.status, _lower(found), await found.read()))
-
-    @asynccontextmanager
-    async def _sent(self, call: Call, *, whole: bool = False) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send until there is an answer that counts; `whole`: with all of its body, which is otherwise still to be read."""
-        attempt, least = 0, 0.0
-        while True:
-            attempt += 1
-            asked = self.url
-            wait: float | None
-            try:
-                found = await (await self._session()).request(**self._request(call), allow_redirects=False)
-                if whole:
-                    await found.read()
-            except BROKEN as error:
-                wait = self.go_on(call, attempt, asked, None, error, least)
-            else:
-                least = max(least, retry_after(found))
-                wait = self.go_on(call, attempt, asked, found.status, None, least) if found.status >= 400 else None
-                if wait is None:
-                    break
-                found.close()
-            least = 0.0 if wait else least
-            await asyncio.sleep(wait or 0.0)
-        try:
-            yield found
-        finally:
-            found.release() if found.content.is_eof() else found.close()
+class AsyncClient(AsyncTransport):
+    """Talks to a router. See `AsyncTransport` for the arguments."""
 
     async def generate(
         self, prompt: Prompt, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]
@@ -142,26 +39,11 @@ class AsyncClient(Sending):
         """Return `n` replies to each prompt, in one request: a list for each prompt."""
         return await self.run(operations.generate_batch(prompts, sampling_params, n, options))
 
-    async def stream(
+    def stream(
         self, prompt: Prompt, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncGenerator[Piece, None]:
         """Yield a reply as it comes; the last piece has all of it. Raises IncompleteStreamError. Closing it ends the reply."""
-        call = operations.stream(prompt, sampling_params, options)
-        async with self._sent(call) as found:
-            if found.status != 200:
-                read_json(call, Answer(found.status, _lower(found), await found.read()))
-            reader, lines = StreamReader(_lower(found)), Lines()
-            try:
-                async for chunk in found.content.iter_any():
-                    new = "".join([reader.feed(line) for line in lines.feed(chunk)])
-                    if reader.done:
-                        yield Piece(new, reader.reply())
-                        return
-                    if new:
-                        yield Piece(new, None)
-            except BROKEN as error:
-                raise broken_stream() from error
-        raise broken_stream()
+        return self.pieces(operations.stream(prompt, sampling_params, options))
 
     async def retrieve(
         self,
@@ -228,63 +110,105 @@ class AsyncClient(Sending):
         return await self.run(operations.to_workers(path, body))
 
 
-def _lower(found: aiohttp.ClientResponse) -> dict[str, str]:
-    return {name.lower(): value for name, value in found.headers.items()}
+class AsyncConversation(Talk):
+    """A conversation with an `AsyncClient`."""
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        prompt: str | Transcript,
+        sampling_params: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> None:
+        super().__init__(prompt, sampling_params, options)
+        self.client = client
+
+    async def say(self, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]) -> Reply:
+        """Let the model continue the text, add its reply, and return it. After an abort, call it again to continue."""
+        params = {**self.sampling_params, **(sampling_params or {})}
+        reply = await self.client.generate(self.text, params, **self.turn_options(options))
+        self.transcript.take(reply)
+        return reply
+
+    async def retrieve(self, **options: Unpack[RetrieveOptions]) -> Trajectory:
+        """Return the sequence that the last reply ends. A listed reply that is not in it makes it inexact."""
+        names, asked = self.transcript.names, self.retrieval(options)
+        try:
+            return await self.client.retrieve(self.recorded, expect_request_ids=names, **self.named(), **asked)
+        except UnknownReplyError:  # the last reply is lost: the rest shows that by itself
+            return await self.client.retrieve(self.recorded, expect_request_ids=names, **asked)
+
+    async def cover(self, **options: Unpack[RetrieveOptions]) -> Cover:
+        """Return sequences that hold every reply whole, that of the last reply first."""
+        names, asked = self.transcript.names, self.retrieval(options)
+        try:
+            return await self.client.cover(self.recorded, names, **self.named(), **asked)
+        except UnknownReplyError:
+            return await self.client.cover(self.recorded, names, **asked)
 
 
-class StreamReader:
-    """Reads one stream, in any of the forms that workers send it in."""
+class AsyncSession:
+    """An agent session of an `AsyncClient`: made for a task, given to an agent as an address, and exported at the end.
 
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        from router.engines.form.stream import StreamedReply  # it needs numpy, which only streams load
+    As a context it is deleted at the end.
 
-        self._headers = {
-            name: value for name, value in headers.items() if name != SAVED
-        }  # a comment says it at the end
-        self._reply = StreamedReply(added=[])
+    Attributes:
+        id: its name.
+        base_url: for OpenAI's SDKs.
+        anthropic_base_url: for Anthropic's.
+        replies: the ids of the replies that `chat` got. An agent that talks by itself may add its own.
+    """
 
-    @property
-    def done(self) -> bool:
-        """Return whether the last event has come."""
-        return self._reply.done
+    def __init__(self, client: AsyncClient, made: Mapping[str, Any]) -> None:
+        self.client = client
+        self.id: str = made["session_id"]
+        self.base_url: str = made["base_url"]
+        self.anthropic_base_url: str = made["anthropic_base_url"]
+        self.replies: list[str] = []
 
-    def feed(self, line: bytes) -> str:
-        """Take a line; return what it adds to the text. Raises RefusedError for an error in the place of an event."""
-        if line.startswith(_COMMENT):
-            self._headers[SAVED] = line[len(_COMMENT) :].strip().decode("latin-1")
-        if not line.startswith(b"data:"):
-            return ""
-        self._reply.feed(line[5:].strip())
-        if self._reply.error is not None:
-            try:
-                error = msgspec.json.decode(self._reply.error)
-            except msgspec.DecodeError:
-                error = {"message": self._reply.error}
-            raise refused(502, error if isinstance(error, dict) else {"message": str(error)})
-        added = self._reply.added
-        assert added is not None
-        pieces = [msgspec.json.decode(piece, type=str) for piece in added]
-        added.clear()
-        return "".join(pieces)
+    @classmethod
+    async def create(cls, client: AsyncClient, **options: Unpack[SessionOptions]) -> Self:
+        """Make a session at the router."""
+        made = await client.run(operations.create_session(options))
+        return cls(client, made)
 
-    def reply(self) -> Reply:
-        """Return the whole reply, when the stream is over. Raises InconsistentAnswerError."""
-        found = self._reply.reply()
-        if found is None:
-            raise InconsistentAnswerError("the stream ended without an event")
-        meta = {name: msgspec.json.decode(raw) for name, raw in self._reply.last_meta.items()}
-        if self._reply.logprobs:
-            meta["output_token_logprobs"] = list(self._reply.logprobs)
-        return read_reply({"text": found.text, "output_ids": list(self._reply.ids), "meta_info": meta}, self._headers)
+    async def __aenter__(self) -> Self:
+        return self
 
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.delete()
 
-class Lines:
-    """Cuts bytes into lines, at line feeds only: JSON may hold any other character that Unicode calls a line's end."""
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], headers: Mapping[str, str] | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """Return a completion in OpenAI's form. `fields` are those of the request: `tools`, `temperature`, `n`, ..."""
+        body = {"messages": list(messages), **fields}
+        found: dict[str, Any] = await self.client.run(operations.chat(self.id, body, headers or {}))
+        self.replies += [one["meta_info"]["generation_id"] for one in found["choices"] if "meta_info" in one]
+        return found
 
-    def __init__(self) -> None:
-        self._held = b""
+    async def reward(self, reward_info: Mapping[str, Any], branch: str | None = None) -> bool:
+        """Attach a reward to the session, or to a branch by the id of one of its replies.
 
-    def feed(self, chunk: bytes) -> Sequence[bytes]:
-        """Take bytes; return the lines that they complete."""
-        *lines, self._held = (self._held + chunk).split(b"\n")
-        return lines
+        Returns False if the router says that its store did not take it (yet): trainers at other routers do not know it.
+        """
+        return await self.client.run(operations.reward_session(self.id, reward_info, branch))
+
+    async def finalize(self, **options: Unpack[ExportOptions]) -> Cover:
+        """End it; return a trajectory for each branch. May be called again."""
+        listed: ExportOptions = {"expect_request_ids": self.replies} if self.replies else {}
+        return await self.client.run(operations.finalize(self.id, {**listed, **options}))
+
+    async def tree(self, *, roots: str = "all") -> dict[str, Any]:
+        """End it; return its tree, in which shared turns are once. See `middleware_hub.integrations.tree`.
+
+        `roots`: `head` leaves out what the agent asked beside its task.
+        """
+        asked = {"format": "tree", "roots": roots}
+        return await self.client.run(operations.in_session("POST", self.id, "/finalize", asked))
+
+    async def delete(self) -> None:
+        """Abort running generations, and forget everything."""
+        await self.client.run(operations.delete_session(self.id))

@@ -6,14 +6,11 @@ sequence inexact; without the names, its text would silently count as prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self, Unpack
+from typing import Any, Self
 
-from middleware_hub.client.errors import UnknownReplyError
-from middleware_hub.client.operations import NO_PARENT, GenerateOptions, RetrieveOptions
-from middleware_hub.client.options import check_options
-from middleware_hub.client.trajectory import Cover, Trajectory
+from middleware_hub.client.operations import NO_PARENT, GenerateOptions, RetrieveOptions, check_options
 from middleware_hub.client.wire import Reply
 
 LONG_TOKEN = 16
@@ -117,7 +114,6 @@ class Talk:
     """The base of both conversations.
 
     Args:
-        client: the router's.
         prompt: a text, or a transcript to take up.
         sampling_params: those of every turn without its own.
         options: those of every turn; `lora_path` applies to retrieval too.
@@ -161,72 +157,3 @@ class Talk:
         """Return the field that says which of several replies with this text is meant."""
         names = self.transcript.names
         return {"request_id": names[-1] if names else None}
-
-
-class Asks(Protocol):
-    """The part of an `AsyncClient` that a conversation needs."""
-
-    async def generate(
-        self, prompt: str, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]
-    ) -> Reply:
-        """Return one reply to a text."""
-        ...
-
-    async def retrieve(
-        self,
-        text: str,
-        *,
-        expect_request_ids: Sequence[str] | None = None,
-        request_id: str | None = None,
-        **options: Unpack[RetrieveOptions],
-    ) -> Trajectory:
-        """Return the sequence of a text."""
-        ...
-
-    async def cover(
-        self,
-        text: str,
-        expect_request_ids: Sequence[str],
-        *,
-        request_id: str | None = None,
-        **options: Unpack[RetrieveOptions],
-    ) -> Cover:
-        """Return the sequences of replies."""
-        ...
-
-
-class AsyncConversation(Talk):
-    """A conversation with an `AsyncClient`."""
-
-    def __init__(
-        self,
-        client: Asks,
-        prompt: str | Transcript,
-        sampling_params: Mapping[str, Any] | None = None,
-        **options: Unpack[GenerateOptions],
-    ) -> None:
-        super().__init__(prompt, sampling_params, options)
-        self.client = client
-
-    async def say(self, sampling_params: Mapping[str, Any] | None = None, **options: Unpack[GenerateOptions]) -> Reply:
-        """Let the model continue the text, add its reply, and return it. After an abort, call it again to continue."""
-        params = {**self.sampling_params, **(sampling_params or {})}
-        reply = await self.client.generate(self.text, params, **self.turn_options(options))
-        self.transcript.take(reply)
-        return reply
-
-    async def retrieve(self, **options: Unpack[RetrieveOptions]) -> Trajectory:
-        """Return the sequence that the last reply ends. A listed reply that is not in it makes it inexact."""
-        names, asked = self.transcript.names, self.retrieval(options)
-        try:
-            return await self.client.retrieve(self.recorded, expect_request_ids=names, **self.named(), **asked)
-        except UnknownReplyError:  # the last reply is lost: the rest shows that by itself
-            return await self.client.retrieve(self.recorded, expect_request_ids=names, **asked)
-
-    async def cover(self, **options: Unpack[RetrieveOptions]) -> Cover:
-        """Return sequences that hold every reply whole, that of the last reply first."""
-        names, asked = self.transcript.names, self.retrieval(options)
-        try:
-            return await self.client.cover(self.recorded, names, **self.named(), **asked)
-        except UnknownReplyError:
-            return await self.client.cover(self.recorded, names, **asked)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from operator import index
 from typing import Any, Generic, TypedDict, TypeVar
 
 from middleware_hub.client.claims import Claim, ClaimOptions
 from middleware_hub.client.errors import InconsistentAnswerError, refused
-from middleware_hub.client.options import check_options
 from middleware_hub.client.trajectory import Cover, Trajectory
 from middleware_hub.client.wire import Answer, Call, Reply, is_saved, read_json, read_replies
 
@@ -107,6 +107,19 @@ class SessionOptions(TypedDict, total=False):
 
 Prompt = str | Sequence[int]
 """A text, or ids: a list, or an array of integers."""
+
+
+def check_options(given: Iterable[str], kind: Any) -> None:
+    """Raise TypeError, as Python does for its own arguments, for a name that is no key of `kind`, a TypedDict.
+
+    Otherwise a misspelt name would have no effect: a misspelt `group_size`, for example, leaves a group incomplete for ever.
+    """
+    known = kind.__required_keys__ | kind.__optional_keys__
+    for name in given:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
+            raise TypeError(f"there is no option {name!r}: {hint}")
 
 
 def generate(prompt: Prompt, sampling: Mapping[str, Any] | None, options: GenerateOptions) -> Operation[Reply]:

@@ -10,11 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from middleware_hub.client.asynchronous import AsyncClient
-from middleware_hub.client.conversation import AsyncConversation, Transcript
+from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation, AsyncSession
+from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import UnknownReplyError
 from middleware_hub.client.operations import GenerateOptions, RetrieveOptions
-from middleware_hub.client.session import AsyncSession
 from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.client.wire import Reply, Retries
 from middleware_hub.integrations.groups import Group, as_number

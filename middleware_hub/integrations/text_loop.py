@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from middleware_hub.client.conversation import AsyncConversation, Transcript
+from middleware_hub.client.asynchronous import AsyncConversation
+from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.wire import Reply
 
 Act = Callable[[str, Any], "str | Awaitable[str | None] | None"]

@@ -15,10 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from middleware_hub.client.asynchronous import AsyncClient
-from middleware_hub.client.conversation import AsyncConversation, Transcript
+from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation, AsyncSession
+from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import UnknownReplyError, not_usable
-from middleware_hub.client.session import AsyncSession
 from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.integrations.response import LOST, NOTHING, Response, response_of
 from middleware_hub.integrations.samples import EVALUATION, PATIENT, Agent

@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from middleware_hub.client import operations
-from middleware_hub.client.asynchronous import AsyncClient
-from middleware_hub.client.conversation import AsyncConversation, Transcript
+from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation, AsyncSession
+from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import RouterClientError, UnknownReplyError, not_usable
-from middleware_hub.client.session import AsyncSession
 from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.client.wire import Call
 from middleware_hub.integrations.groups import Group, as_number

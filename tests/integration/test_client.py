@@ -34,8 +34,8 @@ from middleware_hub.client import (
     UnknownReplyError,
     UnreachableError,
 )
-from middleware_hub.client.asynchronous import Lines
 from middleware_hub.client.operations import plain
+from middleware_hub.client.transport import Lines
 from middleware_hub.client.wire import Call, Reply
 from router.config import AbortConfig
 from tests.support.engine_server import free_port

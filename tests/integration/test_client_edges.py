@@ -34,8 +34,8 @@ from middleware_hub.client import (
     WorkerFailedError,
     operations,
 )
-from middleware_hub.client.asynchronous import StreamReader
 from middleware_hub.client.trajectory import Turn, joined_top_p
+from middleware_hub.client.transport import StreamReader
 from middleware_hub.client.wire import Answer, Call, may_go_again, read_replies
 from middleware_hub.integrations.groups import as_number
 from router.http.responses import send_json

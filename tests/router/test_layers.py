@@ -143,7 +143,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 }
 FRAMEWORKS = frozenset({"starlette", "aiohttp", "transformers", "tenacity", "asyncio", "uvicorn"})
 ONLY_IN = {
-    "aiohttp": ("router.http.upstream", "middleware_hub.client.asynchronous", "middleware_hub.client.sending"),
+    "aiohttp": ("router.http.upstream", "middleware_hub.client.transport"),
     "opentelemetry": ("router.observability.otel",),
     "uvicorn": ("router.serving.server", "router.serving.connection", "router.embedded.http.serve"),
     "transformers": (
