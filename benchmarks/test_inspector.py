@@ -18,11 +18,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from router.app import create_app
 from router.config import RadixConfig, RouterConfig, WorkersConfig
-from router.embedded.worker import EmbeddedWorker
 from tests.support.browser import chromium
 from tests.support.client import call
 from tests.support.serving import serve
 from tests.support.vocabularies import vocabulary
+from worker.worker import EmbeddedWorker
 
 TOKENS = 200_000
 FRAMES = 300

@@ -1,4 +1,4 @@
-"""Make the tokenizer of the embedded engine's model: `router/embedded/models/data/tokenizer`.
+"""Make the tokenizer of the embedded engine's model: `worker/models/data/tokenizer`.
 
 Usage: python scripts/make_embedded_data.py [--count-words]
 
@@ -20,7 +20,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT / "router" / "embedded" / "models" / "data"
+DATA = ROOT / "worker" / "models" / "data"
 CORPUS = DATA / "corpus.txt"
 WORDS = Path(__file__).with_name("embedded_words.txt")
 
@@ -63,7 +63,7 @@ TEMPLATE = """\
 def count_words(root: Path = ROOT) -> str:
     """Count the words of the docs and the sources as the tokenizer splits them. Return lines of a count and a JSON string."""
     paths = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
-    for package in ("router", "middleware_hub"):
+    for package in ("router", "middleware_hub", "worker"):
         paths += sorted((root / package).rglob("*.py"))
     counted: Counter[str] = Counter()
     split = _splitter()

@@ -21,12 +21,12 @@ from urllib.request import urlopen
 
 from tokenizers import Tokenizer
 
-from router.demo.agent.script import Prompter
-from router.demo.agent.team import play as play_agents
-from router.demo.processes import Router, workers
-from router.demo.rollout import Rollout, call, play
-from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.browser import Browser, chromium
+from worker.demo.agent.script import Prompter
+from worker.demo.agent.team import play as play_agents
+from worker.demo.processes import Router, workers
+from worker.demo.rollout import Rollout, call, play
+from worker.models.ngram import shipped_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 

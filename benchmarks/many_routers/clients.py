@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from benchmarks.many_routers.asking import GONE, Answer, Json, ask
 from benchmarks.many_routers.ledger import TOLD_LOSSES, Entry, Kind, Ledger
 from benchmarks.many_routers.machines import TENANTS
-from router.embedded.engine.records import GenerationRecord
-from router.embedded.worker import EmbeddedWorker
+from worker.engine.records import GenerationRecord
+from worker.worker import EmbeddedWorker
 
 TURNS = (3, 9)
 OPENINGS = 12

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.many_routers.wire import Wire
-from router.embedded.worker import EmbeddedWorker, LoopThread
 from tests.support import debian, templates
 from tests.support.client import call
 from tests.support.engine_server import free_port
 from tests.support.programs import Process, Program
 from tests.support.vocabularies import vocabulary
+from worker.worker import EmbeddedWorker, LoopThread
 
 TENANTS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
 ADMIN = "key-of-admin"

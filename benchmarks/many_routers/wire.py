@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from typing import Literal
 
-from router.embedded.worker import LoopThread
+from worker.worker import LoopThread
 
 State = Literal["whole", "slow", "silent", "deaf", "cut"]
 SLOW_SECONDS = 0.15

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from router.embedded.models.ngram import shipped_corpus
+from worker.models.ngram import shipped_corpus
 
 _TURNS = (3, 12)
 _REPLY_TOKENS = (16, 64)

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.processes import ROOT
-from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.engine_server import free_port
+from worker.models.ngram import shipped_tokenizer
 
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0

@@ -13,9 +13,9 @@ import yaml
 
 from router.app import create_app
 from router.config import RadixConfig, RouterConfig, StoreConfig
-from router.embedded.models.ngram import shipped_tokenizer
 from scripts import make_reference
 from tests.support.debian import program
+from worker.models.ngram import shipped_tokenizer
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from tests.support.redis_server import redis_server
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 pytestmark = pytest.mark.slow
 

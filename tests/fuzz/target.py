@@ -28,8 +28,6 @@ from router.config import (
     StoreConfig,
     WorkersConfig,
 )
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from router.generate.fleet import Fleet
 from router.serving.connection import Limits, limited_by
 from router.workers.queue import RequestQueue
@@ -42,6 +40,8 @@ from tests.fuzz.parts import only, parts, pins, routes
 from tests.middleware_hub.radix.recount import recount
 from tests.middleware_hub.sessions.trie.recount import recount as recount_trie
 from tests.support.serving import serving
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 Kind = Literal["memory", "tenants", "stored", "vllm", "spoilt", "plain"]
 """The router as it is; with keys of two tenants; with a store; before vLLM workers; before a worker that talks nonsense; the
@@ -66,7 +66,7 @@ class Troubles(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep it, if it is about the router or the event loop."""
-        if record.name.startswith(("router", "middleware_hub", "asyncio")):
+        if record.name.startswith(("router", "middleware_hub", "worker", "asyncio")):
             self.found.append(logging.Formatter().format(record))
 
 
@@ -247,7 +247,7 @@ def _tasks() -> Counter[str]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Nothing below an error is logged: a million warnings would be kept for nobody."""
-    loggers = [logging.getLogger(name) for name in ("router", "middleware_hub", "uvicorn")]
+    loggers = [logging.getLogger(name) for name in ("router", "middleware_hub", "worker", "uvicorn")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

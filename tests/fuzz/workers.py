@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import uvloop
 
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.models.vocabulary import load_vocabulary
-from router.embedded.options import Interface, StreamStyle
-from router.embedded.worker import EmbeddedWorker
 from tests.fuzz.garbled import IDS, GarbledWorker
 from tests.support.serving import serve
+from worker.models.ngram import shipped_tokenizer
+from worker.models.vocabulary import load_vocabulary
+from worker.options import Interface, StreamStyle
+from worker.worker import EmbeddedWorker
 
 STYLES: tuple[StreamStyle, ...] = ("cumulative", "incremental")
 

@@ -22,11 +22,11 @@ import yaml
 
 from router.app import create_app
 from router.config import AbortConfig, RadixConfig, RouterConfig, ServerConfig, WorkersConfig
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from tests.integration.doc_pages import ROOT, Block, Piece, same
 from tests.support.engine_server import free_port
 from tests.support.serving import serve
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 BLOCK_SECONDS = 180
 TOKENS_PER_SECOND = 200  # the default of `tito-router demo-worker`

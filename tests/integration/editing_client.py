@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from router.embedded.engine.records import GenerationRecord
 from router.errors import BadRequestError
 from tests.support.agents import TOOLS, AgentSession, Turn, rewritten, system, user
 from tests.support.shapes import ChatModel, Message, Messages
 from tests.support.stack import Stack
+from worker.engine.records import GenerationRecord
 
 _LOOK: Any = TOOLS[0]["function"]
 OTHER_TOOLS = [*TOOLS, {"type": "function", "function": {**_LOOK, "name": "listen"}}]

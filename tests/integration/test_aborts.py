@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig, RetryConfig
-from router.embedded.options import StreamStyle
-from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, calls, counted, in_no_workers_hands, outcomes, settle, until
 from tests.support.chat_models import chat_model
 from tests.support.client import Answer, call
 from tests.support.serving import read_request, serving_socket
 from tests.support.stack import STYLES, Stack, stack
 from tests.support.usual import usual
+from worker.options import StreamStyle
+from worker.worker import EmbeddedWorker
 
 ATTEMPTS = 3
 WHOLE_OR_STREAMED = usual((None, *STYLES), None, "cumulative", "incremental")

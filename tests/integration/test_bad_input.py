@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from router.embedded.engine.script import Fault
 from tests.support.serving import dead_url
 from tests.support.stack import Stack, events, stack
+from worker.engine.script import Fault
 
 LIMIT = 64 * 1024
 

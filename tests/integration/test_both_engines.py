@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from router.embedded.options import StreamStyle
-from router.embedded.worker import EmbeddedWorker
 from tests.support import sglang_server
 from tests.support.sglang_server import SGLangServer
+from worker.options import StreamStyle
+from worker.worker import EmbeddedWorker
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 

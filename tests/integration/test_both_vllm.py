@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from router.embedded.models.vocabulary import load_vocabulary
-from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_both_engines import Ask, kinds, post, send
 from tests.support.client import call
 from tests.support.engine_server import EngineServer
 from tests.support.engines import VLLM
+from worker.models.vocabulary import load_vocabulary
+from worker.worker import EmbeddedWorker
 
 ENGINES = ("vllm",)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.options import StreamStyle
 from tests.support.asking import Asking, assert_kept, settle
 from tests.support.stack import STYLES, Stack, stack
+from worker.options import StreamStyle
 
 FIRST, SECOND, THIRD = (("Hel",), ("one ", "two ", "three ", "four "), ("sum", "mary"))
 

@@ -10,11 +10,11 @@ import pytest
 
 from middleware_hub.store.sqlite.file import connect
 from router.config import StoreConfig
-from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.asking import Asking, until
 from tests.support.client import call
 from tests.support.programs import Program
 from tests.support.stack import Stack, stack
+from worker.models.ngram import shipped_tokenizer
 
 TEXT = "Tell me of the sea: "
 READ = 5

@@ -16,7 +16,6 @@ from middleware_hub.sessions.log import chat_notes
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.look_up import MOST_NAMED
 from router.config import StoreConfig
-from router.embedded.worker import EmbeddedWorker
 from tests.middleware_hub.store_cli.running import status
 from tests.support.agents import TOOLS, system, user
 from tests.support.asking import until
@@ -26,6 +25,7 @@ from tests.support.lives import Router
 from tests.support.redis_server import empty_redis, shared
 from tests.support.stack import events
 from tests.support.usual import usual
+from worker.worker import EmbeddedWorker
 
 HEADERS = (
     *("x-radix-recorded", "x-radix-reused-tokens", "x-radix-prompt-tokens", "x-radix-reasons", "x-radix-saved"),

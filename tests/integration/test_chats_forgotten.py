@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from middleware_hub.store.protocol import Batch
-from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_chats_at_other_routers import Message, message_of, spelled, store_of, turn
 from tests.middleware_hub.store_cli.running import status
 from tests.support.agents import user
 from tests.support.chat_models import chat_model
 from tests.support.client import Answer
 from tests.support.lives import Router
+from worker.worker import EmbeddedWorker
 
 
 @pytest.fixture(scope="module")

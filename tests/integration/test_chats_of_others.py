@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from router.embedded.engine.records import GenerationRecord
 from tests.support.agents import TOOLS, system, user
 from tests.support.chat_models import chat_model
 from tests.support.client import Answer
 from tests.support.shapes import ChatModel
 from tests.support.stack import Stack, stack
+from worker.engine.records import GenerationRecord
 
 OPENAI, ANTHROPIC = "/v1/chat/completions", "/v1/messages"
 A, B, BS_TRAINER = ({"authorization": f"Bearer {key}"} for key in ("key-of-a", "key-of-b", "key-of-bs-trainer"))

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from router.embedded.engine.records import GenerationRecord
 from tests.support.agents import TOOLS, AgentSession, deltas, system, tool, user
 from tests.support.chat_models import chat_model
 from tests.support.client import Answer
 from tests.support.shapes import SHAPES, UNEDITED, ChatModel, Message, Messages, converse, kept
 from tests.support.stack import Stack, stack
 from tests.support.usual import usual
+from worker.engine.records import GenerationRecord
 
 PATH = "/v1/chat/completions"
 

@@ -20,13 +20,13 @@ from middleware_hub.store.protocol import Store
 from middleware_hub.store.records import Event
 from middleware_hub.trajectories.events import Claimed, Sampled
 from middleware_hub.trajectories.journal import log_key, read
-from router.embedded.worker import EmbeddedWorker
 from tests.middleware_hub.store.world import with_store
 from tests.middleware_hub.trajectories.test_ledger_oracle import Oracle
 from tests.support.client import call
 from tests.support.programs import Process, Program
 from tests.support.redis_server import empty_redis
 from tests.support.vocabularies import vocabulary
+from worker.worker import EmbeddedWorker
 
 pytestmark = pytest.mark.slow
 

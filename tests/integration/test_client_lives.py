@@ -20,10 +20,10 @@ from middleware_hub.client import (
     UnknownReplyError,
     UnreachableError,
 )
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from tests.support.programs import Program
 from tests.support.serving import dead_url
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 FEW = {"max_new_tokens": 16}
 

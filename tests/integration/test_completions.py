@@ -10,10 +10,10 @@ import openai
 import pytest
 from langchain_openai import OpenAI as LangChain
 
-from router.embedded.engine.script import Fault
-from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, settle
 from tests.support.stack import Stack, events, stack
+from worker.engine.script import Fault
+from worker.worker import EmbeddedWorker
 
 PROMPT = "Question: how many?\nAnswer: "
 

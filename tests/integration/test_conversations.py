@@ -18,12 +18,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, note, settings
 from hypothesis import strategies as st
 
-from router.embedded.worker import EmbeddedWorker
 from tests.conftest import examples
 from tests.support.oracle import Chain, Oracle, Plan, Speller, Token, versions_of
 from tests.support.stack import Reply, Stack, stack
 from tests.support.usual import usual
 from tests.support.vocabularies import NAMES, Name
+from worker.worker import EmbeddedWorker
 
 PHASES = [phase for phase in Phase if phase is not Phase.shrink or "TITO_NO_SHRINKING" not in os.environ]
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from middleware_hub.store.sqlite.file import connect
-from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_store_trouble import NAME, router
 from tests.middleware_hub.store_cli.running import status
 from tests.support import templates
 from tests.support.client import Answer, call
 from tests.support.programs import Program
 from tests.support.vocabularies import vocabulary
+from worker.worker import EmbeddedWorker
 
 SESSIONS = ("a", "b", "c")
 _OF_B = "log = (SELECT log FROM logs WHERE name LIKE 'session//b/%')"

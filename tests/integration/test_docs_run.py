@@ -21,7 +21,6 @@ from tokenizers import Tokenizer
 
 from middleware_hub.client import Client
 from router.config import RADIX_TREE_MIDDLEWARE, AbortConfig
-from router.embedded.models.ngram import shipped_tokenizer
 from router.policies.base import RouteQuery
 from router.workers.worker import Worker
 from tests.integration.doc_pages import COMMANDS, ROOT, pieces, same
@@ -29,6 +28,7 @@ from tests.integration.doc_runner import Reading, reading
 from tests.support.client import call
 from tests.support.usual import usual
 from tests.trainers import trainers
+from worker.models.ngram import shipped_tokenizer
 
 PIECES = {piece.name: piece for piece in pieces()}
 # The model often ends a line, so a conversation has turns; the seed makes it the same conversation each time.

@@ -15,16 +15,16 @@ from middleware_hub.hub import Hub
 from router.app import create_app
 from router.cli import main
 from router.config import RadixConfig, RouterConfig, SessionsConfig, StoreConfig, WorkersConfig
-from router.demo.proof import prove, prove_together
-from router.demo.rollout import call
-from router.embedded.engine.records import GenerationRecord
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.options import WorkerOptions
-from router.embedded.worker import EmbeddedWorker
 from tests.support.earlier.make import FOLDER, NEW_VERSION, restore
 from tests.support.lives import tokenizer_of
 from tests.support.redis_server import empty_redis
 from tests.support.serving import serve
+from worker.demo.proof import prove, prove_together
+from worker.demo.rollout import call
+from worker.engine.records import GenerationRecord
+from worker.models.ngram import shipped_tokenizer
+from worker.options import WorkerOptions
+from worker.worker import EmbeddedWorker
 
 STORES = sorted(path.name.removesuffix(".store.gz") for path in FOLDER.glob("*.store.gz"))
 LONG = 1e9

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from router.embedded.http.exchange import HttpExchange
-from router.embedded.options import StreamStyle
 from tests.support.asking import Asking, assert_kept, settle
 from tests.support.stack import STYLES, Stack, stack
+from worker.http.exchange import HttpExchange
+from worker.options import StreamStyle
 
 FORMS: dict[str, Callable[[bytes], bytes]] = {
     "carriage_returns": lambda events: events.replace(b"\n", b"\r\n"),

@@ -26,13 +26,13 @@ from typing import Any
 
 import pytest
 
-from router.embedded.models.ngram import shipped_tokenizer
 from tests.conftest import MORE
 from tests.support.client import call
 from tests.support.fleet import PATIENCE, Fleet, until
 from tests.support.ledger import Ledger, Reply, assert_trains, tell
 from tests.support.programs import Program
 from tests.support.serving import read_request, serve_socket
+from worker.models.ngram import shipped_tokenizer
 
 CONVERSATIONS = 96 if MORE else 16
 PAUSE_SECONDS = float(os.environ.get("TITO_PAUSE_SECONDS", "3"))

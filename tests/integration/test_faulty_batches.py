@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from router.embedded.engine.script import Fault
 from tests.support.serving import read_request, serve_socket
 from tests.support.stack import STYLES, Stack, stack
+from worker.engine.script import Fault
 
 FAULTS: list[Fault] = [
     "nan_logprob",

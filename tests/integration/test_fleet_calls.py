@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig, HealthConfig
-from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, calls, settle, until
 from tests.support.client import Answer, call
 from tests.support.oracle import versions_of
 from tests.support.serving import dead_url, read_request, serving_socket
 from tests.support.stack import Reply, Stack, stack
+from worker.worker import EmbeddedWorker
 
 UNCERTAIN = "version_uncertain"
 

@@ -17,9 +17,6 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.engine.records import GenerationRecord
-from router.embedded.models.vocabulary import load_vocabulary
-from router.embedded.worker import EmbeddedWorker
 from tests.integration.conftest import RouterFor
 from tests.support.client import Answer, call
 from tests.support.engine_server import EngineServer
@@ -29,6 +26,9 @@ from tests.support.oracle import Speller, versions_of
 from tests.support.sglang_contract import contract
 from tests.support.stack import STYLES, Stack, stack
 from tests.support.usual import usual
+from worker.engine.records import GenerationRecord
+from worker.models.vocabulary import load_vocabulary
+from worker.worker import EmbeddedWorker
 
 ENGINES = ("sglang", "vllm")
 

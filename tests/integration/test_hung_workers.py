@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.client import Answer, call
 from tests.support.fleet import Fleet, until
 from tests.support.programs import Program
+from worker.models.ngram import shipped_tokenizer
 
 pytestmark = pytest.mark.slow
 FLEET_TIMEOUT = 2.0

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from router.config import StoreConfig
-from router.embedded.worker import EmbeddedWorker
 from tests.support.lives import Router, tokenizer_of
 from tests.support.usual import usual
 from tests.support.vocabularies import vocabulary
+from worker.worker import EmbeddedWorker
 
 
 class Fleet:

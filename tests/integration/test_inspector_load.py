@@ -16,9 +16,9 @@ from urllib.parse import quote, urlsplit
 import psutil
 import pytest
 
-from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.client import call
 from tests.support.programs import Program
+from worker.models.ngram import shipped_tokenizer
 
 pytestmark = pytest.mark.slow
 API = "/inspect/api"

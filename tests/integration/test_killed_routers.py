@@ -25,12 +25,12 @@ import pytest
 
 from middleware_hub.store.protocol import Store
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.embedded.worker import EmbeddedWorker
 from tests.middleware_hub.store.world import with_store
 from tests.support import templates
 from tests.support.client import call, stream
 from tests.support.programs import Program
 from tests.support.vocabularies import vocabulary
+from worker.worker import EmbeddedWorker
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from router.config import StoreConfig
-from router.embedded.worker import EmbeddedWorker
 from tests.support import three_dialects
 from tests.support.agents import TOOLS, ids_of, system, user
 from tests.support.chat_models import chat_model
@@ -21,6 +20,7 @@ from tests.support.shapes import ChatModel
 from tests.support.stack import Stack, stack
 from tests.support.three_dialects import PLACES, Message
 from tests.support.usual import usual
+from worker.worker import EmbeddedWorker
 
 OTHERS = (
     "qwen3_5_think",

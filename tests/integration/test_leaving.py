@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.engine.script import Fault
-from router.embedded.options import StreamStyle
-from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, assert_kept, calls, in_no_workers_hands, outcomes, settle, until
 from tests.support.client import call
 from tests.support.stack import STYLES, Stack, stack
 from tests.support.usual import usual
+from worker.engine.script import Fault
+from worker.options import StreamStyle
+from worker.worker import EmbeddedWorker
 
 EXACT = '{reason="",recorded="exact"}'
 

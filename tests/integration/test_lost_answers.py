@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from router.config import StoreConfig
-from router.embedded.worker import EmbeddedWorker
 from tests.support.agents import AgentSession, user
 from tests.support.chat_models import chat_model
 from tests.support.client import Answer
 from tests.support.lives import Router
 from tests.support.stack import Stack, events, stack
+from worker.worker import EmbeddedWorker
 
 Json = dict[str, Any]
 

@@ -14,7 +14,6 @@ import pytest
 
 from middleware_hub.sessions.turn import written_again
 from router.config import StoreConfig
-from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_open_responses import CALLS as CALLED
 from tests.integration.test_open_responses import WEATHER
 from tests.support.agents import user
@@ -22,6 +21,7 @@ from tests.support.chat_models import chat_model
 from tests.support.client import Answer
 from tests.support.lives import Router
 from tests.support.usual import usual
+from worker.worker import EmbeddedWorker
 
 AGAIN = {"x-stainless-retry-count": "1"}
 CHAT = "chat/completions"

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from router.config import StoreConfig
-from router.embedded.engine.records import GenerationRecord
-from router.embedded.worker import EmbeddedWorker
 from tests.conftest import examples
 from tests.support.chat_models import chat_model, markers_of
 from tests.support.lives import Router
 from tests.support.shapes import ChatModel
+from worker.engine.records import GenerationRecord
+from worker.worker import EmbeddedWorker
 
 NAME = "qwen2_5"
 """Its template writes what was said as it was said."""

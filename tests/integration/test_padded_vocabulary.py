@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from router.config import StoreConfig
-from router.embedded.worker import EmbeddedWorker
 from tests.support.lives import Router, tokenizer_of
 from tests.support.vocabularies import vocabulary
+from worker.worker import EmbeddedWorker
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,13 @@ import uvloop
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.store.opening import open_store
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, calls, until
 from tests.support.client import Answer, call
 from tests.support.programs import Program
 from tests.support.redis_server import empty_redis, redis_server
 from tests.support.usual import usual
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 LEASE = 5.0
 Json = dict[str, Any]

@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking
 from tests.support.client import call
 from tests.support.processes import Processes, alive, until
 from tests.support.programs import Program
 from tests.support.redis_server import empty_redis
 from tests.support.usual import usual
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 SHORT = {"max_new_tokens": 8}
 

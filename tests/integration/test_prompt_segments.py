@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from middleware_hub.hub import Hub
 from router.app import create_app
 from router.config import AbortConfig, RouterConfig, WorkersConfig
-from router.embedded.engine.records import GenerationRecord
 from tests.conftest import examples
 from tests.support.asking import assert_kept, counted
 from tests.support.client import Answer
@@ -27,6 +26,7 @@ from tests.support.serving import serve
 from tests.support.stack import Reply, Stack, stack
 from tests.support.usual import usual
 from tests.support.vocabularies import NAMES, Name
+from worker.engine.records import GenerationRecord
 
 ALL: tuple[Name, ...] = (*NAMES, "mistral-v1-legacy")
 Json = dict[str, Any]

@@ -17,13 +17,13 @@ import pytest
 
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from middleware_hub.tokenizer.worker_check import tokenizer_check
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.models.vocabulary import EngineVocabulary, load_vocabulary
-from router.embedded.worker import EmbeddedWorker
 from tests.integration.conftest import RouterFor
 from tests.support.client import call, stream
 from tests.support.engine_server import EngineServer
 from tests.support.engines import SGLANG, Engine
+from worker.models.ngram import shipped_tokenizer
+from worker.models.vocabulary import EngineVocabulary, load_vocabulary
+from worker.worker import EmbeddedWorker
 
 ENGINES = ("sglang", "vllm")
 

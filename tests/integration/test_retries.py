@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from router.config import HealthConfig, QueueConfig, RetryConfig
-from router.embedded.options import StreamStyle
 from tests.support.asking import Asking, assert_kept, calls, counted, settle, until
 from tests.support.stack import STYLES, Reply, Stack, events, stack
 from tests.support.usual import usual
+from worker.options import StreamStyle
 
 WHOLE_OR_STREAMED: tuple[StreamStyle | None, ...] = (None, *STYLES)
 EAGER = RetryConfig(first_wait=0.001)

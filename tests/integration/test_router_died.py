@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from tests.support.client import Answer, call
 from tests.support.programs import ROOT, Program
 from tests.support.vocabularies import vocabulary
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 SAMPLING = {"max_new_tokens": 24, "temperature": 1.0, "stop": ["\n"]}
 

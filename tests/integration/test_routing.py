@@ -22,12 +22,12 @@ from router.config import (
     ServerConfig,
     WorkersConfig,
 )
-from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking
 from tests.support.client import Answer, call
 from tests.support.serving import serve
 from tests.support.usual import usual
 from tests.support.vocabularies import vocabulary
+from worker.worker import EmbeddedWorker
 
 SYSTEM = "You are a careful assistant who answers in one word. " * 30
 WITH_IDS = (RADIX_TREE_MIDDLEWARE,)

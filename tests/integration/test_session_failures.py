@@ -8,10 +8,10 @@ import anthropic
 import openai
 import pytest
 
-from router.embedded.engine.script import Fault
-from router.embedded.options import StreamStyle
 from tests.support.agents import AgentSession, ids_of, user
 from tests.support.stack import Stack, events, stack
+from worker.engine.script import Fault
+from worker.options import StreamStyle
 
 
 @pytest.fixture(scope="module", params=["incremental", "cumulative"])

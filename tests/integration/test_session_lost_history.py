@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from router.embedded.engine.script import Fault
 from tests.support.agents import AgentSession, Turn, ids_of, user
 from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel
 from tests.support.stack import Stack, stack
+from worker.engine.script import Fault
 
 
 @pytest.fixture(scope="module")

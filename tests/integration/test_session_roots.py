@@ -12,11 +12,11 @@ import pytest
 
 from middleware_hub.client import Client, Session
 from router.config import StoreConfig
-from router.embedded.worker import EmbeddedWorker
 from tests.support.agents import TOOLS, AgentSession, ids_of, system, user
 from tests.support.chat_models import chat_model
 from tests.support.lives import Router
 from tests.support.stack import Stack, stack
+from worker.worker import EmbeddedWorker
 
 Json = dict[str, Any]
 OTHER = [

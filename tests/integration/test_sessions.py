@@ -11,7 +11,6 @@ import pyarrow.ipc
 import pytest
 import safetensors.numpy
 
-from router.embedded.options import StreamStyle
 from tests.support import templates
 from tests.support.agents import (
     TOOLS,
@@ -28,6 +27,7 @@ from tests.support.asking import Asking
 from tests.support.client import Answer
 from tests.support.fleet import until
 from tests.support.stack import Stack, events, stack
+from worker.options import StreamStyle
 
 
 @pytest.fixture(scope="module")

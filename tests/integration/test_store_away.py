@@ -17,14 +17,14 @@ import pytest
 
 from middleware_hub.store.spool.file import SpoolFile
 from middleware_hub.store.sqlite.file import connect
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from router.peers.presence import LEASE_SECONDS
 from tests.support.client import call
 from tests.support.fleet import until
 from tests.support.programs import ROOT, Program
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.small_disk import enlarge, small_disk
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from router.config import StoreConfig
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from tests.middleware_hub.store_cli.running import status
 from tests.support.chat_models import chat_model
 from tests.support.client import Answer, call
@@ -23,6 +21,8 @@ from tests.support.programs import Program
 from tests.support.redis_server import RedisServer
 from tests.support.stack import Stack
 from tests.support.usual import usual
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 CHAT = "/v1/chat/completions"
 FEW = {"max_new_tokens": 6, "ignore_eos": True}

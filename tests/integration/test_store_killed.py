@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from tests.support.programs import Program
 from tests.support.redis_server import empty_redis
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 pytestmark = pytest.mark.slow
 

@@ -14,13 +14,13 @@ import pytest
 
 from middleware_hub.store.errors import StoreUnreachableError
 from router.config import StoreConfig
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from tests.support.client import Answer
 from tests.support.lives import Router, tokenizer_of
 from tests.support.redis_server import empty_redis
 from tests.support.stack import events
 from tests.support.usual import usual
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 TIMES = ("e2e_latency", "cached_tokens", "queue_time", "response_sent_to_client_ts")
 HEADERS = ("x-radix-recorded", "x-radix-reused-tokens", "x-radix-prompt-tokens", "x-radix-reasons", "x-radix-saved")

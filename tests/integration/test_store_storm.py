@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from benchmarks.many_routers.wire import Wire
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker, LoopThread
 from tests.support.client import call
 from tests.support.fleet import until
 from tests.support.programs import Program
 from tests.support.redis_server import RedisServer, redis_server
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker, LoopThread
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,6 @@ import pytest
 from middleware_hub.client import Client
 from middleware_hub.store.errors import NOT_SAVED_COMMENT
 from middleware_hub.store.sqlite.file import connect
-from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_killed_routers import TOLD, Answered
 from tests.support import templates
 from tests.support.client import Answer, call
@@ -22,6 +21,7 @@ from tests.support.engine_server import free_port
 from tests.support.fleet import until
 from tests.support.programs import Program
 from tests.support.vocabularies import Name, vocabulary
+from worker.worker import EmbeddedWorker
 
 NAME = "store.sqlite3"
 

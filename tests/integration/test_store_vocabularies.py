@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from router.config import StoreConfig
-from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_store_lives import HEADERS, Client, Said
 from tests.support.lives import Router, tokenizer_of
 from tests.support.usual import usual
 from tests.support.vocabularies import vocabulary
+from worker.worker import EmbeddedWorker
 
 PIECES = [
     *("Hello", " Hello", "What is 2+2?", " Go on.", "\nObservation: nothing. ", "\r\n", "\0", " ", "  ", "summ", "ary"),

@@ -23,15 +23,15 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.engine.records import GenerationRecord
-from router.embedded.models.vocabulary import load_vocabulary
-from router.embedded.options import StreamStyle
-from router.embedded.worker import EmbeddedWorker
 from tests.conftest import MORE
 from tests.support.asking import Asking, assert_kept, counted, outcomes, said_once, settle, until
 from tests.support.client import call
 from tests.support.stack import Stack, stack
 from tests.support.vocabularies import vocabulary
+from worker.engine.records import GenerationRecord
+from worker.models.vocabulary import load_vocabulary
+from worker.options import StreamStyle
+from worker.worker import EmbeddedWorker
 
 CONVERSATIONS = 500 if MORE else 100
 TURNS = 8 * (MORE or 1)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from router.embedded.options import StreamStyle
 from tests.support.asking import assert_kept
 from tests.support.stack import STYLES, Stack, stack
+from worker.options import StreamStyle
 
 PROMPTS = {"single": "A:", "list": ["A:", "B: b"]}
 PIECES = ("Hel", "lo", " sum", "mary", " x")

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from middleware_hub.store.sqlite.file import connect
-from router.embedded.worker import EmbeddedWorker
 from tests.integration.test_store_trouble import NAME, router
 from tests.support import templates
 from tests.support.client import Answer, call
 from tests.support.fleet import until
 from tests.support.programs import Program
 from tests.support.vocabularies import vocabulary
+from worker.worker import EmbeddedWorker
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

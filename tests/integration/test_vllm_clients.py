@@ -12,11 +12,11 @@ import anthropic
 import openai
 import pytest
 
-from router.embedded.worker import EmbeddedWorker
 from tests.support import templates
 from tests.support.asking import settle
 from tests.support.client import call
 from tests.support.stack import Stack, stack
+from worker.worker import EmbeddedWorker
 
 TEMPLATE = {"chat_template": str(templates.folder() / "qwen2_5.jinja")}
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.engine.script import Fault
-from router.embedded.options import Interface
-from router.embedded.worker import EmbeddedWorker
 from tests.support.asking import Asking, calls, settle, until
 from tests.support.client import Answer
 from tests.support.stack import Stack, events, stack
 from tests.support.vocabularies import vocabulary
+from worker.engine.script import Fault
+from worker.options import Interface
+from worker.worker import EmbeddedWorker
 
 LONG = {"max_new_tokens": 50, "ignore_eos": True}
 BRIEF: dict[str, Any] = {"text": "A:", "sampling_params": {"max_new_tokens": 2}}

@@ -11,11 +11,11 @@ import pytest
 from middleware_hub.client import Client
 from middleware_hub.store.protocol import Forgotten, Store
 from router.config import StoreConfig
-from router.embedded.worker import EmbeddedWorker
 from tests.middleware_hub.store.world import with_store
 from tests.support.client import call, stream
 from tests.support.lives import Router
 from tests.support.redis_server import empty_redis
+from worker.worker import EmbeddedWorker
 
 SHORT = {"max_new_tokens": 6}
 

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.embedded.engine.records import GenerationRecord
 from tests.support.client import Answer
 from tests.support.stack import Stack, events
+from worker.engine.records import GenerationRecord
 
 TOOLS = [
     {

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from router.embedded.engine.records import GenerationRecord
-from router.embedded.worker import EmbeddedWorker
 from tests.support.client import Answer
 from tests.support.oracle import versions_of
 from tests.support.stack import Stack
+from worker.engine.records import GenerationRecord
+from worker.worker import EmbeddedWorker
 
 
 class Asking:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
-from router.embedded.models.ngram import shipped_tokenizer
 from tests.support import templates
 from tests.support.vocabularies import cache_folder
+from worker.models.ngram import shipped_tokenizer
 
 _FORMAT = 2  # raise it when what is built changes: the cache is keyed by it
 

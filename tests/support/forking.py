@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
     "router.app",
-    "router.embedded.worker",
+    "worker.worker",
     "router.flags",
     "middleware_hub.completions_middleware",
     "middleware_hub.inspector.api",

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.embedded.engine.script import Fault
-from router.embedded.options import StreamStyle
 from tests.support.client import Answer
+from worker.engine.script import Fault
+from worker.options import StreamStyle
 
 Json = dict[str, Any]
 Prompt = str | list[int]

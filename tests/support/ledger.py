@@ -22,10 +22,10 @@ from urllib.parse import urlsplit
 
 from tokenizers import Tokenizer
 
-from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.client import call
 from tests.support.fleet import Fleet, until
 from tests.support.oracle import versions_of
+from worker.models.ngram import shipped_tokenizer
 
 Json = dict[str, Any]
 

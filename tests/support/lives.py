@@ -11,10 +11,10 @@ from middleware_hub.store.protocol import Store
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.app import create_app
 from router.config import RadixConfig, RouterConfig, SessionsConfig, StoreConfig, WorkersConfig
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from tests.support.serving import serve
 from tests.support.stack import Stack
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 
 class Router:

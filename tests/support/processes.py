@@ -9,9 +9,9 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.client import call
 from tests.support.programs import Program
+from worker.models.ngram import shipped_tokenizer
 
 
 class Processes(Program):

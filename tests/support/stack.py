@@ -26,13 +26,13 @@ from router.config import (
     StoreConfig,
     WorkersConfig,
 )
-from router.embedded.engine.records import GenerationRecord
-from router.embedded.options import StreamStyle
-from router.embedded.worker import EmbeddedWorker
 from tests.support.client import Answer
 from tests.support.oracle import Speller, speller
 from tests.support.serving import serve
 from tests.support.vocabularies import Name, vocabulary
+from worker.engine.records import GenerationRecord
+from worker.options import StreamStyle
+from worker.worker import EmbeddedWorker
 
 STYLES: tuple[StreamStyle, ...] = ("cumulative", "incremental", "mixed")
 

@@ -24,9 +24,9 @@ from starlette.types import Message
 
 from router.app import RouterApp, create_app
 from router.config import RadixConfig, RouterConfig, SessionsConfig, WorkersConfig
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from router.http.disconnect import EXTENSION, ServedClient
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 ROOT = f"{Path(__file__).parents[2]}/"
 OURS = (f"{ROOT}router/", f"{ROOT}middleware_hub/")

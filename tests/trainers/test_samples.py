@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from router.config import AbortConfig
-from router.embedded.worker import EmbeddedWorker
 from tests.support.client import call
 from tests.support.stack import Stack, stack
 from tests.support.vocabularies import vocabulary
 from tests.trainers import trainers
 from tests.trainers.trainers import Trainer
+from worker.worker import EmbeddedWorker
 
 QUESTION = "Question: how long is the Elbe?\n"
 PARAMS = {"max_new_tokens": 300, "temperature": 1.0}

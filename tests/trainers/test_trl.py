@@ -17,13 +17,13 @@ import pytest
 import tokenizers
 
 from middleware_hub.client import NotUsableError, conversation
-from router.embedded.worker import EmbeddedWorker
 from tests.integration.conftest import ROOT
 from tests.support import sglang_server
 from tests.support.stack import Stack
 from tests.support.vocabularies import vocabulary
 from tests.trainers import trainers
 from tests.trainers.test_samples import say
+from worker.worker import EmbeddedWorker
 
 QUESTION = "Question: how long is the Elbe?\n"
 OBSERVATION = "Are you sure?"

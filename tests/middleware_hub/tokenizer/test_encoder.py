@@ -22,11 +22,11 @@ from middleware_hub.tokenizer.encoder import CHECK_EVERY, Encode, FastEncoder, L
 from middleware_hub.tokenizer.settings import is_verbatim
 from middleware_hub.tokenizer.tokenizer import Tokenizer as Whole
 from middleware_hub.tokenizer.vocabulary import Vocabulary
-from router.embedded.models.ngram import shipped_tokenizer
 from router.engines.form.limits import PROMPT_LIMITS
 from router.errors import BadRequestError
 from tests.support.usual import usual
 from tests.support.vocabularies import Name, vocabulary
+from worker.models.ngram import shipped_tokenizer
 
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 BYTE_LEVEL: tuple[Name, ...] = ("qwen", "tekken")

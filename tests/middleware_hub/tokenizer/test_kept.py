@@ -15,9 +15,9 @@ import pytest
 
 from middleware_hub.tokenizer import kept, loaded
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.embedded.models.ngram import shipped_tokenizer
 from tests.support.usual import usual
 from tests.support.vocabularies import Name, vocabulary
+from worker.models.ngram import shipped_tokenizer
 
 LIBRARIES = ("pytest",)
 

@@ -17,12 +17,12 @@ from tokenizers import Tokenizer as Backend
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from router.config import SpecialTokens
-from router.embedded.models.ngram import shipped_tokenizer
 from router.errors import BadRequestError
 from tests.conftest import examples
 from tests.middleware_hub.real import ALL, BYTE_LEVEL, added, recount, reference, texts, tokenizer
 from tests.support.usual import usual
 from tests.support.vocabularies import Name, load
+from worker.models.ngram import shipped_tokenizer
 
 slow = settings(
     deadline=None, max_examples=examples(80), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]

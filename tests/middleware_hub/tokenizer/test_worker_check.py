@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from middleware_hub.tokenizer.worker_check import TEXT, tokenizer_check
-from router.embedded.models.vocabulary import load_vocabulary
-from router.embedded.options import Interface
-from router.embedded.worker import EmbeddedWorker
 from router.workers.worker_check import WorkerCheck
 from tests.middleware_hub.real import tokenizer
 from tests.support.fleet import until
 from tests.support.stack import stack
 from tests.support.vocabularies import NAMES, vocabulary
+from worker.models.vocabulary import load_vocabulary
+from worker.options import Interface
+from worker.worker import EmbeddedWorker
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -22,14 +22,14 @@ from starlette.types import Receive, Scope, Send
 
 from router.app import create_app, create_tracer
 from router.config import RadixConfig, RouterConfig, TraceConfig, WorkersConfig
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.worker import EmbeddedWorker
 from router.errors import BadRequestError
 from router.observability import otel
 from router.observability.otel import OtelTracer
 from tests.router.conftest import EchoWorker, GatedWorker, answer, running
 from tests.router.test_cli import Process
 from tests.support.serving import dead_url, serving
+from worker.models.ngram import shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"

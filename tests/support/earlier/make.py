@@ -26,12 +26,12 @@ from urllib.parse import urlsplit
 import apsw
 import hiredis
 
-from router.demo.rollout import call
-from router.embedded.models.ngram import shipped_tokenizer
-from router.embedded.options import WorkerOptions
-from router.embedded.worker import EmbeddedWorker
 from tests.support.engine_server import free_port
 from tests.support.redis_server import empty_redis
+from worker.demo.rollout import call
+from worker.models.ngram import shipped_tokenizer
+from worker.options import WorkerOptions
+from worker.worker import EmbeddedWorker
 
 FOLDER = Path(__file__).parent
 FIRST_VERSION, NEW_VERSION = "1", "2"

@@ -26,10 +26,10 @@ from middleware_hub.store.spool.file import _OVERDRAFT, SpoolFile, SpoolHead
 from middleware_hub.store.spool.folder import SpoolFolder, identity
 from middleware_hub.store.spool.packing import pack, unpack
 from router.config import StoreConfig
-from router.embedded.models.ngram import shipped_tokenizer
 from tests.middleware_hub.store.world import NS, World
 from tests.support.lives import tokenizer_of
 from tests.support.small_disk import enlarge, small_disk
+from worker.models.ngram import shipped_tokenizer
 
 HEAD = SpoolHead("sqlite:/a", "toy")
 

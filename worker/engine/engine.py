@@ -1,0 +1,274 @@
+"""The engine: runs samples from their admission to their end. No HTTP.
+
+A request passes two places, and both can be closed:
+
+    app -> [front: SGLang's tokenizer manager] -> [scheduler: queued -> running] -> done
+
+The front is closed while the engine is paused, in any mode. A request that waits there cannot be aborted: SGLang sends the
+abort to a scheduler that does not know the request yet, so the request runs once the pause is over. A pause with mode
+`in_place` or `retract` closes the scheduler (so does `hold`, which SGLang does not have). An aborted sample ends at once if it
+is queued; if it is running it ends at its next token, which in a pause comes after the pause. `retract` puts running samples
+back into the queue.
+
+All state belongs to one event loop. After each burst of tokens a sample lets the others run; nothing sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Literal
+
+from worker.condition import Condition
+from worker.engine.finish import ABORTED, DEQUEUED, FinishReason
+from worker.engine.records import GenerationRecord
+from worker.engine.sample import ReplyRequest, Sample
+from worker.engine.script import FREE, Fault, Script
+from worker.options import WorkerOptions
+
+PauseMode = Literal["abort", "in_place", "retract", "wait"]  # the last is vLLM's
+
+logger = logging.getLogger(__name__)
+
+_CATCH_UP = 0.1  # seconds: a sample that is later than this does not catch up
+
+
+class Stage(Enum):
+    """The place that a job has reached."""
+
+    FRONT = "front"
+    QUEUED = "queued"
+    RUNNING = "running"
+
+
+@dataclass(eq=False)
+class EngineJob:
+    """A sample in flight."""
+
+    sample: Sample
+    record: GenerationRecord
+    fault: Fault | None
+    stage: Stage = Stage.FRONT
+    aborted: bool = False
+    dropped: bool = False  # its client has left: it ends, whatever is closed
+    waiting: bool = False  # at a closed place
+    released: bool = False  # `hold` no longer stops it
+    clock: float = 0.0  # when its next token is due, by the loop's clock, if tokens take time
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a sample has been decoded: all of its text, and the number of its tokens."""
+
+    text: str
+    count: int
+    finish: FinishReason | None = None  # with the last progress of a sample
+    dequeued: bool = False  # an abort took it out of the queue
+
+
+NOTHING = Progress("", 0)
+
+
+class Engine:
+    """Runs jobs, and pauses, aborts and holds them. `new_sample` begins the sample of a request."""
+
+    def __init__(self, new_sample: Callable[[ReplyRequest], Sample], options: WorkerOptions) -> None:
+        self.weight_version = options.weight_version
+        self.jobs: dict[str, EngineJob] = {}
+        self.scripts: deque[Script] = deque()
+        self.faults: deque[Fault] = deque()
+        self.progress = Condition()  # notified after every token and every request
+        self._gates = Condition()  # notified when a closed place may have opened
+        self._new_sample = new_sample
+        self._stream_interval = options.stream_interval
+        self._token_delay = options.token_delay
+        self._hold: int | None = None
+        self._front_closed = False
+        self._scheduler_closed = False
+
+    @property
+    def paused(self) -> bool:
+        """Whether the engine is paused, in any mode."""
+        return self._front_closed
+
+    def changed(self) -> None:
+        """Wake the tasks that wait for something that may have changed."""
+        self._gates.notify()
+        self.progress.notify()
+
+    # -- admission -----------------------------------------------------------------------------------------------------
+
+    def start(self, request: ReplyRequest, record: GenerationRecord) -> EngineJob:
+        """Put a request in flight. Without a script of its own it takes the next one of the queue."""
+        if request.script is FREE and self.scripts:
+            request = replace(request, script=self.scripts.popleft())
+        fault = self.faults.popleft() if self.faults else request.script.fault
+        job = self.jobs[request.rid] = EngineJob(self._new_sample(request), record, fault)
+        return job
+
+    def retire(self, job: EngineJob) -> None:
+        """Take a job out of flight and complete its record. A second call does nothing."""
+        if self.jobs.get(job.record.rid) is not job:
+            return
+        del self.jobs[job.record.rid]
+        sample, record = job.sample, job.record
+        if sample.finish is None:
+            sample.finish = dict(ABORTED)
+        record.output_ids = sample.output_ids
+        record.logprobs = sample.logprobs
+        record.versions = sample.versions.per_token()
+        record.finish_reason = sample.finish
+        logger.debug(
+            "%s: %d read, %d sampled, %s", record.rid, len(record.input_ids), len(record.output_ids), sample.finish
+        )
+        self.changed()
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    async def run(self, job: EngineJob, *, stream: bool) -> AsyncIterator[Progress]:
+        """Run a sample; yield what SGLang's scheduler passes on, the last time with the finish reason."""
+        sample, record = job.sample, job.record
+        interval = (
+            (sample.request.sampling.stream_interval or self._stream_interval) if stream else sample.plain_interval
+        )
+        passed_on = NOTHING
+        await self._pass(job, lambda: job.dropped or not self._front_closed)
+        job.stage = Stage.QUEUED
+        while True:
+            if sample.finish is None:
+                await self._pass(job, lambda: self._may_run(job))
+                if job.aborted and job.stage is Stage.QUEUED:
+                    sample.finish = dict(DEQUEUED)
+                    yield replace(passed_on, finish=sample.finish, dequeued=True)
+                    return
+                job.stage = Stage.RUNNING
+                if job.aborted or job.dropped:
+                    sample.finish = dict(ABORTED)
+                else:
+                    await self._advance(job, self._due(passed_on.count, interval, stream=stream))
+            count = len(sample.output_ids)
+            due = count >= self._due(passed_on.count, interval, stream=stream)
+            if sample.finish is not None or (due and not (stream and sample.holds_back())):
+                record.text = sample.text()
+                passed_on = Progress(record.text, count, sample.finish)
+                yield passed_on
+            if sample.finish is not None:
+                return
+
+    def _due(self, passed_on: int, interval: int, *, stream: bool) -> int:
+        """Return the number of tokens at which a reply is decoded next; a stream has its first token at once."""
+        return 1 if stream and not passed_on else passed_on + interval
+
+    async def _advance(self, job: EngineJob, due: int) -> None:
+        """Sample up to `due` tokens: one by one if something waits for progress, else in a burst."""
+        sample, count = job.sample, len(job.sample.output_ids)
+        burst = 1 if self._token_delay or self.progress.has_waiters else max(1, min(sample.burst, due - count))
+        if self._hold is not None and not job.released:
+            burst = min(burst, self._hold - count)
+        sample.advance(burst, self.weight_version)
+        await asyncio.sleep(self._wait(job) if self._token_delay else 0)
+        self.progress.notify()
+
+    def _wait(self, job: EngineJob) -> float:
+        now = asyncio.get_running_loop().time()
+        job.clock = max(job.clock, now - _CATCH_UP) + self._token_delay if job.clock else now + self._token_delay
+        return max(0.0, job.clock - now)
+
+    def _may_run(self, job: EngineJob) -> bool:
+        if job.dropped:
+            return True
+        if job.aborted:
+            return job.stage is Stage.QUEUED or not self._scheduler_closed
+        held = self._hold is not None and len(job.sample.output_ids) >= self._hold and not job.released
+        return not (held or self._scheduler_closed)
+
+    async def _pass(self, job: EngineJob, may: Callable[[], bool]) -> None:
+        if may():
+            return
+        job.waiting = True
+        self.progress.notify()
+        await self._gates.wait_for(may)
+        job.waiting = False
+
+    def give_up(self, jobs: Iterable[EngineJob]) -> None:
+        """End these jobs at once, even at a closed place."""
+        for job in jobs:
+            job.dropped = True
+        self.changed()
+
+    # -- control ------------------------------------------------------------------------------------------------------
+
+    def hold(self, after: int) -> None:
+        """Stop every sample that has `after` tokens; 0 keeps them queued."""
+        self._hold = after
+        self.changed()
+
+    def release(self, count: int | None) -> None:
+        """Open the gate, or let only the first `count` jobs that wait there go on."""
+        if count is None:
+            self._hold = None
+        else:
+            for job in [job for job in self.jobs.values() if job.waiting and not job.released][:count]:
+                job.released = True
+        self.changed()
+
+    def abort(self, rid: str) -> None:
+        """Abort a request. The front ignores an unknown id; the scheduler aborts all whose id begins with a known one."""
+        if rid in self.jobs:
+            self._abort(lambda name: name.startswith(rid))
+
+    def abort_all(self) -> None:
+        """Abort everything that has reached the scheduler."""
+        self._abort(lambda _name: True)
+
+    def _abort(self, matches: Callable[[str], bool]) -> None:
+        for name, job in self.jobs.items():
+            if matches(name) and job.stage is not Stage.FRONT:
+                job.aborted = True
+        self.changed()
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Close the front, and the scheduler; with mode `abort` or `wait`, instead wait until the scheduler is empty."""
+        logger.info("paused: %s", mode)
+        self._front_closed = True
+        if mode in ("abort", "wait"):
+            if mode == "abort":
+                self.abort_all()
+            await self.progress.wait_for(lambda: all(job.stage is Stage.FRONT for job in self.jobs.values()))
+            return
+        self._scheduler_closed = True
+        if mode == "retract":
+            for job in self.jobs.values():
+                if job.stage is Stage.RUNNING:
+                    job.stage = Stage.QUEUED
+        self.changed()
+
+    def resume(self) -> None:
+        logger.info("continued")
+        self._front_closed = self._scheduler_closed = False
+        self.changed()
+
+    async def update_weights(self, version: str | None) -> None:
+        """Change the weights. Without a pause they wait for what is in flight: SGLang takes a writer lock."""
+        if not self._front_closed:
+            await self.progress.wait_for(lambda: not self.jobs)
+        if version is not None:
+            self.weight_version = version
+        logger.info("new weights, version %s", self.weight_version)
+        self.changed()
+
+    def idle(self) -> bool:
+        """Return whether the cache may be flushed: nothing runs, and jobs wait for the end of a pause only."""
+        return not any(
+            job.stage is Stage.RUNNING or (job.stage is Stage.QUEUED and not self._scheduler_closed)
+            for job in self.jobs.values()
+        )
+
+    def drop(self) -> None:
+        """End everything and forget a pause, as the death of a process does."""
+        self._front_closed = self._scheduler_closed = False
+        self.give_up(self.jobs.values())

@@ -1,0 +1,76 @@
+"""A worker's records of its requests, for a test to compare with."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.engine.finish import FinishReason
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class GenerationRecord:
+    """One reply, as it was made."""
+
+    rid: str
+    body: dict[str, Any]  # the request as received; of a batch, the whole of it
+    raw: bytes
+    headers: dict[str, str]
+    index: int  # the reply's place in the batch
+    input_ids: list[int]  # what the model consumed
+    from_text: bool  # the worker had to encode a text itself, which a router must prevent
+    output_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)  # per output token
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    disconnected: bool = False
+
+
+@dataclass
+class ControlRecord:
+    """Any request that is not a generation."""
+
+    method: str
+    path: str
+    query: dict[str, list[str]]
+    headers: dict[str, str]
+    raw: bytes
+
+    @property
+    def body(self) -> Any:
+        """The JSON of the body; None without a body."""
+        return json.loads(self.raw) if self.raw else None
+
+
+@dataclass
+class Journal:
+    """All records of a worker, in the order of arrival; none if it does not `keep` them.
+
+    Attributes:
+        received: the number of requests to generate, also of those that were refused.
+        out_of_range: what was wrong with requests outside of the valid range.
+    """
+
+    keep: bool
+    received: int = 0
+    generations: list[GenerationRecord] = field(default_factory=list)
+    requests: list[ControlRecord] = field(default_factory=list)
+    out_of_range: list[str] = field(default_factory=list)
+
+    def add_generations(self, records: list[GenerationRecord]) -> None:
+        if self.keep:
+            self.generations += records
+
+    def add_out_of_range(self, what: str) -> None:
+        logger.warning("refused a request outside of the valid range: %s", what)
+        if self.keep:
+            self.out_of_range.append(what)
+
+    def add_request(self, record: ControlRecord) -> None:
+        if self.keep:
+            self.requests.append(record)

@@ -1,0 +1,95 @@
+"""One reply while it is sampled: what was asked for, and what the engine and the wire read of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from worker.engine.finish import FinishReason, length
+from worker.engine.logprobs import LogprobDetails
+from worker.engine.sampling import SamplingParams
+from worker.engine.script import FREE, Script
+
+
+@dataclass(frozen=True)
+class ReturnOptions:
+    """What a request wants returned besides text and ids. Without `logprobs`, start, top, chosen and texts do nothing."""
+
+    logprobs: bool = False
+    start: int = -1  # the first token of the prompt with a logprob; -1 for none
+    top: int = 0  # how many of the likeliest tokens at each place
+    chosen: tuple[int, ...] = ()  # which tokens at each place
+    texts: bool = False  # the text of each token with its logprob
+    prompt_ids: bool = False
+
+
+@dataclass(frozen=True)
+class ReplyRequest:
+    """One of the replies that a request asks for."""
+
+    rid: str
+    input_ids: list[int]
+    sampling: SamplingParams
+    returns: ReturnOptions
+    script: Script = FREE
+
+
+class Versions:
+    """Which weights sampled which tokens, as runs."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[str, int]] = []  # a version, and where its tokens end
+
+    def extend(self, version: str, end: int) -> None:
+        """Give this version to all tokens before `end` that have none yet."""
+        if self._runs and self._runs[-1][0] == version:
+            self._runs.pop()
+        self._runs.append((version, end))
+
+    def per_token(self) -> list[str]:
+        found: list[str] = []
+        for version, end in self._runs:
+            found += [version] * (end - len(found))
+        return found
+
+    def spans(self, current: str, count: int) -> list[dict[str, Any]]:
+        """Return `meta_info.weight_versions` of the first `count` tokens: half-open spans, at least one."""
+        spans: list[dict[str, Any]] = []
+        start = 0
+        for version, end in self._runs:
+            if start < count:
+                spans.append({"version": version, "start": start, "end": min(end, count)})
+            start = end
+        return spans or [{"version": current, "start": 0, "end": 0}]
+
+
+class Sample(ABC):
+    """A reply as the engine runs it and the wire reports it."""
+
+    burst: int  # how many tokens may be sampled before the other samples run
+    plain_interval: int  # without a stream, the text is decoded after this many tokens
+
+    def __init__(self, request: ReplyRequest) -> None:
+        self.request = request
+        self.output_ids: list[int] = []
+        self.logprobs: list[float] = []  # of each sampled token
+        self.versions = Versions()
+        self.details = LogprobDetails()
+        self.finish: FinishReason | None = None if request.sampling.max_new_tokens else length(0)
+
+    @abstractmethod
+    def advance(self, count: int, version: str) -> None:
+        """Sample `count` tokens under `version`, or fewer if the reply ends earlier."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """Return the text that SGLang's detokenizer has passed on, if it decodes at each of these calls."""
+
+    @abstractmethod
+    def entries(self, start: int, end: int) -> list[tuple[float, int, None]]:
+        """Return a part of `output_token_logprobs`, without texts, as a new list."""
+
+    def holds_back(self) -> bool:
+        """Return whether a stream waits with its text, because a stop string may have begun."""
+        return False

@@ -1,0 +1,189 @@
+"""All routes of a worker except /generate."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+from worker.engine.engine import Engine, PauseMode
+from worker.http.errors import Refused
+from worker.http.exchange import Handler, HttpExchange
+from worker.http.routes import ANY, BOTH, GET, POST, Routes, dispatch, echo, model_cards, not_found
+from worker.http.wire import Wire
+from worker.models.vocabulary import EngineVocabulary
+from worker.options import WorkerOptions
+
+_UPDATED = "Succeeded to update model weights."
+_MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
+
+
+class Control:
+    """Reports on an engine, and commands it. While `unhealthy`, `/health`, `/ready` and `/ping` answer 503.
+
+    Attributes:
+        adapters: the names of those that are loaded.
+    """
+
+    def __init__(
+        self, engine: Engine, wire: Wire, vocabulary: EngineVocabulary, tokenizer_path: str, options: WorkerOptions
+    ) -> None:
+        self.unhealthy = False
+        self.adapters = list(options.adapters)
+        self._engine = engine
+        self._wire = wire
+        self._vocabulary = vocabulary
+        self._path = tokenizer_path
+        self._name = options.served_name or tokenizer_path
+        self._options = options
+        self._started = int(time.time())
+        self._routes: Routes = {
+            "/health": (GET, self._health),
+            "/health_generate": (GET, self._health),
+            "/ping": (GET, self._ping),
+            "/ready": (GET, self._ready),
+            "/model_info": (GET, self._model_info),
+            "/get_model_info": (GET, self._model_info),
+            "/server_info": (GET, self._server_info),
+            "/get_server_info": (GET, self._server_info),
+            "/v1/models": (GET, self._models),
+            "/tokenize": (POST, self._tokenize),
+            "/generate": (("POST", "PUT"), not_found),
+            "/abort_request": (POST, self._abort_request),
+            "/pause_generation": (POST, self._pause),
+            "/continue_generation": (POST, self._continue),
+            "/flush_cache": (BOTH, self._flush),
+            "/update_weight_version": (POST, self._update_weight_version),
+            "/update_weights_from_disk": (POST, self._updating("model_path", kind=str, num_paused_requests=0)),
+            "/update_weights_from_tensor": (POST, self._updating("serialized_named_tensors", kind=list)),
+            "/update_weights_from_distributed": (POST, self._updating("names", "dtypes", "shapes", kind=list)),
+            "/update_weights_from_ipc": (POST, self._updating("zmq_handles", kind=dict)),
+            "/echo": (ANY, echo),
+        }
+
+    async def __call__(self, exchange: HttpExchange) -> None:
+        await dispatch(exchange, self._routes)
+
+    # -- reports -------------------------------------------------------------------------------------------------------
+
+    async def _health(self, exchange: HttpExchange) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(
+                self._engine.progress.wait_for(lambda: not self._engine.paused), self._options.health_timeout
+            )
+        await self._ready(exchange)
+
+    async def _ping(self, exchange: HttpExchange) -> None:
+        await exchange.answer(503 if self.unhealthy else 200)
+
+    async def _ready(self, exchange: HttpExchange) -> None:
+        await exchange.answer(503 if self.unhealthy or self._engine.paused else 200)
+
+    async def _model_info(self, exchange: HttpExchange) -> None:
+        info = {
+            "model_path": self._path,
+            "served_model_name": self._name,
+            "tokenizer_path": self._path,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": self._engine.weight_version,
+            "load_format": "auto",
+            "reasoning_parser": None,
+            "tool_call_parser": None,
+            "disaggregation_mode": "null",
+            "has_image_understanding": False,
+            "has_audio_understanding": False,
+            "model_type": "embedded",
+            "architectures": ["EmbeddedForCausalLM"],
+        }
+        await exchange.answer(200, info)
+
+    async def _server_info(self, exchange: HttpExchange) -> None:
+        info = {
+            "model_path": self._path,
+            "tokenizer_path": self._path,
+            "skip_tokenizer_init": False,
+            "context_length": self._options.context_length,
+            "stream_interval": self._options.stream_interval,
+            "incremental_streaming_output": self._wire.stream_style == "incremental",
+            "weight_version": self._engine.weight_version,
+            "version": "0.5.23",
+        }
+        await exchange.answer(200, info)
+
+    async def _models(self, exchange: HttpExchange) -> None:
+        cards = model_cards(
+            *(self._name, self._path, self.adapters, self._started, self._options.context_length), owner="sglang"
+        )
+        await exchange.answer(200, {"object": "list", "data": cards})
+
+    async def _tokenize(self, exchange: HttpExchange) -> None:
+        body = exchange.json_object()
+        ids = self._vocabulary.tokenized(wanted(body, "prompt", str), wanted(body, "add_special_tokens", bool, True))
+        await exchange.answer(200, {"tokens": ids, "count": len(ids), "max_model_len": self._options.context_length})
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    async def _abort_request(self, exchange: HttpExchange) -> None:
+        body = exchange.json_object()
+        rid = wanted(body, "rid", str, "")
+        if body.get("abort_all"):
+            self._engine.abort_all()
+        else:
+            self._engine.abort(rid)
+        await exchange.answer(200)
+
+    async def _pause(self, exchange: HttpExchange) -> None:
+        mode = exchange.json_object().get("mode", "abort")
+        if mode not in _MODES:
+            raise Refused("Input should be 'abort', 'retract' or 'in_place'", "object")
+        await self._engine.pause(mode)
+        await exchange.answer(200, {"message": "Generation paused successfully.", "status": "ok"})
+
+    async def _continue(self, exchange: HttpExchange) -> None:
+        exchange.json_object()
+        self._engine.resume()
+        await exchange.answer(200, {"message": "Generation continued successfully.", "status": "ok"})
+
+    async def _flush(self, exchange: HttpExchange) -> None:
+        idle = self._engine.idle()
+        message = b"Cache flushed.\n" if idle else b"Flush cache failed.\n"
+        await exchange.answer(200 if idle else 400, message, None)
+
+    async def _update_weight_version(self, exchange: HttpExchange) -> None:
+        body = exchange.json_object()
+        version = wanted(body, "new_version", str)
+        if body.get("abort_all_requests", True):
+            self._engine.abort_all()
+        self._engine.weight_version = version
+        message = f"Weight version updated to {version}"
+        await exchange.answer(200, {"success": True, "message": message, "new_version": version})
+
+    def _updating(self, *fields: str, kind: type, **more: Any) -> Handler:
+        """Return the handler of an update whose body has these fields, and whose reply has `more` in it."""
+
+        async def update(exchange: HttpExchange) -> None:
+            body = exchange.json_object()
+            for name in fields:
+                wanted(body, name, kind)
+            if body.get("abort_all_requests"):
+                self._engine.abort_all()
+            await self._engine.update_weights(wanted(body, "weight_version", str, None))
+            await exchange.answer(200, {"success": True, "message": _UPDATED, **more})
+
+        return update
+
+
+def wanted(body: dict[str, Any], name: str, kind: type, *default: Any) -> Any:
+    """Return a value of a body; null counts as missing.
+
+    Raises:
+        Refused: it is of another kind, or it is missing and has no default.
+    """
+    value = body.get(name)
+    if value is None and default:
+        return default[0]
+    if not isinstance(value, kind):
+        raise Refused(f"body.{name}: input should be a valid {kind.__name__}", "object")
+    return value

@@ -1,0 +1,210 @@
+"""All routes of a vLLM worker except those that generate. Most commands exist only in vLLM's development mode."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from worker.engine.engine import Engine, EngineJob, PauseMode
+from worker.http.exchange import Handler, HttpExchange
+from worker.http.routes import ANY, BOTH, GET, POST, dispatch, echo, model_cards, not_found
+from worker.models.vocabulary import EngineVocabulary
+from worker.options import WorkerOptions
+
+_MODES: Mapping[str, PauseMode] = {"abort": "abort", "wait": "wait", "keep": "in_place"}
+_NO_TRANSFER = "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer."
+
+
+class VllmControl:
+    """Reports on an engine, and commands it. While `unhealthy`, `/health` and `/ping` answer 503.
+
+    Attributes:
+        adapters: the names of those that are loaded.
+        transferring: whether weights are being transferred, between `start_weight_update` and `finish_weight_update`.
+    """
+
+    def __init__(
+        self, engine: Engine, vocabulary: EngineVocabulary, tokenizer_path: str, options: WorkerOptions
+    ) -> None:
+        self.unhealthy = False
+        self.adapters = list(options.adapters)
+        self.transferring = False
+        self._engine = engine
+        self._vocabulary = vocabulary
+        self._path = tokenizer_path
+        self._name = options.served_name or tokenizer_path
+        self._options = options
+        self._started = int(time.time())
+        routes: dict[str, tuple[tuple[str, ...], Handler]] = {
+            "/health": (GET, self._health),
+            "/ping": (BOTH, self._health),
+            "/version": (GET, self._version),
+            "/v1/models": (GET, self._models),
+            "/load": (GET, self._load),
+            "/tokenize": (POST, self._tokenize),
+            "/kv_event_sources": (GET, self._sources),
+            "/v1/completions": (POST, not_found),
+            "/inference/v1/generate": (POST, not_found),
+            "/echo": (ANY, echo),
+        }
+        if options.scale_out:
+            routes["/inference/v1/abort_requests"] = (POST, self._abort_some)
+        else:
+            routes |= dict.fromkeys(("/inference/v1/generate", "/inference/v1/abort_requests"), (POST, self._forbidden))
+        if options.dev_mode:
+            routes |= {
+                "/abort_requests": (POST, self._abort),
+                "/pause": (POST, self._pause),
+                "/resume": (POST, self._resume),
+                "/is_paused": (GET, self._is_paused),
+                "/reset_prefix_cache": (POST, self._reset_prefix_cache),
+                "/weight_info": (GET, self._weight_info),
+                "/update_weight_version": (POST, self._update_weight_version),
+                "/init_weight_transfer_engine": (POST, self._transfer),
+                "/start_weight_update": (POST, self._transfer),
+                "/update_weights": (POST, self._transfer),
+                "/finish_weight_update": (POST, self._transfer),
+                "/collective_rpc": (POST, self._collective_rpc),
+                "/sleep": (POST, self._sleep),
+                "/wake_up": (POST, self._wake_up),
+            }
+        self._routes = routes
+
+    async def __call__(self, exchange: HttpExchange) -> None:
+        await dispatch(exchange, self._routes)
+
+    # -- reports -------------------------------------------------------------------------------------------------------
+
+    async def _health(self, exchange: HttpExchange) -> None:
+        await exchange.answer(503 if self.unhealthy else 200)
+
+    async def _version(self, exchange: HttpExchange) -> None:
+        await exchange.answer(200, {"version": "0.32.0"})
+
+    async def _models(self, exchange: HttpExchange) -> None:
+        cards = model_cards(
+            *(self._name, self._path, self.adapters, self._started, self._options.context_length), owner="vllm"
+        )
+        await exchange.answer(200, {"object": "list", "data": [{**card, "permission": []} for card in cards]})
+
+    async def _load(self, exchange: HttpExchange) -> None:
+        await exchange.answer(200, {"server_load": len(self._engine.jobs)})
+
+    async def _tokenize(self, exchange: HttpExchange) -> None:
+        body = _object(exchange) or {}
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str):
+            await _refuse(exchange, "1 validation error:\n  Field required", "body.prompt")
+            return
+        ids = self._vocabulary.tokenized(prompt, body.get("add_special_tokens") is not False)
+        length = self._options.context_length
+        await exchange.answer(200, {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": None})
+
+    async def _sources(self, exchange: HttpExchange) -> None:
+        await exchange.answer(200, {})
+
+    async def _weight_info(self, exchange: HttpExchange) -> None:
+        await exchange.answer(200, {"weight_version": self._engine.weight_version})
+
+    async def _is_paused(self, exchange: HttpExchange) -> None:
+        await exchange.answer(200, {"is_paused": self._engine.paused})
+
+    async def _forbidden(self, exchange: HttpExchange) -> None:
+        message = "The scale-out APIs are disabled. Start the server with --enable-scale-out."
+        error = {"message": message, "type": "PermissionDeniedError", "param": None, "code": 403}
+        await exchange.answer(403, {"error": error})
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    async def _abort_some(self, exchange: HttpExchange) -> None:
+        body = _object(exchange)
+        if body is None or body.get("request_ids") is None:
+            await _refuse(exchange, "Missing 'request_ids' in request body")
+            return
+        self._engine.give_up(self._called(body["request_ids"]))
+        await exchange.answer(200)
+
+    async def _abort(self, exchange: HttpExchange) -> None:
+        body = _object(exchange)
+        if body is None:
+            await _refuse(exchange, "Invalid JSON format")
+            return
+        ids = body.get("request_ids")
+        ended = self._called(ids) if ids else list(self._engine.jobs.values())
+        self._engine.give_up(ended)
+        await exchange.answer(200, {"status": "aborted", "aborted": len(ids or ended)})
+
+    def _called(self, ids: list[str]) -> list[EngineJob]:
+        """Return the samples of these requests."""
+        return [job for name, job in self._engine.jobs.items() if name.rpartition("#")[0] in ids]
+
+    async def _pause(self, exchange: HttpExchange) -> None:
+        mode = exchange.query.get("mode", ["abort"])[0]
+        if mode not in _MODES:
+            await _refuse(exchange, "1 validation error:\n  Input should be 'abort', 'wait' or 'keep'", "query.mode")
+            return
+        await self._engine.pause(_MODES[mode])
+        await exchange.answer(200, {"status": "paused"})
+
+    async def _resume(self, exchange: HttpExchange) -> None:
+        self._engine.resume()
+        await exchange.answer(200, {"status": "resumed"})
+
+    async def _reset_prefix_cache(self, exchange: HttpExchange) -> None:
+        await exchange.answer(200, {"success": self._engine.idle()})
+
+    async def _update_weight_version(self, exchange: HttpExchange) -> None:
+        body = _object(exchange) or {}
+        version = body.get("new_version")
+        if not isinstance(version, str):
+            await _refuse(exchange, "1 validation error:\n  Input should be a valid string", "body.new_version")
+            return
+        self._engine.weight_version = version
+        await exchange.answer(200, {"success": True, "new_version": version})
+
+    async def _transfer(self, exchange: HttpExchange) -> None:
+        """Do one step of a transfer of weights, of which only the order and the version are looked at."""
+        body = _object(exchange) or {}
+        step = exchange.path[1:]
+        if not self._options.weight_transfer:
+            await _refuse(exchange, f"Call to collective_rpc method failed: {_NO_TRANSFER}", status=500)
+            return
+        if step in ("update_weights", "finish_weight_update") and not self.transferring:
+            await _refuse(exchange, f"Call to collective_rpc method failed: {step} without a start", status=500)
+            return
+        if step != "init_weight_transfer_engine":
+            self.transferring = step != "finish_weight_update"
+        if step == "finish_weight_update" and body.get("weight_version") is not None:
+            self._engine.weight_version = str(body["weight_version"])
+        await exchange.answer(200, {"message": f"{step} done"})
+
+    async def _collective_rpc(self, exchange: HttpExchange) -> None:
+        body = _object(exchange)
+        if body is None or body.get("method") is None:
+            await _refuse(exchange, "Missing 'method' in request body")
+            return
+        await exchange.answer(200, {"results": [None]})
+
+    async def _sleep(self, exchange: HttpExchange) -> None:
+        await self._engine.pause("abort")
+        await exchange.answer(200, {"status": "sleeping", "level": int(exchange.query.get("level", ["1"])[0])})
+
+    async def _wake_up(self, exchange: HttpExchange) -> None:
+        self._engine.resume()
+        await exchange.answer(200, {"status": "awake", "tags": exchange.query.get("tags")})
+
+
+def _object(exchange: HttpExchange) -> dict[str, Any] | None:
+    try:
+        body = msgspec.json.decode(exchange.raw)
+    except ValueError:
+        return None
+    return body if isinstance(body, dict) else None
+
+
+async def _refuse(exchange: HttpExchange, message: str, param: str | None = None, *, status: int = 400) -> None:
+    kind = "Bad Request" if status == 400 else "InternalServerError"
+    await exchange.answer(status, {"error": {"message": message, "type": kind, "param": param, "code": status}})

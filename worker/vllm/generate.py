@@ -1,0 +1,99 @@
+"""POST /v1/completions and /inference/v1/generate: replies and streams, and the faults that they can have."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from worker.engine.engine import EngineJob, Progress
+from worker.engine.script import Fault
+from worker.http.exchange import HttpExchange, event
+from worker.http.jobs import Generating, answer_stream, answer_whole, run_to_end, until_left
+from worker.vllm.request import Rejected, VllmRequest, read_request
+from worker.vllm.wire import VllmWire
+
+_FULL = {"error": {"message": "The engine is full.", "type": "ServiceUnavailableError", "param": None, "code": 503}}
+_FAILED = {"error": {"message": "the engine gave up", "type": "InternalServerError", "param": None, "code": 500}}
+
+
+class VllmGenerateHandler(Generating[VllmWire]):
+    """Runs the generations that a request asks for, until they end or the client leaves."""
+
+    async def __call__(self, exchange: HttpExchange) -> None:
+        name = exchange.headers.get("x-request-id")
+        try:
+            request = read_request(exchange.path, exchange.raw, name, self._vocabulary, self._context_length)
+        except Rejected as rejected:
+            await exchange.answer(rejected.status, rejected.error)
+            return
+        jobs, fault = self._start(exchange, msgspec.json.decode(exchange.raw), request.replies, request.from_text)
+        answer = self._stream if request.stream else self._reply
+        await until_left(exchange, self._engine, jobs, answer(exchange, request, jobs, fault))
+
+    async def _reply(
+        self, exchange: HttpExchange, request: VllmRequest, jobs: list[EngineJob], fault: Fault | None
+    ) -> None:
+        if await self._failed(exchange, fault, stream=False):
+            return
+        ends = await asyncio.gather(*[run_to_end(self._engine, job) for job in jobs])
+        whole = self._wire.whole(request, jobs, ends)
+        _spoil(whole, fault)
+        content = msgspec.json.encode(whole)
+        await answer_whole(exchange, content, fault, self._reset)
+
+    async def _failed(self, exchange: HttpExchange, fault: Fault | None, *, stream: bool) -> bool:
+        """Answer with an error, if the fault is one."""
+        if fault == "no_answer":
+            await asyncio.Event().wait()
+        if fault in ("http_503", "abort_503"):
+            await exchange.answer(503, _FULL)
+        elif fault == "http_500" or (fault == "error_event" and not stream):
+            await exchange.answer(500, _FAILED)
+        else:
+            return False
+        return True
+
+    async def _stream(
+        self, exchange: HttpExchange, request: VllmRequest, jobs: list[EngineJob], fault: Fault | None
+    ) -> None:
+        if await self._failed(exchange, fault, stream=True):
+            return
+
+        def made(number: int, job: EngineJob, since: Progress, progress: Progress) -> dict[str, Any] | None:
+            payload = self._wire.event(request, job, number, since, progress)
+            if payload is not None:
+                _spoil(payload, fault)
+            return payload
+
+        def usage() -> bytes:
+            return event(self._wire.usage(request, jobs)) if request.usage and fault is None else b""
+
+        await answer_stream(exchange, self._engine, jobs, fault, self._reset, made, failed=_FAILED, last=usage)
+
+
+def _spoil(payload: dict[str, Any], fault: Fault | None) -> None:
+    """Make a reply or an event wrong."""
+    usage = payload.get("usage")
+    for choice in payload["choices"]:
+        logprobs = choice["logprobs"]
+        listed = [] if logprobs is None else logprobs.get("content", logprobs.get("token_logprobs"))
+        match fault:
+            case "wrong_completion_tokens" if usage:
+                usage["completion_tokens"] += 1
+            case "wrong_prompt_tokens" if usage:
+                usage["prompt_tokens"] += 1
+            case "wrong_text" if "text" in choice:
+                choice["text"] = "What these ids do not say. " + choice["text"]
+            case "wrong_logprob_ids" if choice["token_ids"]:
+                choice["token_ids"] = [*choice["token_ids"][:-1], choice["token_ids"][-1] ^ 1]
+            case "missing_logprob" if listed:
+                listed.pop()
+            case "null_logprob" | "nan_logprob" if listed:
+                if isinstance(listed[-1], dict):
+                    listed[-1]["logprob"] = None
+                else:
+                    listed[-1] = None
+            case "no_logprobs":
+                choice["logprobs"] = None

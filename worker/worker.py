@@ -1,0 +1,319 @@
+"""The embedded engine as a worker, over real HTTP, in a thread of this process.
+
+    with EmbeddedWorker() as worker:
+        ...                                   # send requests to worker.url
+        assert worker.log[0].output_ids
+
+Its replies can be scripted, stopped at any token, and made to go wrong:
+
+    worker.script(ids=[1, 2, 3], finish="eos")
+    worker.hold(after=2)
+    ...                                       # send a request
+    worker.wait_for_arrivals(1)
+    worker.release()
+
+All of its state belongs to the event loop of its thread. The methods here run in that loop, so there are no locks. `log` is the
+truth about what was read and sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from worker.engine.engine import Engine, EngineJob
+from worker.engine.generated_reply import GeneratedReply
+from worker.engine.records import Journal
+from worker.engine.sample import ReplyRequest, Sample
+from worker.engine.script import Fault, Finish, Script
+from worker.engine.source import Source
+from worker.http.app import EngineApp
+from worker.http.control import Control
+from worker.http.exchange import Handler
+from worker.http.generate import GenerateHandler
+from worker.http.serve import RestartableServer
+from worker.http.wire import Wire
+from worker.models.ngram import NGramModel, shipped_tokenizer
+from worker.models.noise import NoiseSource
+from worker.models.pool import Pool, PooledReply
+from worker.models.sampler import ModelSource
+from worker.models.vocabulary import EngineVocabulary, load_vocabulary
+from worker.options import WorkerOptions
+from worker.vllm.control import VllmControl
+from worker.vllm.generate import VllmGenerateHandler
+from worker.vllm.reply import VllmReply
+from worker.vllm.request import COMPLETIONS, GENERATE
+from worker.vllm.wire import VllmWire
+
+T = TypeVar("T")
+
+_PATIENCE = 30.0  # seconds that a call may take by default
+
+
+class EmbeddedWorker:
+    """A worker on a port of its own. Entering it starts it; `url` stays the same over `kill()` and `restart()`.
+
+    Args:
+        tokenizer_path: a Hugging Face tokenizer folder, or a hub id; None takes the shipped one. With the shipped tokenizer the
+            worker samples the shipped language model, with any other one it samples noise.
+        options: how the worker behaves.
+        changes: options that differ from these, by name.
+
+    Attributes:
+        log: a record of each generation.
+        calls: a record of each other request.
+        out_of_range: what was wrong with requests outside of the valid range. A router must send none.
+        wire: `stream_style` and `version_spans` can be changed while it serves.
+        control: `unhealthy` and `adapters` can be changed while it serves.
+    """
+
+    def __init__(
+        self, tokenizer_path: str | Path | None = None, options: WorkerOptions | None = None, **changes: Any
+    ) -> None:
+        self.tokenizer_path = str(tokenizer_path or shipped_tokenizer())
+        self.vocabulary = load_vocabulary(self.tokenizer_path)
+        self._options = options = replace(options or WorkerOptions(), **changes)
+        self._journal = Journal(keep=options.keep_log)
+        self.log = self._journal.generations
+        self.calls = self._journal.requests
+        self.out_of_range = self._journal.out_of_range
+        self._engine = Engine(_sampler(self.tokenizer_path, self.vocabulary, options), options)
+        self.wire = Wire(self.vocabulary, options)
+        self.control: Control | VllmControl
+        generate: Handler
+        if options.interface == "vllm":
+            self.control = VllmControl(self._engine, self.vocabulary, self.tokenizer_path, options)
+            generate = VllmGenerateHandler(
+                self._engine,
+                VllmWire(self.vocabulary, self.tokenizer_path),
+                self._journal,
+                self.vocabulary,
+                options,
+                lambda client: self._server.reset(client),
+            )
+        else:
+            self.control = Control(self._engine, self.wire, self.vocabulary, self.tokenizer_path, options)
+            generate = GenerateHandler(
+                self._engine,
+                self.wire,
+                self._journal,
+                self.vocabulary,
+                options,
+                lambda client: self._server.reset(client),
+            )
+        app = EngineApp(self._engine, self._journal, _generating(options), generate, self.control)
+        self._server = RestartableServer(app, options.host, options.port)
+        self._thread: LoopThread | None = None
+
+    def __repr__(self) -> str:
+        up = "paused" if self._engine.paused else "up" if self._server.up else "down"
+        return f"<EmbeddedWorker {self.url} {up}, {self.in_flight} in flight, {len(self.log)} logged>"
+
+    @property
+    def url(self) -> str:
+        """Where the worker listens; with port 0 only once it has started."""
+        return f"http://{self._server.host}:{self._server.port}"
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    # -- start and end -------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> EmbeddedWorker:
+        self._thread = LoopThread("embedded-worker", self._options.new_loop)
+        try:
+            self._thread.call(self._server.listen())
+        except BaseException:
+            self._thread.stop()
+            raise
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._engine_call(self._engine.drop)
+        self._call(self._server.close())
+        assert self._thread is not None
+        self._thread.stop()
+
+    def kill(self) -> None:
+        """End the worker at once: connections in flight are reset, later ones are refused. `restart()` brings it back."""
+        self._call(self._end())
+
+    def hanging(self) -> AbstractContextManager[None]:
+        """Return a block in which the worker answers nothing, while its system accepts connections: as after SIGSTOP."""
+        assert self._thread is not None
+        return self._thread.hanging()
+
+    def restart(self) -> None:
+        """Come back on the same port, with an empty queue and the same weights."""
+        self._call(self._server.listen())
+
+    async def _end(self) -> None:
+        await self._server.die()
+        self._engine.drop()
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def jobs(self) -> dict[str, EngineJob]:
+        """What is in flight, by request id. It changes under the reader, unless all of it is held."""
+        return dict(self._engine.jobs)
+
+    @property
+    def in_flight(self) -> int:
+        """How many samples are queued or running."""
+        return len(self._engine.jobs)
+
+    @property
+    def received(self) -> int:
+        """How many requests to generate have arrived, also those that were refused."""
+        return self._journal.received
+
+    @property
+    def weight_version(self) -> str:
+        return self._engine.weight_version
+
+    def set_weight_version(self, version: str) -> None:
+        """Change the weights under the running samples, without a request."""
+        self._engine_call(lambda: setattr(self._engine, "weight_version", version))
+
+    # -- what it samples -----------------------------------------------------------------------------------------------
+
+    def script(
+        self,
+        ids: list[int] | tuple[int, ...] = (),
+        *,
+        text: str | None = None,
+        finish: Finish | None = "eos",
+        times: int = 1,
+        **more: Any,
+    ) -> None:
+        """Queue the script of the next samples.
+
+        One sample takes one script, in the order of arrival; each item of a batch takes its own. A stop or `max_new_tokens` of
+        the request still ends the reply earlier. A request can carry the same keys in
+        `sampling_params.custom_params["script"]`, which wins over the queue. A pool ignores scripts.
+
+        Args:
+            ids: what is sampled first.
+            text: in place of ids: the worker's tokenizer encodes it, without special tokens.
+            finish: how the reply ends; None goes on with what the source samples.
+            times: how many samples it is for.
+            more: the other fields of `Script`.
+        """
+        chosen = tuple(self.vocabulary.encode_bare(text)) if text else tuple(ids)
+        script = Script(chosen, finish, **more)
+        self._engine_call(lambda: self._engine.scripts.extend([script] * times))
+
+    def fault(self, fault: Fault, times: int = 1) -> None:
+        """Make the next `times` samples misbehave, whatever their scripts are."""
+        self._engine_call(lambda: self._engine.faults.extend([fault] * times))
+
+    def forget_scripts(self) -> None:
+        """Drop the scripts that no sample has taken."""
+        self._engine_call(self._engine.scripts.clear)
+
+    # -- gates instead of sleeps ---------------------------------------------------------------------------------------
+
+    def hold(self, after: int = 0) -> None:
+        """Stop every sample that has `after` tokens: 0 keeps them in the waiting queue, more lets them run that far."""
+        self._engine_call(lambda: self._engine.hold(after))
+
+    def release(self, count: int | None = None) -> None:
+        """Open the gate, or let only the first `count` samples that wait there go on."""
+        self._engine_call(lambda: self._engine.release(count))
+
+    def wait_for_arrivals(self, count: int, timeout: float = 20.0) -> None:
+        """Return when `count` samples wait at the gate. This blocks: in a coroutine, use `asyncio.to_thread`."""
+        self.wait_for(lambda: sum(job.waiting for job in self._engine.jobs.values()) >= count, timeout)
+
+    def wait_until_idle(self, timeout: float = 20.0) -> None:
+        """Return when nothing is in flight."""
+        self.wait_for(lambda: not self._engine.jobs, timeout)
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 20.0) -> None:
+        """Return when `condition` holds. The worker's loop evaluates it after each token and each request.
+
+        Raises:
+            TimeoutError: it did not hold in time; the message has the worker's state.
+        """
+        try:
+            self._call(asyncio.wait_for(self._engine.progress.wait_for(condition), timeout), timeout + 5)
+        except TimeoutError:
+            raise TimeoutError(f"{self!r}: not after {timeout:g} s") from None
+
+    # -- into the loop -------------------------------------------------------------------------------------------------
+
+    def _engine_call(self, action: Callable[[], object]) -> None:
+        async def run() -> None:
+            action()
+            self._engine.changed()
+
+        self._call(run())
+
+    def _call(self, coroutine: Coroutine[Any, Any, None], timeout: float = 30.0) -> None:
+        if self._thread is None:
+            coroutine.close()
+            raise RuntimeError("enter the worker first: with EmbeddedWorker(...) as worker")
+        self._thread.call(coroutine, timeout)
+
+
+def _sampler(path: str, vocabulary: EngineVocabulary, options: WorkerOptions) -> Callable[[ReplyRequest], Sample]:
+    """Return what begins a sample. The k-th sample has the same seed in every run."""
+    if options.scripted:
+        return partial(PooledReply, Pool(vocabulary, options.seed))
+    reply = VllmReply if options.interface == "vllm" else GeneratedReply
+    source: Source = NoiseSource(vocabulary, sample_from=options.sample_from, eos_share=options.eos_share)
+    if path == str(shipped_tokenizer()):
+        source = ModelSource(NGramModel.shipped(), vocabulary)
+    numbers = count()
+    return lambda request: reply(vocabulary, source, request, f"{options.seed}/{next(numbers)}")
+
+
+def _generating(options: WorkerOptions) -> Mapping[str, Sequence[str]]:
+    """Return the methods that generate, by path."""
+    if options.interface == "sglang":
+        return {"/generate": ("POST", "PUT")}
+    return {COMPLETIONS: ("POST",), **({GENERATE: ("POST",)} if options.scale_out else {})}
+
+
+class LoopThread:
+    """An event loop that runs from its construction to `stop`."""
+
+    def __init__(self, name: str, new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self._loop = new_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout: float = _PATIENCE) -> T:
+        """Run a coroutine in the loop and return its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Block the loop for the length of the block."""
+        begun, over = threading.Event(), threading.Event()
+
+        def hang() -> None:
+            begun.set()
+            over.wait()
+
+        self._loop.call_soon_threadsafe(hang)
+        begun.wait()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def stop(self) -> None:
+        """End the loop. Tasks that still run are lost."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
