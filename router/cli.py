@@ -17,9 +17,9 @@ from router.flags import config_from_args, parser
 ROUTER = "router.app"
 PARENT = "router.processes.supervisor"
 COMMANDS = {
-    "demo": "router.demo.cli",
-    "demo-agent": "router.demo.agent.cli",
-    "demo-worker": "router.embedded.cli",
+    "demo": "worker.demo.cli",
+    "demo-agent": "worker.demo.agent.cli",
+    "demo-worker": "worker.cli",
     "drift": "middleware_hub.drift.cli",
     "report": "middleware_hub.inspector.reports.cli",
     "store": "middleware_hub.store_cli.cli",
@@ -74,8 +74,9 @@ def _loaded(program: str) -> ModuleType:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "router", "middleware_hub"):
             raise
-        sys.stderr.write(
-            f"tito-router: error: it needs {missing}, which {sys.executable} does not have: install tito-router with its "
-            "dependencies, so without --no-deps\n"
-        )
+        lacks, how = f"it needs {missing}", "install tito-router with its dependencies, so without --no-deps"
+        if missing == "worker":
+            lacks = "the demos and their worker are in a package of their own, tito-worker"
+            how = "pip install 'tito-worker[agents]', or in a clone pip install './worker[agents]'"
+        sys.stderr.write(f"tito-router: error: {lacks}, which {sys.executable} does not have: {how}\n")
         sys.exit(2)

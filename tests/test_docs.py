@@ -23,7 +23,6 @@ from middleware_hub.radix.retrieval_request import RetrievalRequest
 from router.app import create_app
 from router.cli import COMMANDS
 from router.config import HealthConfig, RadixConfig, RouterConfig
-from router.embedded.models.ngram import shipped_tokenizer
 from router.engines.form.request import UNRECORDABLE
 from router.engines.table import fleet_paths
 from router.flags import parser
@@ -37,6 +36,7 @@ from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
 from scripts import make_reference
+from worker.models.ngram import shipped_tokenizer
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
@@ -318,7 +318,9 @@ def test_the_tree_of_the_architecture_names_every_folder() -> None:
         depth = len(indent) // 2
         path[depth] = name
         named.add("/".join(path[: depth + 1]))
-    packages = [file.parent for top in ("router", "middleware_hub") for file in (ROOT / top).glob("**/__init__.py")]
+    packages = [
+        file.parent for top in ("router", "middleware_hub", "worker") for file in (ROOT / top).glob("**/__init__.py")
+    ]
     assert named == {str(package.relative_to(ROOT)) for package in packages}
 
 
@@ -326,7 +328,7 @@ def test_the_messages_of_the_runbook_are_in_the_code() -> None:
     """What docs/operations.md quotes from logs and errors, piece by piece: numbers, paths and `...` stand for anything."""
     said = "\n".join(
         node.value
-        for top in ("router", "middleware_hub")
+        for top in ("router", "middleware_hub", "worker")
         for file in (ROOT / top).glob("**/*.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)

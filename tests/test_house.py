@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("router", "middleware_hub")
+PACKAGES = ("router", "middleware_hub", "worker")
 
 LONG = 400
 """Ask of a file that is longer which of its nouns is another one. The answer may be: none."""
@@ -33,8 +33,7 @@ HELPERS: dict[str, tuple[str, ...]] = {
     ),
     "where a program begins, or a middleware is named": (
         "middleware_hub.completions_middleware",
-        "router.cli",
-        "router.embedded.cli",
+        "worker.cli",
         "router.routes",
     ),
     "a core without a framework, or without a loop, below an edge": (
@@ -61,7 +60,7 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.templates.turn_forms",
         "middleware_hub.tokenizer.encoder",
         "middleware_hub.tokenizer.kept",
-        "router.embedded.engine.detokenizer",
+        "worker.engine.detokenizer",
         "router.engines.vllm.fleet",
         "router.engines.vllm.parameters",
         "router.generate.abort_retries",
@@ -76,8 +75,8 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.store.redis.verifying",
         "middleware_hub.store.sqlite.writer",
         "middleware_hub.trajectories.claims",
-        "router.demo.agent.team",
-        "router.embedded.http.admission",
+        "worker.demo.agent.team",
+        "worker.http.admission",
         "router.engines.vllm.generation",
         "router.engines.vllm.replies",
         "router.processes.child_process",

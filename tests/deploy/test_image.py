@@ -75,16 +75,19 @@ def test_what_is_copied_is_a_whole_package(tmp_path: Path) -> None:
             shutil.copytree(ROOT / path, there, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / path, there)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), "."]
+    command = [sys.executable, *f"-m pip wheel --quiet --no-deps --wheel-dir {tmp_path} . ./worker".split()]
     done = subprocess.run(command, cwd=tmp_path / "src", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as whole:
-        packed = set(whole.namelist())
-    for package in ("router", "middleware_hub"):
-        for file in (ROOT / package).rglob("*"):
-            if file.is_file() and "__pycache__" not in file.parts:
-                assert file.relative_to(ROOT).as_posix() in packed
+    packed = set()
+    for distribution, packages in (("tito_router", ["router", "middleware_hub"]), ("tito_worker", ["worker"])):
+        (wheel,) = tmp_path.glob(f"{distribution}-*.whl")
+        with zipfile.ZipFile(wheel) as whole:
+            found = {name for name in whole.namelist() if ".dist-info/" not in name}
+        files = [file.relative_to(ROOT) for package in packages for file in (ROOT / package).rglob("*")]
+        described = {"pyproject.toml", "LICENSE", "__pycache__"}
+        named = {file.as_posix() for file in files if (ROOT / file).is_file() and not described & set(file.parts)}
+        assert found == named
+        packed |= found
     shown = [word for service in compose()["services"].values() for word in str(service.get("command", "")).split()]
     (tokenizer,) = {word.removeprefix(IN_IMAGE) for word in shown if word.startswith(IN_IMAGE)}
     assert any(name.startswith(f"{tokenizer}/") for name in packed), "the demo's tokenizer"

@@ -253,6 +253,20 @@ def test_a_missing_dependency_is_named(
     assert "it needs no_such_package, which" in capsys.readouterr().err
 
 
+def test_a_router_without_the_worker_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A router's wheel has no demos."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "worker"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "worker", None)
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo"])
+    assert capsys.readouterr().err.endswith(
+        "pip install 'tito-worker[agents]', or in a clone pip install './worker[agents]'\n"
+    )
+
+
 def test_disabled_retries_are_one_attempt() -> None:
     assert config("--middleware", "none", "--retry-max-retries", "7").workers.retry.attempts == 7
     assert config("--middleware", "none", "--disable-retries", "--retry-max-retries", "7").workers.retry.attempts == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = ("router", "middleware_hub")
+OURS = ("router", "middleware_hub", "worker")
 
 # From the top down. `*` stands for all modules of a room; a line for one module goes before the line for its room.
 LAYERS: dict[str, tuple[str, ...]] = {
@@ -17,13 +17,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.__main__",
         "router.app",
         "router.cli",
+        "router.embedded",
         "router.flags",
         "router.processes.*",
         "router.routes",
         "router.auth.cross_site",
         "router.auth.key_check",
         "router.serving.*",
-        "router.demo.*",
+        "worker.demo.*",
         "router.observability.logs",
         "middleware_hub.client",
         "middleware_hub.client.*",
@@ -138,22 +139,22 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.routes",
         "middleware_hub.spans.*",
     ),
-    # A worker, which shares nothing with the router but the command line.
-    "embedded": ("router.embedded.*",),
+    # A distribution of its own, which shares no code with the router.
+    "worker": ("worker.*",),
 }
 FRAMEWORKS = frozenset({"starlette", "aiohttp", "transformers", "tenacity", "asyncio", "uvicorn"})
 ONLY_IN = {
     "aiohttp": ("router.http.upstream", "middleware_hub.client.transport"),
     "opentelemetry": ("router.observability.otel",),
-    "uvicorn": ("router.serving.server", "router.serving.connection", "router.embedded.http.serve"),
+    "uvicorn": ("router.serving.server", "router.serving.connection", "worker.http.serve"),
     "transformers": (
         "middleware_hub.tokenizer.loaded",
         "middleware_hub.templates.renderer",
-        "router.embedded.models.vocabulary",
+        "worker.models.vocabulary",
     ),
 }
-MAY_EMBED = "router.demo."
-"""The demos, which start it."""
+DEMOS = "worker.demo."
+"""They start a worker and a router."""
 
 ORDER = list(LAYERS)
 
@@ -199,9 +200,9 @@ def faults(module: str, source: str) -> list[str]:
         if layer in ("core", "words") and package in FRAMEWORKS:
             found.append(f"{module} imports {name}: the {layer} has no framework")
         target = layer_of(name)
-        if "embedded" in (layer, target) and layer != target and target is not None:
-            if package in OURS and not module.startswith(MAY_EMBED):
-                found.append(f"{module} imports {name}: the embedded engine is a witness, and stands alone")
+        if "worker" in (layer, target) and layer != target and target is not None:
+            if not module.startswith(DEMOS):
+                found.append(f"{module} imports {name}: the worker is a witness, and stands alone")
         elif layer is not None and target is not None and ORDER.index(target) < ORDER.index(layer):
             found.append(f"{module} ({layer}) imports {name} ({target})")
     return found
@@ -250,12 +251,12 @@ def test_the_table_is_about_these_files() -> None:
         ("middleware_hub.radix.tree", "from transformers import AutoTokenizer"),
         ("middleware_hub.radix.tree", "from middleware_hub.radix_tree_middleware import RadixTreeMiddleware"),
         ("router.newcomer", ""),
-        ("router.embedded.http.wire", "from router.engines.form.stream import StreamedReply"),
-        ("router.embedded.http.wire", "from router.errors import RouterError"),
-        ("router.embedded.http.wire", "import middleware_hub.spans.chain"),
-        ("router.proxy.proxy", "from router.embedded.worker import EmbeddedWorker"),
-        ("router.app", "from router.embedded import worker"),
-        ("router.embedded.http.wire", "import uvicorn"),
+        ("worker.http.wire", "from router.engines.form.stream import StreamedReply"),
+        ("worker.http.wire", "from router.errors import RouterError"),
+        ("worker.http.wire", "import middleware_hub.spans.chain"),
+        ("router.proxy.proxy", "from worker.worker import EmbeddedWorker"),
+        ("router.app", "from worker import worker"),
+        ("worker.http.wire", "import uvicorn"),
         ("middleware_hub.radix.prompting", "from opentelemetry import trace"),
     ],
 )
@@ -273,9 +274,9 @@ def test_faults_are_found(module: str, source: str) -> None:
         ("router.http.upstream", "import aiohttp"),
         ("router.workers.pool", "from router.policies.base import Policy\nimport random"),
         ("router.config", "from router.errors import BadRequestError"),
-        ("router.demo.cli", "from router.embedded.models.ngram import shipped_tokenizer"),
-        ("router.embedded.http.wire", "from router.embedded.engine.engine import Engine\nimport asyncio"),
-        ("router.embedded.http.serve", "import uvicorn"),
+        ("worker.demo.cli", "from worker.models.ngram import shipped_tokenizer"),
+        ("worker.http.wire", "from worker.engine.engine import Engine\nimport asyncio"),
+        ("worker.http.serve", "import uvicorn"),
     ],
 )
 def test_what_is_right_passes(module: str, source: str) -> None:
