@@ -15,17 +15,14 @@ from msgspec import Raw
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from middleware_hub.chat.answer import ReplyHead
-from middleware_hub.chat.refusals import refusal, unreadable
-from middleware_hub.dialects import completions_requests
-from middleware_hub.dialects.completion import CompletionRequest
-from middleware_hub.dialects.completions_answer import CompletionAnswer
-from middleware_hub.dialects.completions_replies import Choices
+from middleware_hub.chat.errors import refusal, unreadable
+from middleware_hub.dialects.completions import Choices, CompletionAnswer, CompletionRequest, parse
 from middleware_hub.dialects.openai.replies import error_body
 from middleware_hub.served_models import ServedModels
 from middleware_hub.spans.reply_names import of_several
 from middleware_hub.store.errors import NOT_SAVED_COMMENT
-from middleware_hub.tokenizer import id_checks
 from middleware_hub.tokenizer.tokenizer import Tokenizer
+from middleware_hub.tokenizer.vocabulary import check_unmatched
 from router.engines.events import DONE, event_index
 from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.form.reply import UnreadableReplyError, split_list
@@ -111,10 +108,10 @@ class Completions:
         await send_json(send, 200, await offload(heavy, choices.whole, found), _passed_on(reply.start))
 
     def _parsed(self, body: bytes) -> CompletionRequest:
-        request = completions_requests.parse(body, self._limits)
+        request = parse(body, self._limits)
         for prompt in request.prompts:
             if not isinstance(prompt, str):
-                id_checks.check_unmatched(self._tokenizer.vocabulary, prompt, "prompt")
+                check_unmatched(self._tokenizer.vocabulary, prompt, "prompt")
         return request
 
     def _choices(self, request: CompletionRequest, head: ReplyHead) -> Choices:

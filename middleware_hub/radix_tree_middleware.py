@@ -33,7 +33,7 @@ from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.spans.answer_json import Lists
 from middleware_hub.spans.chain import printed_ids
 from middleware_hub.spans.reply_names import check_one
-from middleware_hub.tokenizer import id_checks
+from middleware_hub.tokenizer.vocabulary import check_ids, check_options, check_unmatched
 from middleware_hub.trajectories.calls import Calls
 from middleware_hub.trajectories.members import HEADERS, memberships
 from middleware_hub.trajectories.sequences import Sequences
@@ -179,9 +179,9 @@ class RadixTreeMiddleware:
     def _parsed(self, body: bytes) -> GenerateRequest:
         request = GenerateRequest.parse(body, self._limits)
         for ids in request.ids or ():
-            check = id_checks.check_ids if request.unrecordable else id_checks.check_unmatched
+            check = check_ids if request.unrecordable else check_unmatched
             check(self.tokenizer.vocabulary, ids)
-        id_checks.check_options(self.tokenizer.vocabulary, request)
+        check_options(self.tokenizer.vocabulary, request)
         return request
 
     async def _prompt(

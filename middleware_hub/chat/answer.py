@@ -1,14 +1,17 @@
-"""The answer of one generation, as a client sees it, in the types of all dialects."""
+"""The answer of one generation, in the types of all dialects, and how it is made of a worker's reply."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Raw
 
 from middleware_hub.chat.messages import Piece, Reasoning, Text, ToolCall
+from router.engines.form.reply import LogprobEntry, Reply, UnreadableReplyError, Usage
+from router.engines.form.stream import StreamedReply
+from router.engines.json import JSON_ERRORS
 
 Finish = Literal["stop", "length", "tool_calls", "abort"]
 
@@ -75,3 +78,110 @@ class ReplyHead(msgspec.Struct, frozen=True):
     id: str
     created: int
     model: str
+
+
+_Tops = list[list[LogprobEntry] | None]
+_decode_tops = msgspec.json.Decoder(_Tops | None).decode
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+class SampledTokens:
+    """Spells the sampled tokens of one generation, whole or as its stream comes.
+
+    Args:
+        piece: returns the bytes of a token.
+        alternatives: the number of alternatives for each token that the client wants; None if it wants no logprobs.
+    """
+
+    def __init__(self, piece: Callable[[int], bytes], alternatives: int | None) -> None:
+        self._piece = piece
+        self._alternatives = alternatives
+        self._tops: _Tops = []
+        self._spelled = 0
+
+    def all(self, reply: Reply) -> list[TokenLogprob] | None:
+        """Spell all tokens of a reply; None if the client wants no logprobs."""
+        if self._alternatives is None:
+            return None
+        return self._spell([*zip(reply.logprobs or (), reply.logprob_ids or (), strict=False)], 0)
+
+    def event(self, streamed: StreamedReply) -> str:
+        """Take the last event of a stream, and return the text that it adds. Raises UnreadableReplyError."""
+        self.take_tops(streamed.last_meta, len(streamed.logprobs))
+        added = streamed.added or []
+        try:
+            text = "".join([_decode_text(piece) for piece in added])
+        except JSON_ERRORS as error:
+            raise UnreadableReplyError(f"a text that is none: {error}") from error
+        added.clear()
+        return text
+
+    def news(self, streamed: StreamedReply) -> list[TokenLogprob] | None:
+        """Spell the tokens of a stream since the last call; None if the client wants no logprobs."""
+        if self._alternatives is None:
+            return None
+        found = self._spell(streamed.logprobs, self._spelled)
+        self._spelled = len(streamed.logprobs)
+        return found
+
+    def take_tops(self, meta: dict[str, Raw], tokens: int) -> None:
+        """Take the alternatives of a reply or an event: those of all `tokens` so far, or those of the new tokens.
+
+        Raises UnreadableReplyError.
+        """
+        raw = meta.get("output_top_logprobs") if self._alternatives else None
+        if raw is None:
+            return
+        try:
+            new = _decode_tops(raw) or []
+        except JSON_ERRORS as error:
+            raise UnreadableReplyError(f"output_top_logprobs: {error}") from error
+        if len(new) == tokens:
+            self._tops = new
+        else:
+            self._tops += new
+
+    def _spell(self, entries: Sequence[Any], begin: int) -> list[TokenLogprob]:
+        """Spell `entries`, which begin with `[logprob, id]`, from index `begin` on."""
+        piece, tops = self._piece, self._tops
+        found = []
+        for number in range(begin, len(entries)):
+            logprob, token, *_ = entries[number]
+            best = (tops[number] if number < len(tops) else None) or []
+            top: list[Any] = [(one[1], piece(one[1]), one[0]) for one in best[: self._alternatives]]
+            found.append(TokenLogprob(token, piece(token), logprob, top))
+        return found
+
+
+def finish_of(reply: Reply) -> Finish:
+    """Return how a reply ended, in OpenAI's words. `abort` is SGLang's: OpenAI has no word for half a reply."""
+    if reply.finish_type == "length":
+        return "length"
+    return "stop" if reply.finish_type == "stop" else "abort"
+
+
+def answer_of(reply: Reply, meta: dict[str, Raw], **fields: Any) -> Answer:
+    """Return the answer for a worker's reply.
+
+    Args:
+        meta: its `meta_info`, raw.
+        fields: those of the answer that the reply lacks, or that the caller knows better.
+    """
+    counted = {key: meta[key] for key in Usage.__struct_fields__ if key in meta}
+    try:
+        usage = msgspec.json.decode(msgspec.json.encode(counted), type=Usage)
+    except JSON_ERRORS:  # no token depends on what the engine counts besides
+        usage = Usage()
+    found: dict[str, Any] = {
+        "generation_id": reply.request_id or "",
+        "matched": reply.matched,
+        "prompt_tokens": reply.prompt_tokens or 0,
+        "completion_tokens": len(reply.ids),
+        "cached_tokens": usage.cached_tokens or 0,
+        "reasoning_tokens": usage.reasoning_tokens or 0,
+        "weight_version": reply.version,
+    }
+    found |= fields
+    if "finish" not in found:
+        found["finish"] = finish_of(reply)
+    return Answer(**found)

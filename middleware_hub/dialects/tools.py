@@ -15,6 +15,7 @@ import msgspec
 
 from middleware_hub.chat.messages import FUNCTION, Tool, ToolForm
 from middleware_hub.dialects.fields import check_depth, wrong
+from router.engines.json import JSON_ERRORS, decode_any
 from router.errors import BadRequestError
 
 ANY = "required"
@@ -210,3 +211,13 @@ def check_name(place: str, name: Any) -> str:
     if not isinstance(name, str) or not name:
         raise wrong(place, name, "the tool's name")
     return name
+
+
+def custom_input(arguments: str) -> str:
+    """Return the text of a call of a custom tool. A call without one gives its arguments as they were sampled."""
+    try:
+        found = decode_any(arguments)
+    except JSON_ERRORS:
+        return arguments
+    text = found.get("input") if isinstance(found, dict) else None
+    return text if isinstance(text, str) else arguments

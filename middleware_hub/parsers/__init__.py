@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
 from middleware_hub.chat.messages import Tool
-from middleware_hub.parsers.base import CallParser, NamedCallParser, NamedReasoningParser, ReasoningParser
+from middleware_hub.parsers.base import CallParser, NamedCallParser, NamedReasoningParser, Plain, ReasoningParser
 from middleware_hub.parsers.formats.deepseek import DeepSeek
 from middleware_hub.parsers.formats.deepseek_v32 import DeepSeekV32
 from middleware_hub.parsers.formats.gemma4 import Gemma4
@@ -23,7 +23,6 @@ from middleware_hub.parsers.formats.minimax_m2 import MiniMaxM2
 from middleware_hub.parsers.formats.mistral import Mistral
 from middleware_hub.parsers.formats.pythonic import Lfm2, Pythonic
 from middleware_hub.parsers.formats.qwen_coder import QwenCoder, SeedOss
-from middleware_hub.parsers.plain import Plain
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.parsers.think import Gemma4Think, MistralThink, SeedThink, Think
 from router.errors import BadRequestError

@@ -1,4 +1,4 @@
-"""The contract of a parser of sampled text, and the rules that all of them keep.
+"""The contract of a parser of sampled text, the rules that all of them keep, and the parser that finds nothing.
 
 Parsing never touches tokens; it only decides how a client sees a text whose ids are kept as they were sampled.
 
@@ -106,3 +106,20 @@ class NamedReasoningParser(ReasoningParser, Protocol):
 
     names: ClassVar[tuple[str, ...]]
     template_tags: ClassVar[tuple[str, ...]]
+
+
+class Plain:
+    """`none`: everything is text."""
+
+    names: ClassVar[tuple[str, ...]] = ("none",)
+    template_tags: ClassVar[tuple[str, ...]] = ()
+    needs_special: ClassVar[bool] = False
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        pass
+
+    def feed(self, text: str) -> list[Sampled]:
+        return [Text(text)] if text else []
+
+    def finish(self) -> list[Sampled]:
+        return []

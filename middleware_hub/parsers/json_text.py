@@ -21,8 +21,10 @@ import json
 import re
 from collections.abc import Callable
 from enum import Enum, auto
+from typing import Any
 
-from middleware_hub.parsers.reader import Malformed, Reader, Reading, Tags
+from middleware_hub.chat.messages import Call
+from middleware_hub.parsers.reader import WHITE, Malformed, Reader, Reading, Tags
 
 DEEPEST = 200
 LONGEST_NUMBER = 1000
@@ -43,11 +45,11 @@ _WORDS = ("true", "false", "null")
 
 # Most values, in one step: a string, or a flat object, without numeric escapes. It matches nothing that the scanner would
 # refuse, or that could go on in later text.
-STRING = r'"[^"\\\x00-\x1f]*+(?:\\["\\/bfnrt][^"\\\x00-\x1f]*+)*+"'
-_SCALAR = rf"(?:{STRING}|(?:true|false|null|-?(?:0|[1-9][0-9]{{0,15}}+)(?:\.[0-9]{{1,20}}+)?)(?=[ \t\r\n,}}]))"
-_MEMBER = rf"{STRING}[ \t\r\n]*+:[ \t\r\n]*+{_SCALAR}[ \t\r\n]*+"
-FLAT_OBJECT = rf"\{{[ \t\r\n]*+(?:{_MEMBER}(?:,[ \t\r\n]*+{_MEMBER})*+)?+\}}"
-_SIMPLE = re.compile(rf"{STRING}|{FLAT_OBJECT}")
+_STRING = r'"[^"\\\x00-\x1f]*+(?:\\["\\/bfnrt][^"\\\x00-\x1f]*+)*+"'
+_SCALAR = rf"(?:{_STRING}|(?:true|false|null|-?(?:0|[1-9][0-9]{{0,15}}+)(?:\.[0-9]{{1,20}}+)?)(?=[ \t\r\n,}}]))"
+_MEMBER = rf"{_STRING}[ \t\r\n]*+:[ \t\r\n]*+{_SCALAR}[ \t\r\n]*+"
+_FLAT_OBJECT = rf"\{{[ \t\r\n]*+(?:{_MEMBER}(?:,[ \t\r\n]*+{_MEMBER})*+)?+\}}"
+_SIMPLE = re.compile(rf"{_STRING}|{_FLAT_OBJECT}")
 
 _CLOSE = Tags("}")
 _COLON = Tags(":")
@@ -222,3 +224,57 @@ def json_object(reader: Reader) -> Reading[str]:
     if (yield from reader.at_end()) or reader.text[reader.at] != "{":
         raise Malformed
     return (yield from json_value(reader))
+
+
+# A call written as one object: `{"name": ..., "arguments": {...}}` --------------------------------------------------------
+
+_ARGUMENTS = ("arguments", "parameters")
+_BESIDES = ("type", "id")
+
+_W = r"[ \t\r\n]*+"
+_USUAL = re.compile(
+    rf'{_W}"name"{_W}:{_W}({_STRING}){_W},{_W}"({"|".join(_ARGUMENTS)})"{_W}:{_W}({_FLAT_OBJECT}){_W}\}}'
+)
+"""Most calls, after their `{`, in one step: a name, and arguments that are a flat object."""
+
+
+def json_call(reader: Reader, *, strict: bool, ids: re.Pattern[str] | None = None) -> Reading[Call]:
+    """Return the call whose `{` has been read.
+
+    `strict` is for formats in which nothing but this object marks a call: it must have an object of arguments and no unknown
+    keys. Otherwise arguments may be missing, null, or an object in a string. `ids`: the call keeps an `id` of this form.
+    """
+
+    def allowed(key: str, first: str) -> bool:
+        if key == "name":
+            return first == '"'
+        if key in _ARGUMENTS:
+            return first in ("{" if strict else '{"n')
+        return not strict or key in _BESIDES
+
+    usual = _USUAL.match(reader.text, reader.at)
+    if usual is not None:
+        reader.at = usual.end()
+        members = {"name": usual[1], usual[2]: usual[3]}
+    else:
+        members = yield from json_members(reader, allowed)
+    given = [members[key] for key in _ARGUMENTS if key in members]
+    if "name" not in members or len(given) > 1 or (strict and not given):
+        raise Malformed
+    name: str = json.loads(members["name"])
+    if not name.strip():
+        raise Malformed
+    number: Any = json.loads(members["id"]) if ids is not None and "id" in members else ""
+    known = isinstance(number, str) and ids is not None and ids.fullmatch(number)
+    return Call(name, _arguments(given[0] if given else "null"), number if known else "")
+
+
+def _arguments(value: str) -> str:
+    if value.startswith('"'):
+        inner: str = json.loads(value)
+        value = inner.strip(WHITE) if is_json(inner) else ""
+    if value == "null":
+        return "{}"
+    if not value.startswith("{"):
+        raise Malformed
+    return value

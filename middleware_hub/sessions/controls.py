@@ -30,8 +30,7 @@ from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import LOOK_SECONDS, Act, Session, SessionPhase
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
-from middleware_hub.tokenizer.id_checks import check_options
-from middleware_hub.tokenizer.vocabulary import Vocabulary
+from middleware_hub.tokenizer.vocabulary import Vocabulary, check_options
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.members import memberships
 from middleware_hub.trajectories.settling import reward_session

@@ -18,7 +18,7 @@ from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from middleware_hub.chat.messages import Message, Tool, argument_texts
 from middleware_hub.templates.source import differs_with_tools
 from middleware_hub.templates.trials import ONE, RESULT, SHORT, TOOL, calling
-from middleware_hub.tokenizer.library_logs import quiet_their_handlers
+from middleware_hub.tokenizer.loaded import quiet_libraries
 from router.errors import BadRequestError
 
 Messages = Sequence[Message]
@@ -266,7 +266,7 @@ def _render_jinja_template() -> Callable[..., Any]:
     """Import transformers, which takes a second: not at the start of the router, see `ChatTemplate.warm`."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    quiet_their_handlers()
+    quiet_libraries()
     render: Callable[..., Any] = render_jinja_template
     return render
 

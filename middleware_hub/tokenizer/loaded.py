@@ -14,7 +14,6 @@ import msgspec
 from tokenizers import Tokenizer as Backend
 
 from middleware_hub.tokenizer import kept
-from middleware_hub.tokenizer.library_logs import quiet_their_handlers
 from middleware_hub.tokenizer.settings import fingerprint, read_settings
 from router.errors import BadRequestError
 
@@ -93,7 +92,7 @@ def _asked(path: str, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backend
         )
     from transformers import AutoTokenizer, PreTrainedConfig  # takes a second: only if nothing was kept
 
-    quiet_their_handlers()
+    quiet_libraries()
     if not folder.is_dir():
         logger.info("there is no folder %s: the tokenizer is loaded from the Hugging Face hub", path)
     try:
@@ -129,3 +128,11 @@ def _asked(path: str, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backend
         ),
         backend,
     )
+
+
+def quiet_libraries() -> None:
+    """Remove the libraries' handlers, so that their messages take the form of our log. Call it once they are imported."""
+    for name in ("transformers", "huggingface_hub"):
+        library = logging.getLogger(name)
+        library.handlers.clear()
+        library.propagate = True

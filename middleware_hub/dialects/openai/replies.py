@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
-from middleware_hub.chat.custom_tools import custom_input
 from middleware_hub.chat.messages import CUSTOM, ChatRequest, Piece, Reasoning, Text, ToolCall
+from middleware_hub.dialects.tools import custom_input
 from router.errors import RouterError
 
 UNLIKELY = -9999.0

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from middleware_hub.chat.call_ids import rejoined
-from middleware_hub.chat.memo import Answered, Memo
+from middleware_hub.chat.dialect import Answered, Memo
 from middleware_hub.chat.messages import FUNCTION, ChatRequest, KeyedMessage, Message, ToolCall, ToolForm
 from middleware_hub.dialects.fields import (
     ANYTHING,

@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from middleware_hub.chat.custom_tools import custom_input
 from middleware_hub.chat.messages import CUSTOM, FUNCTION, ToolCall, ToolForm
 from middleware_hub.dialects.fields import check_depth, read_arguments, string, unsupported, wrong
 from middleware_hub.dialects.messages import written
-from middleware_hub.dialects.tools import OfferedTools, check_name, definition, function
+from middleware_hub.dialects.tools import OfferedTools, check_name, custom_input, definition, function
 from router.errors import BadRequestError
 
 NAMESPACE = "namespace"

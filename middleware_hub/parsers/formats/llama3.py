@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from middleware_hub.chat.messages import Call, Tool
 from middleware_hub.parsers.grammar import TaggedParser
-from middleware_hub.parsers.json_call import json_call
+from middleware_hub.parsers.json_text import json_call
 from middleware_hub.parsers.reader import Reading, Tags
 
 _TAG = "<|python_tag|>"

@@ -13,12 +13,10 @@ from operator import attrgetter, itemgetter
 
 from msgspec import Raw
 
-from middleware_hub.chat.answer import Answer, TokenLogprob
+from middleware_hub.chat.answer import Answer, SampledTokens, TokenLogprob, answer_of, finish_of
 from middleware_hub.chat.call_ids import call_id
 from middleware_hub.chat.messages import Call, ChatRequest, Message, Piece, Reasoning, Text, ToolCall
-from middleware_hub.chat.sampled_tokens import SampledTokens, answer_of, finish_of
-from middleware_hub.parsers.base import Sampled, SampledParser
-from middleware_hub.parsers.plain import Plain
+from middleware_hub.parsers.base import Plain, Sampled, SampledParser
 from middleware_hub.sessions.prompt.echoes import content_of, same_calls
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.engines.form.reply import Reply, further_fields
@@ -50,7 +48,7 @@ class AnswerBuilder:
         self._request = request
         self._parser = parser
         self._short_ids = short_ids
-        self._tokens = SampledTokens(vocabulary, request.top_logprobs if request.logprobs else None)
+        self._tokens = SampledTokens(vocabulary.piece, request.top_logprobs if request.logprobs else None)
         self.calls: list[ToolCall] = []
         self.pieces: list[tuple[Piece, Sequence[TokenLogprob] | None]] = []
         """All pieces so far, in order; those of a stream with the logprobs of the tokens since the piece before."""

@@ -17,9 +17,8 @@ from msgspec import Raw
 from starlette.types import ASGIApp, Message
 
 from middleware_hub.chat.answer import Answer
-from middleware_hub.chat.errors import SessionOverError
+from middleware_hub.chat.errors import SessionOverError, unreadable
 from middleware_hub.chat.messages import Message as ChatMessage
-from middleware_hub.chat.refusals import unreadable
 from middleware_hub.parsers.base import SampledParser
 from middleware_hub.radix.judge import ENGINE_MISMATCH, Expectation, Judge, Verdict
 from middleware_hub.sessions.log.events import BranchEnded, Touched

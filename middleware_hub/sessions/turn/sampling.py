@@ -12,8 +12,7 @@ from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.plan import TurnPlan
-from middleware_hub.tokenizer import id_checks
-from middleware_hub.tokenizer.vocabulary import Vocabulary
+from middleware_hub.tokenizer.vocabulary import Vocabulary, check_options
 from router.engines.form.request import GenerateRequest
 from router.errors import BadRequestError
 
@@ -72,7 +71,7 @@ class TurnSampling:
         known = options if len(options) <= _SHORT else blake2b(options).digest()
         if known in self._checked:
             return
-        id_checks.check_options(self._vocabulary, GenerateRequest.parse(options))
+        check_options(self._vocabulary, GenerateRequest.parse(options))
         if len(self._checked) >= REMEMBERED:
             self._checked.clear()
         self._checked.add(known)

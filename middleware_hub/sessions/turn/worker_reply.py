@@ -8,7 +8,7 @@ from typing import Protocol
 from msgspec import Raw
 from starlette.types import Message
 
-from middleware_hub.chat import refusals
+from middleware_hub.chat.errors import feed_event, refusal
 from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from router.engines.events import DONE
 from router.engines.form.reply import Reply, read_fields, read_reply
@@ -51,7 +51,7 @@ class WorkerReply:
             try:
                 if self.repeated is not None:
                     data = bytes(self.repeated.taken_out(data, self.streamed.ids))
-                refusals.feed(self.streamed, data)
+                feed_event(self.streamed, data)
             except RouterError as error:
                 self.error = error
             else:
@@ -67,7 +67,7 @@ class WorkerReply:
         Raises RouterError for what came instead of a reply, and UnreadableReplyError.
         """
         if self._status != 200:
-            raise refusals.refusal(self._status, self._body, self._prompt_tokens)
+            raise refusal(self._status, self._body, self._prompt_tokens)
         if not stream:
             reply, short = read_reply(self._body)
             return reply, *read_fields(short.body)

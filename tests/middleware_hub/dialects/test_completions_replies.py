@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from openai.types import Completion
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
-from middleware_hub.dialects.completion import CompletionRequest
-from middleware_hub.dialects.completions_replies import DONE, Choices, LegacyLogprobs
+from middleware_hub.dialects.completions import DONE, Choices, CompletionRequest, LegacyLogprobs
 
 HEAD = ReplyHead("cmpl-0123abcd", 1_700_000_000, "tiny")
 ANSWER = Answer(

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from middleware_hub.dialects.completion import CompletionRequest
-from middleware_hub.dialects.completions_requests import parse
+from middleware_hub.dialects.completions import CompletionRequest, parse
 from router.engines.form.request import GenerateRequest
 from router.errors import BadRequestError
 

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from middleware_hub.chat.answer import TokenLogprob
-from middleware_hub.chat.sampled_tokens import SampledTokens
+from middleware_hub.chat.answer import SampledTokens, TokenLogprob
 from middleware_hub.dialects.openai import replies
 from tests.middleware_hub.sessions.in_process import Room
 

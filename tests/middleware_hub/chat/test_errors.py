@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from middleware_hub.chat.errors import ContextLengthError
-from middleware_hub.chat.refusals import refusal
+from middleware_hub.chat.errors import ContextLengthError, refusal
 from router.errors import BadRequestError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from middleware_hub.chat.sampled_tokens import answer_of
+from middleware_hub.chat.answer import answer_of
 from router.engines.form.reply import read_reply
 
 
