@@ -37,7 +37,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "router.routes",
     ),
     "a core without a framework, or without a loop, below an edge": (
-        "middleware_hub.drift.compare",
         "router.processes.joint_answers",
         "router.proxy.attempts",
     ),
@@ -68,7 +67,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "router.peers.control_log",
     ),
     "one task of several that its importer has": (
-        "middleware_hub.inspector.advice",
         "middleware_hub.inspector.api",
         "middleware_hub.store.redis.fetching",
         "middleware_hub.store.redis.searching",

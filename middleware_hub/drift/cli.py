@@ -1,17 +1,194 @@
-"""`tito-router drift`."""
+"""`tito-router drift`: compares the sampled ids in the log of a loop with those of the same text, encoded again.
+
+Two ways of encoding are in use, and both are compared. `whole` encodes the conversation at its end, and takes the tokens that
+lie in the reply. `alone` encodes each reply by itself. A sampled token is trained on only if it is among the new ones, in
+order:
+
+    sampled   [ four][ty][-two][<|im_end|>]
+    whole     [ forty][-two]                       2 of 4 changed, 1 of them without a text; 1 new token that was not sampled
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import groupby
+from typing import Any, Final, NoReturn
 
-from middleware_hub.drift.compare import Drift, drifts
-from middleware_hub.drift.log import read_log
+import msgspec
+from tokenizers import Tokenizer as Backend
+
 from middleware_hub.tokenizer.loaded import load
+from router.engines.json import JSON_ERRORS
 from router.errors import BadRequestError
+
+MAX_ID: Final = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class LoggedReply:
+    """One reply.
+
+    Attributes:
+        line: its number in the file, from 1.
+        conversation: the name of its conversation in the log; empty without one.
+        prompt: the text that was sent. Empty if ids were sent.
+        text: the reply's.
+        ids: the sampled ids.
+    """
+
+    line: int
+    conversation: str
+    prompt: str
+    text: str
+    ids: list[int]
+
+    @property
+    def whole(self) -> str:
+        return self.prompt + self.text
+
+
+def read_log(lines: Iterable[bytes]) -> Iterator[LoggedReply]:
+    """Read lines of JSON. Raises BadRequestError with the number of a line that is not JSON, or that lacks a field."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield _reply(number, msgspec.json.decode(line))
+        except (*JSON_ERRORS, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise BadRequestError(
+                f"line {number}: {error!r}. A line is {{'prompt': text, 'text': the reply, 'output_ids': [ids]}}, or a body "
+                "and an answer of /generate: {'request': {'text': ...}, 'response': {'text': ..., 'output_ids': [...]}}"
+            ) from error
+
+
+def _reply(number: int, fields: dict[str, Any]) -> LoggedReply:
+    answer = fields.get("response", fields)
+    prompt = fields["request"].get("text", "") if "request" in fields else fields.get("prompt", "")
+    meta = answer.get("meta_info") or {}
+    ids = answer.get("output_ids")
+    if ids is None:
+        ids = [pair[1] for pair in meta["output_token_logprobs"]]
+    if not isinstance(prompt, str) or not isinstance(answer["text"], str):
+        raise TypeError("`prompt` and `text` are one text each: write a line for each reply of a batch")
+    if not all(type(one) is int and 0 <= one <= MAX_ID for one in ids):
+        raise TypeError(f"`output_ids` are numbers from 0 to {MAX_ID}")
+    return LoggedReply(number, str(fields.get("conversation", "")), prompt, answer["text"], ids)
+
+
+@dataclass(frozen=True)
+class ReplyDrift:
+    """The result for one reply.
+
+    Attributes:
+        reply: as it was logged.
+        sampled: its tokens.
+        hidden: tokens at its end that its text lacks: an EOS, a stop string. No text can bring them back.
+        whole_changed, whole_new: tokens that the encoding of the whole text lacks, and those that it has instead.
+        alone_changed, alone_new: the same for the reply's own encoding.
+        left_out: whether the conversation's last text no longer begins with this reply: then nothing of it is trained on.
+        mismatch: whether the ids do not spell the text at all: another tokenizer, or another reply.
+        example: the first difference, as the pieces that were sampled and those that were encoded.
+    """
+
+    reply: LoggedReply
+    sampled: int
+    hidden: int
+    whole_changed: int
+    whole_new: int
+    alone_changed: int
+    alone_new: int
+    left_out: bool
+    mismatch: bool
+    example: tuple[str, str]
+
+
+def drifts(replies: Sequence[LoggedReply], backend: Backend) -> Iterator[ReplyDrift]:
+    """Yield the result for each reply, conversation by conversation."""
+    for last, members in _by_last_text(replies):
+        encoded = backend.encode(last, add_special_tokens=False)
+        for reply, left_out in members:
+            begin, end = len(reply.prompt), len(reply.whole)
+            whole = encoded
+            if left_out:  # it is compared with its own text: that is what would have been trained on
+                whole = backend.encode(reply.whole, add_special_tokens=False)
+            inside = [
+                token
+                for token, (low, high) in zip(whole.ids, whole.offsets, strict=True)
+                if (low < end and high > begin) or begin <= low == high < end
+            ]
+            alone = backend.encode(reply.text, add_special_tokens=False).ids
+            yield _drift(reply, inside, alone, backend, left_out=left_out)
+
+
+def _by_last_text(replies: Sequence[LoggedReply]) -> Iterator[tuple[str, list[tuple[LoggedReply, bool]]]]:
+    """Yield the last text of each conversation, with its replies and whether each one is no longer in it."""
+    named = sorted((one for one in replies if one.conversation), key=lambda one: one.conversation)
+    for _, group in groupby(named, key=lambda one: one.conversation):
+        members = sorted(group, key=lambda one: one.line)
+        last = members[-1].whole
+        yield last, [(one, not last.startswith(one.whole)) for one in members]
+    # Without names: a text belongs to the next longer text that begins with it. Sorted, texts that begin alike are neighbours.
+    chain: list[LoggedReply] = []
+    for one in sorted((one for one in replies if not one.conversation), key=lambda one: one.whole):
+        if chain and not one.whole.startswith(chain[-1].whole):
+            yield chain[-1].whole, [(member, False) for member in chain]
+            chain = []
+        chain.append(one)
+    if chain:
+        yield chain[-1].whole, [(member, False) for member in chain]
+
+
+def _drift(
+    reply: LoggedReply, whole: Sequence[int], alone: Sequence[int], backend: Backend, *, left_out: bool
+) -> ReplyDrift:
+    in_whole, example = _kept(reply.ids, whole, backend)
+    in_alone, _ = _kept(reply.ids, alone, backend)
+    spelled = backend.decode(reply.ids, skip_special_tokens=False)
+    bare = backend.decode(reply.ids, skip_special_tokens=True)
+    return ReplyDrift(
+        reply=reply,
+        sampled=len(reply.ids),
+        hidden=_hidden(reply, backend),
+        whole_changed=len(reply.ids) - in_whole,
+        whole_new=len(whole) - in_whole,
+        alone_changed=len(reply.ids) - in_alone,
+        alone_new=len(alone) - in_alone,
+        left_out=left_out,
+        mismatch=not any(one.strip().startswith(reply.text.strip()[:40]) for one in (spelled, bare)),
+        example=example,
+    )
+
+
+def _kept(sampled: Sequence[int], encoded: Sequence[int], backend: Backend) -> tuple[int, tuple[str, str]]:
+    """Return how many sampled tokens are in an encoding, in order, and the first difference."""
+    matcher = SequenceMatcher(None, sampled, encoded, autojunk=False)
+    codes = matcher.get_opcodes()
+    kept = sum(end - begin for kind, begin, end, _, _ in codes if kind == "equal")
+    for kind, low, high, begin, end in codes:
+        if kind == "replace":
+            return kept, (_pieces(sampled[low:high], backend), _pieces(encoded[begin:end], backend))
+    return kept, ("", "")
+
+
+def _pieces(ids: Iterable[int], backend: Backend) -> str:
+    return " ".join(repr(backend.decode([one], skip_special_tokens=False)) for one in ids)
+
+
+def _hidden(reply: LoggedReply, backend: Backend) -> int:
+    """Return how many tokens at the end contribute nothing to the text."""
+    count = 0
+    while count < len(reply.ids):
+        shorter = backend.decode(reply.ids[: len(reply.ids) - count - 1], skip_special_tokens=False)
+        if not shorter.startswith(reply.text):
+            break
+        count += 1
+    return count
+
 
 _DESCRIPTION = """\
 Counts the tokens that a loop trains wrongly because it encodes its text again: sampled ids against those of the same text. Each
@@ -77,7 +254,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def report(found: Sequence[Drift], examples: int) -> str:
+def report(found: Sequence[ReplyDrift], examples: int) -> str:
     """Return the table, and the differences that occur most often."""
     tokens = sum(one.sampled for one in found)
     rows = [
@@ -106,7 +283,7 @@ def report(found: Sequence[Drift], examples: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(name: str, found: Sequence[Drift], counts: Sequence[int], tokens: int) -> tuple[str, ...]:
+def _row(name: str, found: Sequence[ReplyDrift], counts: Sequence[int], tokens: int) -> tuple[str, ...]:
     changed = sum(count > 0 for count in counts)
     return name, str(sum(counts)), _share(sum(counts), tokens), str(changed), _share(changed, len(found))
 
@@ -115,7 +292,7 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.2f} %" if whole else "-"
 
 
-def write_parquet(found: Sequence[Drift], path: str) -> None:
+def write_parquet(found: Sequence[ReplyDrift], path: str) -> None:
     """Write a row for each reply. Raises BadRequestError without pyarrow."""
     try:
         import pyarrow as pa

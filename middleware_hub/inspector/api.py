@@ -11,33 +11,31 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from itertools import chain as joined
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub import routes
-from middleware_hub.inspector.advice import advice
 from middleware_hub.inspector.branches import HEAVY, Branches
-from middleware_hub.inspector.conversations.conversation import MOST_BRANCHES, Conversation
-from middleware_hub.inspector.conversations.sessions import SessionConversation
-from middleware_hub.inspector.conversations.standings import MOST_NAMESPACES, Ledgers, Standings
-from middleware_hub.inspector.conversations.stored import Registry, StoredSessions
-from middleware_hub.inspector.conversations.texts import Shelf, Texts
-from middleware_hub.inspector.finding import PARAMETERS, TimeSlices, Wanted, find
-from middleware_hub.inspector.pages import GUARDS
-from middleware_hub.inspector.queries import Query, explain_request, path_segments
-from middleware_hub.inspector.reports.drifts import Drifts
+from middleware_hub.inspector.conversations.conversation import MOST_BRANCHES, ConversationView
+from middleware_hub.inspector.conversations.sessions import SessionConversation, StoredSessions
+from middleware_hub.inspector.conversations.texts import MOST_NAMESPACES, Standings, TenantTexts, Texts
+from middleware_hub.inspector.finding import PARAMETERS, ConversationFilter, TimeSlices, find
+from middleware_hub.inspector.queries import Parameters, explain_request, path_segments
+from middleware_hub.inspector.reports.drift import Drifts
 from middleware_hub.inspector.reports.files import TYPES
 from middleware_hub.inspector.reports.run import RunReports
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.cut import end_of
 from middleware_hub.radix.retrieval import RETOKENIZED
 from middleware_hub.radix.tree import RadixTree
+from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE
 from middleware_hub.spans.trajectory import flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
+from middleware_hub.trajectories.groups import Groups
 from router.engines.form.limits import PromptLimits
 from router.errors import NotFoundError
 from router.http.bodies import read_json
@@ -47,19 +45,80 @@ from router.http.offload import offload
 from router.http.request_state import request_state
 from router.http.responses import SEND_BYTES, send_json
 
+ADVICE = {
+    "retokenized": (
+        "The text leaves what was recorded, and what follows was encoded from its characters.",
+        "Send the reply on as it came: no strip(), no template that renders it again. If what follows is an observation that "
+        "no worker was sent, nothing is wrong: it is context.",
+    ),
+    "cut_in_token": (
+        "The text ends, or goes on, inside a sampled token, so that token was encoded again.",
+        "Cut replies at stop strings that end with a token, or let the engine keep the stop string in the text "
+        "(no_stop_trim).",
+    ),
+    "split_character": (
+        "The reply begins or ends inside a character of several bytes.",
+        "Nothing is lost as long as the reply is kept whole. Do not cut it at its edge.",
+    ),
+    "engine_mismatch": (
+        "The ids that the engine sent do not spell the text that it sent with them.",
+        "Compare --tokenizer-path with the tokenizer of the workers, added tokens too.",
+    ),
+    "version_uncertain": (
+        "The weights changed while the reply was sampled, and the engine did not say where.",
+        "Pause generations during an update, or use an engine that reports weight versions by token.",
+    ),
+    "no_logprobs": (
+        "Some sampled tokens came without logprobs.",
+        "Leave --force-logprobs on, or ask for logprobs in each request.",
+    ),
+    "multimodal": (
+        "The prompt holds media, which are no text: the worker gets it unchanged, and the reply is not recorded.",
+        "Take the ids from the worker's own answer (return_logprob). Sessions refuse media.",
+    ),
+    "unknown_parent": (
+        "A request named the reply that it continues, and that reply was not known.",
+        "Send x-radix-parent with the id of a reply that this router, or its store, still has: raise --radix-max-tokens, or "
+        "add --store.",
+    ),
+    "unknown_reply": (
+        "A reply that the caller lists is not in this text.",
+        "Look whether the text was rebuilt from other replies, or the reply was evicted.",
+    ),
+    "edited_turn": (
+        "A reply was changed before it was sent back.",
+        "Send replies back unchanged; a summary belongs into a message of its own.",
+    ),
+    "template_mismatch": (
+        "The context is not what the chat template renders from the messages.",
+        "Look at the template for turns that it rewrites, and try --history template.",
+    ),
+    "store_unreachable": (
+        "The store could not be asked, and may know more.",
+        "Look at the store's server or disk, then ask again.",
+    ),
+}
+"""What each reason means, and what to do about it."""
+
+UNKNOWN = ("Something kept this from being exact.", "docs/user-guide.md has a list of reasons.")
+
+
+def advice(reasons: Iterable[str]) -> list[dict[str, str]]:
+    """Return what to do about each of these reasons."""
+    found = []
+    for reason in reasons:
+        what, do = ADVICE.get(reason, UNKNOWN)
+        found.append({"reason": reason, "what": what, "do": do})
+    return found
+
+
 PREFIX = "/inspect/api"
-
-
-class SessionSource(Registry, Protocol):
-    """Has the sessions; `SessionRegistry` is one."""
-
-    def of(self, tenant: str) -> list[Session]:
-        """Return the sessions of a tenant that are in memory."""
-        ...
-
-    async def reach(self, tenant: str, session_id: str) -> Session | None:
-        """Return a session as it is now, even if only the store has it."""
-        ...
+GUARDS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+"""Headers of all answers of the inspector."""
 
 
 class Sources(NamedTuple):
@@ -68,10 +127,10 @@ class Sources(NamedTuple):
     tokenizer: Tokenizer
     tree: RadixTree | None
     memory: Memory | None
-    sessions: SessionSource | None
+    sessions: SessionRegistry | None
     behind: Callable[[str], int]
     """Returns how many versions a weight version is behind the current one."""
-    groups: Ledgers
+    groups: Groups
 
 
 class _Sessions(NamedTuple):
@@ -95,7 +154,7 @@ class Api:
         tree, groups = sources.tree, sources.groups
         self._texts = None if tree is None else Texts(tree, sources.tokenizer.spell_prompt, groups.standing)
         self._standings = Standings(groups, lambda: () if tree is None else tree.roots)
-        self._stored = None if sources.sessions is None else StoredSessions(sources.sessions, SessionConversation)
+        self._stored = None if sources.sessions is None else StoredSessions(sources.sessions)
         self._session_changes: dict[str, tuple[tuple[int, int, float], int]] = {}
         self._drifts = Drifts(sources.tokenizer)
         self._runs = RunReports(self._vocabulary, self._drifts, sources.behind)
@@ -125,8 +184,8 @@ class Api:
 
     # Conversations -----------------------------------------------------------------------------------------------------
 
-    async def _shelf(self, tenant: str) -> Shelf:
-        return Shelf(0) if self._texts is None else await self._texts.shelf(tenant)
+    async def _shelf(self, tenant: str) -> TenantTexts:
+        return TenantTexts(0) if self._texts is None else await self._texts.shelf(tenant)
 
     async def _sessions(self, tenant: str, stored: int = 0) -> _Sessions:
         """Look through a tenant's sessions in memory. `stored` is how many more are known to be in the store."""
@@ -145,8 +204,8 @@ class Api:
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenant = request_state(scope).caller.tenant
-        query = Query(scope, PARAMETERS)
-        wanted, since = Wanted.of(query), query.number("changed_since", -1, -1, 2**62)
+        query = Parameters(scope, PARAMETERS)
+        wanted, since = ConversationFilter.of(query), query.number("changed_since", -1, -1, 2**62)
         if wanted.name is not None:
             await self._look_in_store(tenant, wanted.name, query.exactly("namespace") or "")
         stored, more = ([], False) if self._stored is None else await self._stored.of(tenant)
@@ -159,7 +218,7 @@ class Api:
             await send({"type": "http.response.start", "status": 204, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
             return
-        listed: list[Conversation] = [*map(SessionConversation, sessions.found), *stored]
+        listed: list[ConversationView] = [*map(SessionConversation, sessions.found), *stored]
         found, cursor = await find(wanted, shelf.newest_first, listed, self._vocabulary)
         remembered = {
             "conversations": len(shelf.order) + len(listed),
@@ -186,7 +245,7 @@ class Api:
                 if reply and tree.reply(place, reply) is None:
                     await memory.cover(place, " ", [reply])
 
-    async def _conversation(self, tenant: str, name: str) -> Conversation:
+    async def _conversation(self, tenant: str, name: str) -> ConversationView:
         """Return a conversation by its id. Raises NotFoundError."""
         kind, _, inner = name.partition(":")
         if kind == "session" and self._sources.sessions is not None:
@@ -205,7 +264,7 @@ class Api:
                 await memory.asked_late(found.namespace, end_of(leaf.span))
         return found
 
-    async def _about(self, conversation: Conversation) -> dict[str, Any]:
+    async def _about(self, conversation: ConversationView) -> dict[str, Any]:
         """Return everything known of a conversation except its tokens."""
         slices = TimeSlices()
         summary = conversation.summary()
@@ -221,7 +280,7 @@ class Api:
         return {**summary, "tree": nodes, "branches_list": branches, "truncated": truncated}
 
     async def _show(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        Query(scope, ())
+        Parameters(scope, ())
         tenant = request_state(scope).caller.tenant
         conversation = await self._conversation(tenant, name)
         await self._standings.look(tenant)
@@ -250,7 +309,7 @@ class Api:
 
     async def _compare(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenant = request_state(scope).caller.tenant
-        query = Query(scope, ("a", "a_branch", "b", "b_branch"))
+        query = Parameters(scope, ("a", "a_branch", "b", "b_branch"))
         one, other = [
             (await self._conversation(tenant, query.required(side)), query.text(f"{side}_branch"))
             for side in ("a", "b")
@@ -260,12 +319,12 @@ class Api:
     # The whole run -----------------------------------------------------------------------------------------------------
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        Query(scope, ())
+        Parameters(scope, ())
         tenant = request_state(scope).caller.tenant
         sessions = await self._sessions(tenant)
         shelf = await self._shelf(tenant)
 
-        def everything() -> tuple[int, Iterable[Conversation]]:
+        def everything() -> tuple[int, Iterable[ConversationView]]:
             listed = [SessionConversation(session) for session in sessions.found]
             return len(shelf.order) + len(listed), joined((one for _, one in shelf.newest_first(None)), listed)
 
@@ -274,7 +333,7 @@ class Api:
     # Explain -----------------------------------------------------------------------------------------------------------
 
     async def _explain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        Query(scope, ())
+        Parameters(scope, ())
         tenant = request_state(scope).caller.tenant
         body = await read_json(scope, receive, self._max_body_bytes)
         request = await offload(len(body) > 64 * 1024, explain_request, body, self._limits)

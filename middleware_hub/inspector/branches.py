@@ -12,11 +12,10 @@ from starlette.types import Scope
 
 from middleware_hub.drift import sequences
 from middleware_hub.inspector.conversations.chain import Chain, matches
-from middleware_hub.inspector.conversations.conversation import Branch, Conversation
-from middleware_hub.inspector.queries import MOST_TEXT, Query
+from middleware_hub.inspector.conversations.conversation import Branch, ConversationView
+from middleware_hub.inspector.queries import MOST_TEXT, Parameters
 from middleware_hub.inspector.reports import files
-from middleware_hub.inspector.reports.drift import Drift, Drifted
-from middleware_hub.inspector.reports.drifts import Drifts
+from middleware_hub.inspector.reports.drift import ChainDrift, Drifted, Drifts
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.errors import BadRequestError, NotFoundError
@@ -50,12 +49,12 @@ class Branches:
         self._drifts = drifts
         self._chains: OrderedDict[TokenSpan, tuple[Branch, Chain]] = OrderedDict()
 
-    async def answer(self, conversation: Conversation, branch: str, place: str, scope: Scope) -> dict[str, Any]:
+    async def answer(self, conversation: ConversationView, branch: str, place: str, scope: Scope) -> dict[str, Any]:
         """Answer a call below a branch's path. Raises NotFoundError, BadRequestError."""
         known = _PARAMETERS.get(place)
         if known is None:
             raise NotFoundError(f"the inspector has nothing at {scope['path']}")
-        query = Query(scope, known)
+        query = Parameters(scope, known)
         found, chain = self.chain(conversation, branch)
         match place:
             case "tokens":
@@ -66,12 +65,12 @@ class Branches:
                 return await self._next_drift(chain, query)
         return await self._head(found, chain, PATIENCE)
 
-    async def file(self, conversation: Conversation, branch: str, scope: Scope, about: _Json) -> tuple[str, bytes]:
+    async def file(self, conversation: ConversationView, branch: str, scope: Scope, about: _Json) -> tuple[str, bytes]:
         """Return a branch as a file, and the name of its format. `about` describes the conversation.
 
         Raises NotFoundError, BadRequestError.
         """
-        query = Query(scope, ("format",))
+        query = Parameters(scope, ("format",))
         form = query.choice("format", files.TYPES) or "json"
         found, chain = self.chain(conversation, branch)
         head = await self._head(found, chain, None)
@@ -86,7 +85,7 @@ class Branches:
         drift = await self._drifts.soon(chain, patience)
         return await offload(chain.total > HEAVY, self._described, branch, chain, drift)
 
-    async def _next_drift(self, chain: Chain, query: Query) -> dict[str, Any]:
+    async def _next_drift(self, chain: Chain, query: Parameters) -> dict[str, Any]:
         drift = await self._drifts.soon(chain, PATIENCE)
         if drift is None:
             return {"next": None, "known": False}
@@ -94,10 +93,10 @@ class Branches:
         place = None if following is None else {"start": following.start, "end": following.end}
         return {"next": place, "known": True}
 
-    def _each_drifted(self, chain: Chain, drift: Drift) -> list[dict[str, Any]]:
+    def _each_drifted(self, chain: Chain, drift: ChainDrift) -> list[dict[str, Any]]:
         return [self._drifted(chain, one) for one in drift.found]
 
-    def chain(self, conversation: Conversation, name: str | None) -> tuple[Branch, Chain]:
+    def chain(self, conversation: ConversationView, name: str | None) -> tuple[Branch, Chain]:
         """Return a branch (without a name, the newest) and its chain. Raises NotFoundError."""
         found = conversation.branch(name) if name is not None else next(conversation.branches(), None)
         if found is None:
@@ -111,7 +110,7 @@ class Branches:
             self._chains.popitem(last=False)
         return found, chain
 
-    def _described(self, branch: Branch, chain: Chain, drift: Drift | None) -> dict[str, Any]:
+    def _described(self, branch: Branch, chain: Chain, drift: ChainDrift | None) -> dict[str, Any]:
         line = branch.described(chain)
         vocabulary, ids = self._vocabulary, chain.ids()
         return {
@@ -128,7 +127,7 @@ class Branches:
             "text_preview": vocabulary.spell(ids[:200].tolist())[:400],
         }
 
-    async def _window(self, chain: Chain, query: Query) -> dict[str, Any]:
+    async def _window(self, chain: Chain, query: Parameters) -> dict[str, Any]:
         start = query.number("start", 0, 0, 2**31)
         end = query.number("end", min(start + 2_000, chain.total), 0, 2**31)
         if end - start > MOST_TOKENS:
@@ -157,7 +156,7 @@ class Branches:
             "encoded_texts": [literal(each) for each in encoded],
         }
 
-    async def _find(self, chain: Chain, query: Query) -> dict[str, Any]:
+    async def _find(self, chain: Chain, query: Parameters) -> dict[str, Any]:
         text, ids = query.text("text", MOST_TEXT), query.ids("token_ids")
         wanted = text if ids is None else ids
         if wanted is None or (text is not None and ids is not None):
@@ -167,7 +166,7 @@ class Branches:
         return {"matches": found, "more": more}
 
     async def compare(
-        self, one: tuple[Conversation, str | None], other: tuple[Conversation, str | None]
+        self, one: tuple[ConversationView, str | None], other: tuple[ConversationView, str | None]
     ) -> dict[str, Any]:
         """Return two branches, their runs, and where they differ first. Raises NotFoundError."""
         heads, chains = [], []
@@ -179,7 +178,7 @@ class Branches:
         return {"a": heads[0], "b": heads[1], **await offload(heavy, compared, *chains)}
 
 
-def _turn(turn: dict[str, Any], chain: Chain, drift: Drift | None) -> dict[str, Any]:
+def _turn(turn: dict[str, Any], chain: Chain, drift: ChainDrift | None) -> dict[str, Any]:
     """Return a turn with its figures."""
     start, end = turn["start"], turn["end"]
     if not turn["sampled"]:

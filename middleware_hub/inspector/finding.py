@@ -10,9 +10,9 @@ from heapq import merge
 from operator import itemgetter
 from typing import Any
 
-from middleware_hub.inspector.conversations.chain import Chain, Pieces, matches
-from middleware_hub.inspector.conversations.conversation import Conversation
-from middleware_hub.inspector.queries import MOST_TEXT, Query
+from middleware_hub.inspector.conversations.chain import Chain, Vocabulary, matches
+from middleware_hub.inspector.conversations.conversation import ConversationView
+from middleware_hub.inspector.queries import MOST_TEXT, Parameters
 from router.errors import BadRequestError, NotFoundError
 from router.http.offload import offload
 
@@ -28,7 +28,7 @@ PARAMETERS = (*FILTERS, "limit", "cursor", "text", "id", "token_ids", "changed_s
 
 Key = tuple[int, str]
 """The time of a conversation's last record, in nanoseconds since 1970, and its id."""
-Listed = Callable[[Key | None], Iterable[tuple[Key, Conversation]]]
+Listed = Callable[[Key | None], Iterable[tuple[Key, ConversationView]]]
 """Returns conversations after a place in the list, newest first."""
 
 _key = itemgetter(0)
@@ -54,7 +54,7 @@ class TimeSlices:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ConversationFilter:
     """Which conversations a call wants."""
 
     limit: int
@@ -66,7 +66,7 @@ class Wanted:
     tests: tuple[Callable[[dict[str, Any]], bool], ...]
 
     @classmethod
-    def of(cls, query: Query) -> Wanted:
+    def of(cls, query: Parameters) -> ConversationFilter:
         """Read a query. Raises BadRequestError."""
         return cls(
             query.number("limit", 50, 1, MOST_LISTED),
@@ -88,7 +88,7 @@ def _cursor(given: str | None) -> Key | None:
     return int(moment), name
 
 
-def _tests(query: Query) -> Iterator[Callable[[dict[str, Any]], bool]]:
+def _tests(query: Parameters) -> Iterator[Callable[[dict[str, Any]], bool]]:
     namespace, version, reason = query.exactly("namespace"), query.text("version"), query.text("reason")
     group = query.text("group")
     exact = query.choice("exact", ("true", "false"))
@@ -114,7 +114,7 @@ def _tests(query: Query) -> Iterator[Callable[[dict[str, Any]], bool]]:
 
 
 async def find(
-    wanted: Wanted, texts: Listed, sessions: Sequence[Conversation], vocabulary: Pieces
+    wanted: ConversationFilter, texts: Listed, sessions: Sequence[ConversationView], vocabulary: Vocabulary
 ) -> tuple[list[dict[str, Any]], str | None]:
     """Return the summaries of the conversations that are wanted, newest first, and a cursor if there may be more."""
     found: list[dict[str, Any]] = []
@@ -135,10 +135,10 @@ async def find(
 
 
 async def _newest_first(
-    wanted: Wanted, texts: Listed, sessions: Sequence[Conversation], slices: TimeSlices
-) -> Iterator[tuple[Key, Conversation]]:
+    wanted: ConversationFilter, texts: Listed, sessions: Sequence[ConversationView], slices: TimeSlices
+) -> Iterator[tuple[Key, ConversationView]]:
     """Return the conversations after the cursor. What changes meanwhile is left out, or comes at its new place."""
-    ways: list[Iterable[tuple[Key, Conversation]]] = []
+    ways: list[Iterable[tuple[Key, ConversationView]]] = []
     if wanted.kind != "session":
         ways.append(texts(wanted.cursor))
     for start in range(0, len(sessions) if wanted.kind != "text" else 0, SORTED):
@@ -149,7 +149,9 @@ async def _newest_first(
     return merge(*ways, key=_key, reverse=True)
 
 
-async def _holds(conversation: Conversation, wanted: Wanted, vocabulary: Pieces, slices: TimeSlices) -> bool:
+async def _holds(
+    conversation: ConversationView, wanted: ConversationFilter, vocabulary: Vocabulary, slices: TimeSlices
+) -> bool:
     """Return whether a conversation has the text and the ids of the search."""
     text, ids = wanted.text, wanted.ids
     if conversation.opened is not None and (text is not None or ids is not None):
@@ -179,5 +181,5 @@ async def _holds(conversation: Conversation, wanted: Wanted, vocabulary: Pieces,
     return False
 
 
-def _has(chain: Chain, vocabulary: Pieces, needle: str | Sequence[int]) -> bool:
+def _has(chain: Chain, vocabulary: Vocabulary, needle: str | Sequence[int]) -> bool:
     return bool(matches(chain, vocabulary, needle, 0, 1)[0])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from middleware_hub.inspector.advice import advice
+from middleware_hub.inspector.api import advice
 from tests.support.agents import AgentSession
 from tests.support.chat_models import chat_model
 from tests.support.stack import Stack, stack

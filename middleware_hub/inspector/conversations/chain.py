@@ -22,7 +22,7 @@ LOOK_BACK = 64
 """Tokens before a window that are read to know whether the window begins inside a character."""
 
 
-class Pieces(Protocol):
+class Vocabulary(Protocol):
     """Spells ids; the tokenizer's vocabulary implements it."""
 
     special_ids: frozenset[int]
@@ -36,7 +36,7 @@ class Pieces(Protocol):
         ...
 
 
-class Part(NamedTuple):
+class SpanSlice(NamedTuple):
     """The tokens of one span in a chain: `start` to `end`, half-open."""
 
     span: TokenSpan
@@ -53,7 +53,7 @@ class Chain:
     """
 
     def __init__(self, links: Sequence[tuple[TokenSpan, int]], roles: Mapping[TokenSpan, str] | None = None) -> None:
-        self.parts = [Part(span, span.offset, span.offset + take) for span, take in links if take]
+        self.parts = [SpanSlice(span, span.offset, span.offset + take) for span, take in links if take]
         self.total = self.parts[-1].end if self.parts else 0
         self._starts = [part.start for part in self.parts]
         self._roles = roles or {}
@@ -65,7 +65,7 @@ class Chain:
     def __len__(self) -> int:
         return self.total
 
-    def between(self, start: int, end: int) -> Iterator[Part]:
+    def between(self, start: int, end: int) -> Iterator[SpanSlice]:
         """Yield the parts that hold tokens of a window."""
         for number in range(max(0, bisect_right(self._starts, start) - 1), bisect_left(self._starts, end)):
             yield self.parts[number]
@@ -147,7 +147,7 @@ class Chain:
             return None
         return float(_logprobs(part.span)[: part.end - part.start].astype(np.float64).mean())
 
-    def window(self, start: int, end: int, vocabulary: Pieces) -> dict[str, Any]:
+    def window(self, start: int, end: int, vocabulary: Vocabulary) -> dict[str, Any]:
         """Return what is known of each token of a window, with one entry for each."""
         size = end - start
         logprobs: list[float | None] = [None] * size
@@ -186,7 +186,7 @@ class Chain:
     def _turn_starts(self) -> list[int]:
         return [turn["start"] for turn in self.turns]
 
-    def _texts(self, start: int, end: int, vocabulary: Pieces) -> tuple[list[str], dict[str, str]]:
+    def _texts(self, start: int, end: int, vocabulary: Vocabulary) -> tuple[list[str], dict[str, str]]:
         """Return what each token adds to the text, and the bytes of tokens that are not whole characters, by offset."""
         before = max(0, start - LOOK_BACK)
         pieces = vocabulary.pieces(self.ids(before, end))
@@ -226,7 +226,7 @@ def _logprobs(span: TokenSpan) -> NDArray[np.floating[Any]]:
     return unpack_logprobs(span.logprobs, span.count)
 
 
-def versions_in(part: Part) -> Iterator[tuple[str, int, int]]:
+def versions_in(part: SpanSlice) -> Iterator[tuple[str, int, int]]:
     """Yield `(version, start, end)` over the sampled tokens of a part, in the chain's offsets."""
     if part.span.versions is not None:
         for version, start, end in version_runs(part.span.versions, part.end - part.start):
@@ -234,7 +234,7 @@ def versions_in(part: Part) -> Iterator[tuple[str, int, int]]:
 
 
 def matches(
-    chain: Chain, vocabulary: Pieces, needle: str | Sequence[int], first: int, most: int
+    chain: Chain, vocabulary: Vocabulary, needle: str | Sequence[int], first: int, most: int
 ) -> tuple[list[dict[str, int]], bool]:
     """Return where a text, or a sequence of ids, occurs in a chain from token `first` on, and whether there is more.
 
@@ -268,7 +268,7 @@ def _ids_finder(chain: Chain, needle: Sequence[int], first: int) -> Finder:
     return find
 
 
-def _text_finder(chain: Chain, vocabulary: Pieces, needle: str, first: int) -> Finder:
+def _text_finder(chain: Chain, vocabulary: Vocabulary, needle: str, first: int) -> Finder:
     def find() -> Iterator[tuple[int, int]]:
         pieces = vocabulary.pieces(chain.ids(first))
         ends = np.cumsum([len(piece) for piece in pieces])

@@ -70,7 +70,7 @@ class Branch:
         }
 
 
-class Conversation(Protocol):
+class ConversationView(Protocol):
     """One conversation of a tenant."""
 
     @property
@@ -120,7 +120,7 @@ class Conversation(Protocol):
         ...
 
 
-Opened = AbstractAsyncContextManager[Conversation | None]
+Opened = AbstractAsyncContextManager[ConversationView | None]
 """Reads a conversation for an inspection; None if it has ended. Raises RouterError."""
 
 

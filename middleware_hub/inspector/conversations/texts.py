@@ -1,7 +1,8 @@
 """The conversations of the radix tree, newest last, for each tenant.
 
 The first look reads the tree, in steps. From then on the tree reports each reply that comes or goes, so a later look reads only
-what is new. After `IDLE` seconds without a look nothing is kept.
+what is new. After `IDLE` seconds without a look nothing is kept. Their groups and rewards are in the ledgers, with the entries
+of other routers.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from middleware_hub.inspector.conversations.text_conversation import Spell, Standing, TextConversation, name_of
 from middleware_hub.radix.node import Generation
+from middleware_hub.radix.records import Namespace
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import TokenSpan, links
+from middleware_hub.trajectories.groups import Groups
+from router.errors import RouterError
 
 STEP = 0.002
 """Seconds of the event loop that one step of reading the tree takes."""
@@ -24,7 +29,7 @@ IDLE = 600.0
 """Seconds without a look after which nothing is kept."""
 
 
-class Shelf:
+class TenantTexts:
     """The conversations of one tenant.
 
     Attributes:
@@ -68,14 +73,14 @@ class Texts:
         self._tree = tree
         self._spell = spell
         self._standing = standing
-        self._shelves: dict[str, Shelf] = {}
+        self._shelves: dict[str, TenantTexts] = {}
         self._of: dict[TokenSpan, TextConversation] = {}
         self._waiting: list[Generation] = []
         self._reading: asyncio.Task[None] | None = None
         self._looked = 0.0
         self._epoch = time.time_ns() // 1_000_000  # so that no number of an earlier process recurs
 
-    async def shelf(self, tenant: str) -> Shelf:
+    async def shelf(self, tenant: str) -> TenantTexts:
         """Return the conversations of a tenant, as they are now."""
         self._looked = time.monotonic()
         if self._reading is None or (self._reading.done() and self._reading.exception() is not None):
@@ -83,7 +88,7 @@ class Texts:
             self._reading = asyncio.create_task(self._read())
         await asyncio.shield(self._reading)
         await self._take_in()
-        return self._shelves.get(tenant) or Shelf(self._epoch)
+        return self._shelves.get(tenant) or TenantTexts(self._epoch)
 
     def of(self, generation: Generation) -> TextConversation | None:
         """Return the conversation of a reply."""
@@ -162,7 +167,7 @@ class Texts:
                 if known is not None:
                     return known
                 first = part
-        shelf = self._shelves.setdefault(generation.namespace[0], Shelf(self._epoch))
+        shelf = self._shelves.setdefault(generation.namespace[0], TenantTexts(self._epoch))
         found = shelf.conversations.get(first)
         if found is None:
             owner = first.owner if isinstance(first.owner, Generation) else generation
@@ -174,3 +179,39 @@ class Texts:
             )
             shelf.ids[found.id] = found
         return found
+
+
+MOST_NAMESPACES: Final = 64
+"""Namespaces of a tenant whose ledgers are read for one look."""
+PATIENCE: Final = 0.1
+"""Seconds that a look waits for the store. What comes later is in the next look."""
+
+
+class Standings:
+    """Reads the new events of a tenant's ledgers, one ledger after the other.
+
+    Args:
+        known: returns the namespaces of the texts that are remembered.
+    """
+
+    def __init__(self, ledgers: Groups, known: Callable[[], Iterable[Namespace]]) -> None:
+        self._ledgers = ledgers
+        self._known = known
+        self._reading: dict[str, asyncio.Task[None]] = {}
+
+    async def look(self, tenant: str) -> int:
+        """Read on, for as long as a look may take; return a number that changes with every group and reward."""
+        reading = self._reading.get(tenant)
+        if reading is None:
+            reading = self._reading[tenant] = asyncio.create_task(self._read(tenant))
+        await asyncio.wait([reading], timeout=PATIENCE)
+        return self._ledgers.events(tenant)
+
+    async def _read(self, tenant: str) -> None:
+        names = sorted({place[2] for place in self._known() if place[0] == tenant})
+        try:
+            await self._ledgers.read_on(tenant, names[:MOST_NAMESPACES])
+        except RouterError:
+            pass  # the store is away, which is reported elsewhere: what is known stays
+        finally:
+            del self._reading[tenant]

@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from middleware_hub.inspector.conversations.chain import Chain
-from middleware_hub.inspector.reports.drift import Drift
-from middleware_hub.inspector.reports.drifts import Drifts
+from middleware_hub.inspector.reports.drift import ChainDrift, Drifts
 from middleware_hub.inspector.reports.files import report_page
-from middleware_hub.inspector.reports.tally import Tally
+from middleware_hub.inspector.reports.run import RunFigures
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.spans.chain import TokenSpan, links
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
@@ -86,7 +85,7 @@ async def stored_report(store: Store, selection: Selection, tokenizer: Tokenizer
     """Return the report of an open store, and the number of sequences that could not be read."""
     clock = VersionClock()
     await VersionLog(store, clock, WorkerVersions()).read()
-    tally = Tally(None if tokenizer is None else tokenizer.vocabulary, clock.distance)
+    tally = RunFigures(None if tokenizer is None else tokenizer.vocabulary, clock.distance)
     drifts = None if tokenizer is None else Drifts(tokenizer)
     ends = Ends()
     with bar("reading", (await store.stats()).records) as advance:
@@ -112,11 +111,11 @@ async def stored_report(store: Store, selection: Selection, tokenizer: Tokenizer
     return tally.report(progress=1.0), missing
 
 
-async def _add(tally: Tally, drifts: Drifts | None, end: TokenSpan) -> None:
+async def _add(tally: RunFigures, drifts: Drifts | None, end: TokenSpan) -> None:
     parts = list(links(end, end.count))
     parts.reverse()
     chain = Chain(parts)
-    drift: Drift | None = None
+    drift: ChainDrift | None = None
     if drifts is not None:
         try:
             drift = await drifts.of(chain)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.inspector.conversations.chain import Chain, Pieces
+from middleware_hub.inspector.conversations.chain import Chain, Vocabulary
 from middleware_hub.inspector.saved import saved_page
 from router.errors import BadRequestError
 
@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 _Json = Mapping[str, Any]
 
 
-def windows(chain: Chain, vocabulary: Pieces) -> Iterator[dict[str, Any]]:
+def windows(chain: Chain, vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
     """Yield what is known of all tokens, window by window. Raises BadRequestError for a branch that is too long."""
     if chain.total > MOST_TOKENS:
         raise BadRequestError(f"a file has at most {MOST_TOKENS} tokens, and this branch has {chain.total}")
@@ -38,7 +38,7 @@ def windows(chain: Chain, vocabulary: Pieces) -> Iterator[dict[str, Any]]:
         yield chain.window(start, min(start + WINDOW, chain.total), vocabulary)
 
 
-def tokens(chain: Chain, vocabulary: Pieces, drift: Sequence[_Json] | None) -> Raw:
+def tokens(chain: Chain, vocabulary: Vocabulary, drift: Sequence[_Json] | None) -> Raw:
     """Return the answer to `tokens` from the first to the last one, as JSON."""
     columns: dict[str, list[bytes]] = {name: [] for name in COLUMNS}
     broken: list[bytes] = []
@@ -82,7 +82,7 @@ def report_page(report: _Json) -> bytes:
     return saved_page({"saved": 1, "at": time.time(), "answers": {"/run": report}})
 
 
-def as_parquet(conversation: _Json, head: _Json, chain: Chain, vocabulary: Pieces) -> bytes:
+def as_parquet(conversation: _Json, head: _Json, chain: Chain, vocabulary: Vocabulary) -> bytes:
     """Return a branch as Parquet: a row for each token. Raises BadRequestError without pyarrow."""
     try:
         import pyarrow as pa
@@ -102,7 +102,7 @@ def as_parquet(conversation: _Json, head: _Json, chain: Chain, vocabulary: Piece
     return sink.getvalue()
 
 
-def _rows(window: _Json, head: _Json, vocabulary: Pieces) -> dict[str, Any]:
+def _rows(window: _Json, head: _Json, vocabulary: Vocabulary) -> dict[str, Any]:
     start, end = window["start"], window["end"]
     versions, turns, special = head["versions"], head["turns"], frozenset(window["special"])
     return {

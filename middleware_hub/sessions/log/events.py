@@ -249,6 +249,9 @@ class Archive(Protocol[S]):
     def deleted(self, session: S) -> None:
         """Note that a session was deleted here: if the store forgets that, no router may bring the session back."""
 
+    def listed(self, tenant: str) -> AsyncIterator[tuple[str, int]]:
+        """Yield the ids of all sessions of a tenant that have not ended, each with the number of its last event."""
+
     def logs(self, tenant: str) -> AsyncIterator[Any]:
         """Yield the logs of all sessions of a tenant, as `Store.logs` returns them (`LogInfo`)."""
 

@@ -10,9 +10,7 @@ import pytest
 from pyarrow.parquet import read_table
 from tokenizers import Tokenizer as Backend
 
-from middleware_hub.drift.cli import main
-from middleware_hub.drift.compare import drifts
-from middleware_hub.drift.log import LoggedReply, read_log
+from middleware_hub.drift.cli import LoggedReply, drifts, main, read_log
 from middleware_hub.tokenizer.loaded import load
 from router.errors import BadRequestError
 from tests.support.vocabularies import vocabulary

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from middleware_hub.inspector import finding
-from middleware_hub.inspector.finding import SORTED, Key, Wanted, find
+from middleware_hub.inspector.finding import SORTED, ConversationFilter, Key, find
 
 COUNT = 4 * SORTED + 1
 
@@ -26,8 +26,8 @@ class Listed:
         return {"id": self.id}
 
 
-def wanted(cursor: Key | None = None, limit: int = 500) -> Wanted:
-    return Wanted(limit, cursor, None, None, None, None, ())
+def wanted(cursor: Key | None = None, limit: int = 500) -> ConversationFilter:
+    return ConversationFilter(limit, cursor, None, None, None, None, ())
 
 
 def sessions() -> list[Any]:

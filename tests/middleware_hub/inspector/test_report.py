@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from middleware_hub.inspector.reports import cli
-from middleware_hub.inspector.reports.drifts import Drifts
+from middleware_hub.inspector.reports.drift import Drifts
 from middleware_hub.inspector.reports.run import RunReports
 from router.config import StoreConfig
 from tests.support import templates

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from middleware_hub.inspector.conversations import standings
-from middleware_hub.inspector.conversations.standings import MOST_NAMESPACES, Standings
+from middleware_hub.inspector.conversations import texts
+from middleware_hub.inspector.conversations.texts import MOST_NAMESPACES, Standings
 from middleware_hub.store.errors import StoreUnreachableError
 
 
@@ -48,7 +48,7 @@ def test_the_namespaces_of_a_tenant_are_read_whatever_others_have() -> None:
 
 def test_a_look_goes_on_without_a_store_that_is_slow_or_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the ledgers are read once for all looks meanwhile."""
-    monkeypatch.setattr(standings, "PATIENCE", 0.001)
+    monkeypatch.setattr(texts, "PATIENCE", 0.001)
 
     async def main() -> None:
         ledgers = Told()

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from middleware_hub.inspector.conversations.sessions import SessionConversation
-from middleware_hub.inspector.conversations.stored import StoredSessions
+from middleware_hub.inspector.conversations.sessions import SessionConversation, StoredSessions
 from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.store.errors import DamagedRecordError
@@ -93,7 +92,7 @@ def test_what_was_read_is_given_back_and_what_others_use_is_left_alone() -> None
 
 
 def test_a_session_is_read_again_when_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("middleware_hub.inspector.conversations.stored.AGAIN", -1.0)
+    monkeypatch.setattr("middleware_hub.inspector.conversations.sessions.AGAIN", -1.0)
 
     async def work() -> None:
         registry = Registry()

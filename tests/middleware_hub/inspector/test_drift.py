@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from middleware_hub.inspector.conversations.chain import Chain
-from middleware_hub.inspector.reports import drifts as module
-from middleware_hub.inspector.reports.drifts import Drifts
+from middleware_hub.inspector.reports import drift as module
+from middleware_hub.inspector.reports.drift import Drifts
 from middleware_hub.spans.chain import TokenSpan, pack_ids
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from tests.support.usual import usual

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from middleware_hub.inspector.conversations.chain import Chain
-from middleware_hub.inspector.reports import tally
-from middleware_hub.inspector.reports.drift import Drift, Drifted
-from middleware_hub.inspector.reports.tally import Tally
+from middleware_hub.inspector.reports import run
+from middleware_hub.inspector.reports.drift import ChainDrift, Drifted
+from middleware_hub.inspector.reports.run import RunFigures
 from middleware_hub.spans.chain import TokenSpan, links, pack_ids
 from tests.middleware_hub.toy import toy_vocabulary
 
@@ -23,8 +23,10 @@ def chain(last: TokenSpan) -> Chain:
     return Chain(list(links(last, last.count))[::-1])
 
 
-def counted(found: list[tuple[Chain, Drift | None]], moments: dict[TokenSpan, float] | None = None) -> dict[str, Any]:
-    made = Tally(toy_vocabulary(), lambda _: 0)
+def counted(
+    found: list[tuple[Chain, ChainDrift | None]], moments: dict[TokenSpan, float] | None = None
+) -> dict[str, Any]:
+    made = RunFigures(toy_vocabulary(), lambda _: 0)
     for number, (one, drift) in enumerate(found):
         made.add(number, one, drift, [], key=lambda one: one, moment=(moments or {}).get if moments else lambda _: 0.0)  # type: ignore[arg-type]
     return made.report(progress=1.0)
@@ -42,7 +44,7 @@ def test_a_difference_over_two_replies_is_one_pair() -> None:
     """A reply that is continued at once: its end and the beginning of the next one become other tokens together."""
     first = span(span(None, [1, 2], None), [4, 5])
     whole = chain(span(first, [5, 6]))
-    drift = Drift(whole, [Drifted(3, 5, (7,), "ab")])
+    drift = ChainDrift(whole, [Drifted(3, 5, (7,), "ab")])
     found = counted([(whole, drift)])["drift"]
     assert (found["drifted_tokens"], [pair["count"] for pair in found["pairs"]]) == (2, [1])
     again = counted([(chain(first), None), (whole, drift)])["drift"]
@@ -50,7 +52,7 @@ def test_a_difference_over_two_replies_is_one_pair() -> None:
 
 
 def test_a_long_run_has_fewer_and_longer_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tally, "MOST_BUCKETS", 2)
+    monkeypatch.setattr(run, "MOST_BUCKETS", 2)
     spans = [span(None, [1] * (1 + number)) for number in range(40)]
     report = counted([(chain(one), None) for one in spans], {one: 10.0 * number for number, one in enumerate(spans)})
     over_time = report["sampled_over_time"]
