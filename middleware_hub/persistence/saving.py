@@ -2,12 +2,13 @@
 
     append --- acknowledged in time ---> saved
        |                                                          a second later, or with the next append
-       +------ not ----> in the spool (`store.spool`): unsaved ---------> handed over, in order ---> the spool is empty
+       +------ not ----> kept, in the spool (`store.spool`) -------------> handed over, in order ---> the spool is empty
        |                    while the spool has a batch, later ones go there too: they may build on it
        |                    no room there, either: in memory only, and nothing new is begun until there is
-       +------ the store refuses it ---> lost: logged, counted
+       +------ the store refuses it ---> refused: logged, counted as lost
 
-An append that is not answered in time goes on in the background, and the hand-over finds what it did (`store.spool.handover`).
+An append ends in one of these three states (`AppendState`), and its caller is answered once. One that is not answered in time
+is kept, and its task goes on in the background: it is *stuck*, and the hand-over finds what it did (`store.spool.handover`).
 What is in the file is also in the memory of the process that recorded it, until it is in the store.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -246,31 +248,31 @@ class Saving:
         return one.answered
 
     async def _run(self, one: Append) -> None:
+        error: Exception | None = None
         try:
             if self._spool.waiting:
                 await self._empty()
-            if one not in self._stuck:
+            if one.state is AppendState.ASKED:
                 await self._appended(one)
-        except StoreUnreachableError as error:
-            if one not in self._stuck:
-                self._keep(one, error)
-        except (StoreError, ValueError) as error:
-            if one not in self._stuck:
-                self._refused(one, error)
-        except Exception as error:
-            logger.exception("the store failed")
-            if one not in self._stuck:
-                self._refused(one, error)
-        else:
-            if one not in self._stuck:
-                self.saved += one.replies
-                self.seconds += one.replies * (time.monotonic() - one.begun)
-                if one.on_done is not None:
-                    one.on_done(True)
-                one.answer(True)
+        except Exception as found:
+            if not isinstance(found, StoreError | ValueError):
+                logger.exception("the store failed")
+            error = found
         finally:
             self._waited_for.pop(one, None)
             self._stuck.discard(one)
+        if one.state is not AppendState.ASKED:
+            return  # it was late
+        if error is None:
+            self.saved += one.replies
+            self.seconds += one.replies * (time.monotonic() - one.begun)
+            if one.on_done is not None:
+                one.on_done(True)
+            one.end(AppendState.SAVED)
+        elif isinstance(error, StoreUnreachableError):
+            self._keep(one, error)
+        else:
+            self._refused(one, error)
 
     async def _empty(self) -> None:
         """Hand over what waits, if that is quick. Raises StoreUnreachableError if anything still waits."""
@@ -334,19 +336,19 @@ class Saving:
             self._since = time.monotonic()
         if self._trying is None or self._trying.done():
             self._trying = asyncio.get_running_loop().create_task(self._keep_trying())
-        one.answer(False)
+        one.end(AppendState.KEPT)
 
     def _refused(self, one: Append, error: Exception) -> None:
         if one.on_refused is not None and not isinstance(error, StoreUnreachableError):
             one.on_refused()
-            one.answer(False)
+            one.end(AppendState.REFUSED)
             return
         if not one.raises:
             self.unsaved += one.replies
             self._lose(one.batch, error)
         if one.on_done is not None:
             one.on_done(False)
-        one.answer(False, error)
+        one.end(AppendState.REFUSED, error)
 
     def _lose(self, batch: Batch, error: Exception) -> None:
         self._lost += replies_in(batch)
@@ -387,6 +389,19 @@ class Saving:
                     self.complain("what a dead router left has to wait: %s", error)
 
 
+class AppendState(enum.Enum):
+    """See the top of this file."""
+
+    ASKED = "asked"
+    SAVED = "saved"
+    KEPT = "kept"
+    REFUSED = "refused"
+
+
+_NEXT: Final = {AppendState.ASKED: (AppendState.SAVED, AppendState.KEPT, AppendState.REFUSED)}
+"""Tuples, because CPython 3.11 takes a call in Python for the hash of a state."""
+
+
 class Append:
     """A batch on its way.
 
@@ -394,6 +409,7 @@ class Append:
         on_missing, on_done, on_refused, parts: see `Saving.append`.
         raises: whether the caller gets errors; else the answer is False.
         replies: how many are in the batch.
+        state: ends with the answer.
         answered: whether the batch was acknowledged in time.
         task: appends it, and may go on after the answer.
     """
@@ -408,6 +424,7 @@ class Append:
         "parts",
         "raises",
         "replies",
+        "state",
         "task",
     )
 
@@ -429,17 +446,22 @@ class Append:
         self.raises = raises
         self.replies = replies_in(batch)
         self.begun = time.monotonic()
+        self.state = AppendState.ASKED
         self.answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None] | None = None
 
-    def answer(self, saved: bool, error: Exception | None = None) -> None:
-        if self.answered.done():
+    def end(self, state: AppendState, error: Exception | None = None) -> None:
+        """Answer the caller, if it is still there. Raises RuntimeError if that was done already."""
+        if state not in _NEXT.get(self.state, ()):
+            raise RuntimeError(f"an append that is {self.state.value} cannot be {state.value}")
+        self.state = state
+        if self.answered.done():  # its caller was cancelled
             return
         if error is not None and self.raises:
             self.answered.set_exception(error)
             self.answered.exception()  # the caller may be gone
         else:
-            self.answered.set_result(saved)
+            self.answered.set_result(state is AppendState.SAVED)
 
     def cancel(self) -> None:
         if self.task is not None:

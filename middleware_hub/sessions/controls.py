@@ -207,7 +207,7 @@ class Controls:
 
     async def _rewarded(self, session: Session, info: dict[str, Any], branch: str | None) -> bool:
         """Attach a reward; return whether it is in the store, if there is one. Raises HandedOutError, StoreUnreachableError."""
-        if branch is not None and session.unread and session.trie.checkpoint(branch) is None:
+        if branch is not None and session.stale and session.trie.checkpoint(branch) is None:
             raise StoreUnreachableError(
                 f"it is not known whether session {session.id!r} has a branch {branch!r}: the store does not answer, or lacks "
                 "what a router left that died"

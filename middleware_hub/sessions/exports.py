@@ -106,7 +106,7 @@ class Exports:
 async def _send_export(session: Session, export: _Export, receive: Receive, send: Send) -> None:
     """Raises ClientDisconnectedError if the client leaves before everything was sent: then no client has the export."""
     session.touch()
-    unread = session.unread or not await filled(session)
+    unread = session.stale or not await filled(session)
     check_known(session, unread=unread)
     missing = [name for name in export.expected or () if session.trie.checkpoint(name) is None]
     missing += [name for name in session.lost if name not in missing]
@@ -166,7 +166,7 @@ async def filled(session: Session) -> bool:
 
 def signs(session: Session) -> HeaderList:
     """Return the headers that say what the store has not taken or has lost, and whether it is unreachable."""
-    reasons = (STORE_UNREACHABLE, session.unread), (UNKNOWN_REPLY, bool(session.lost))
+    reasons = (STORE_UNREACHABLE, session.stale), (UNKNOWN_REPLY, bool(session.lost))
     told = ", ".join(name for name, holds in reasons if holds).encode()
     return [
         *([NOT_SAVED] if session.log is not None and session.log.unsaved else []),

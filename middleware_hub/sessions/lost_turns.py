@@ -25,12 +25,12 @@ class LostTurns:
     def __init__(self) -> None:
         self._answered: dict[tuple[str, str], tuple[str, ...]] = {}
 
-    def note(self, session: Dropped, *, crossed: bool = False) -> None:
+    def note(self, session: Dropped, *, diverged: bool = False) -> None:
         """Remember the turns of a session that are known to be lost.
 
-        `crossed`: its log lacks events that were applied here, so remember every turn.
+        `diverged`: its log lacks events that were applied here, so remember every turn.
         """
-        answered = (*session.lost, *(one.id for one in session.trie.checkpoints() if crossed))
+        answered = (*session.lost, *(one.id for one in session.trie.checkpoints() if diverged))
         if answered:
             self._answered[session.tenant, session.id] = answered
             if len(self._answered) > _MOST:

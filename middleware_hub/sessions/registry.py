@@ -112,7 +112,7 @@ class SessionRegistry:
                 if found is None:
                     return None
             elif not await archive.refresh(found):
-                self._lost.note(found, crossed=not found.over)
+                self._lost.note(found, diverged=not found.over)
                 if not found.over and (replies := found.leave_replies()):
                     self._left[name] = found.created_at, replies
                 self._end(found)
@@ -298,7 +298,7 @@ class SessionRegistry:
         for session in [one for one in self._sessions.values() if one.expired(moment) and one.idle]:
             # Another router may have used it.
             if not await archive.refresh(session):
-                self._lost.note(session, crossed=not session.over)
+                self._lost.note(session, diverged=not session.over)
                 self._end(session)
             elif session.expired(moment) and session.idle:
                 with suppress(SessionOverError):  # this router has missed that it ended, see `StoredLog`

@@ -42,7 +42,7 @@ class SessionSamples:
             return None
         session.visitors += 1
         try:
-            unread = session.unread or not await filled(session)
+            unread = session.stale or not await filled(session)
             check_known(session, unread=unread)
             ends, lost = session.trie.checkpoints(terminal=True), session.lost
             known, head = session.trie.passed_over, session.trie.head_root

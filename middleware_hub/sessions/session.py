@@ -133,9 +133,9 @@ class Session:
         return self.phase is SessionPhase.ABORTED
 
     @property
-    def unread(self) -> bool:
+    def stale(self) -> bool:
         """Whether another router may have continued it while the store is unreachable."""
-        return self.log is not None and self.log.unread
+        return self.log is not None and self.log.stale
 
     def require(self, act: Act) -> None:
         """Raise SessionOverError if the client may no longer do this."""

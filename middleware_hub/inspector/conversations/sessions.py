@@ -68,7 +68,7 @@ class SessionConversation:
             context = one.span.parent
             if context is not None and not context.sampled:
                 seen[context] = None
-        if session.unread:
+        if session.stale:
             reasons[STORE_UNREACHABLE] = None
         metadata = session.metadata or {}
         return {
@@ -118,7 +118,7 @@ class SessionConversation:
             context, asked = turn.span.parent, turn.node.parent
             if turn is not lineage[-1] and context is not None and not context.sampled and asked is not None:
                 roles[context] = asked.role or "context"
-        if self._session.unread:
+        if self._session.stale:
             more[STORE_UNREACHABLE] = None
         ended = checkpoint.time or self._session.created_at
         label = _content(checkpoint.node.message)[:PREVIEW] or checkpoint.id

@@ -150,7 +150,7 @@ class Archive:
             return True
         await log.read_on()
         await self._look_round()
-        return not (session.over or (log.crossed and session.stored))
+        return not (session.over or (log.diverged and session.stored))
 
     async def _look_round(self) -> None:
         """Read the weight versions that other routers noted, if any of them wrote."""

@@ -167,11 +167,11 @@ class SessionLog(Protocol):
         """Whether something that the store did not take waits for it."""
 
     @property
-    def unread(self) -> bool:
+    def stale(self) -> bool:
         """Whether the store was unreachable when it was asked for news."""
 
     async def read_on(self) -> None:
-        """Apply what other routers appended. An unreachable store is no error: see `unread`."""
+        """Apply what other routers appended. An unreachable store is no error: see `stale`."""
 
     async def append(self, event: AnyEvent) -> bool:
         """Append an event and apply it; return whether it is in the store (if not, it waits for the store).

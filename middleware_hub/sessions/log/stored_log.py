@@ -6,11 +6,22 @@
 
 So all routers apply the same events in the same order. While the store cannot be written, events are applied here and wait
 for it in the spool, in order. They are appended after what other routers have appended meanwhile.
+
+                     here and in the log       waits for the store      elsewhere in the log, or lost
+    new        ->    current                   -                        -
+    current    ->    current                   ahead                    diverged
+    ahead      ->    current                   ahead                    diverged
+    diverged   ->    diverged                  diverged                 diverged
+
+A session whose log has diverged is used as long as a request needs it. Then it is read again from the log. Whether a log is
+also *stale*, because the store could not be asked for news, is another question: a store that cannot be read may be written,
+and the other way round.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,20 +72,54 @@ _SILENT: Final = 1 / 8  # of a session's time to live, then other routers are to
 _LARGE: Final = 64 * 1024  # bytes of further fields, then they are packed in a thread
 
 
+class LogState(enum.Enum):
+    """See the table at the top of this file."""
+
+    NEW = "new"
+    CURRENT = "current"
+    AHEAD = "ahead"
+    DIVERGED = "diverged"
+
+
+class EventPlace(enum.Enum):
+    """Where the events are that happened here: the columns of the table."""
+
+    IN_LOG = "in the log"
+    WAITING = "waiting"
+    ELSEWHERE = "elsewhere"
+
+
+_NEXT: Final = {
+    LogState.NEW: {EventPlace.IN_LOG: LogState.CURRENT},
+    LogState.CURRENT: {
+        EventPlace.IN_LOG: LogState.CURRENT,
+        EventPlace.WAITING: LogState.AHEAD,
+        EventPlace.ELSEWHERE: LogState.DIVERGED,
+    },
+    LogState.AHEAD: {
+        EventPlace.IN_LOG: LogState.CURRENT,
+        EventPlace.WAITING: LogState.AHEAD,
+        EventPlace.ELSEWHERE: LogState.DIVERGED,
+    },
+    LogState.DIVERGED: dict.fromkeys(EventPlace, LogState.DIVERGED),
+}
+
+
 class StoredLog:
     """Implements `SessionLog`; see the top of this file.
 
     Attributes:
         events: as far as they were applied here.
         time: of the last event that was applied here, in seconds since 1970 by the store's clock: those of routers may differ.
-        unread: whether the store was unreachable when it was asked for news, or lacks what a dead router left.
-        crossed: whether events applied here stand elsewhere in the log, or not at all: then it has to be replayed.
+        state: whether the events that happened here are in the log.
+        stale: whether the store was unreachable when it was asked for news, or lacks what a dead router left.
     """
 
     def __init__(self, shelf: Shelf, session: Session, events: EventLog) -> None:
         self.events = events
         self.time = 0.0
-        self.unread = self.crossed = False
+        self.state = LogState.NEW
+        self.stale = False
         self._shelf = shelf
         self._session = session
         self._book = SpanBook(shelf.store, shelf.serials, session.tenant, events.key)
@@ -86,7 +131,18 @@ class StoredLog:
         self._writing: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<StoredLog {self.events.key}: {self.events.number} events, {len(self._unsaved)} unsaved>"
+        return f"<StoredLog {self.events!r}, {self.state.value}, {len(self._unsaved)} unsaved>"
+
+    def _found(self, place: EventPlace) -> None:
+        """Note where the events are that happened here. Raises RuntimeError for a log of which nothing was read."""
+        after = _NEXT[self.state].get(place)
+        if after is None:
+            raise RuntimeError(f"an event cannot be {place.value} while {self!r} is {self.state.value}")
+        self.state = after
+
+    @property
+    def diverged(self) -> bool:
+        return self.state is LogState.DIVERGED
 
     @property
     def root(self) -> bytes:
@@ -103,6 +159,7 @@ class StoredLog:
         await self._shelf.saving.write(Batch(root, self._book.paths(root), events=[*events, *beside]))
         self._history.add(0, events)
         self.events.number, self.time = 1, made.time
+        self._found(EventPlace.IN_LOG)
 
     @property
     def unsaved(self) -> bool:
@@ -206,13 +263,14 @@ class StoredLog:
                 )
                 if not saved:
                     self._unsaved += events
+                    self._found(EventPlace.WAITING)
                     self._shelf.failed(len(events), StoreUnreachableError("it takes no writes"))
             except (LogMovedError, ClosedLogError) as moved:
                 if isinstance(moved, LogMovedError) and not moved.last:  # it ended, unnoticed here: `Archive.sweep`
                     self._session.apply(Ended(time=time.time(), why="deleted"))
                     self._shelf.closed(self._session.tenant, self._session.id)
                 elif isinstance(moved, LogMovedError) and (lost := self.events.lost(moved)):
-                    self._cross(lost, "it was set back")
+                    self._lose(lost, "it was set back")
                     return self._refuse(entries, StoreUnreachableError("the store has lost the end of this session"))
                 try:
                     await self._read()
@@ -228,6 +286,7 @@ class StoredLog:
                     self.events.number += len(self._unsaved) + len(events)
                     self.time = events[-1].time
                     self._unsaved.clear()
+                    self._found(EventPlace.IN_LOG)
                 for entry in entries:
                     self._happen(entry, saved=saved)
                 return True
@@ -236,7 +295,8 @@ class StoredLog:
     def _refuse(self, entries: list[Entry], error: Exception) -> bool:
         """Fail these events: the store does not have them, and the spool does not either."""
         if isinstance(error, MissingRecordError):  # what another router sampled was forgotten: the session is gone here
-            self.crossed, error = True, SessionOverError("the session was forgotten: the store had no room for it")
+            self._found(EventPlace.ELSEWHERE)
+            error = SessionOverError("the session was forgotten: the store had no room for it")
         else:
             self._shelf.failed(len(entries), error)
         for entry in entries:
@@ -258,10 +318,10 @@ class StoredLog:
         """Note that events are in the store or were given up. After a loss, the session is read again once it is idle."""
         if not saved and any(event in self._unsaved for event in events):
             self._unsaved = [event for event in self._unsaved if event not in events]
-            self._cross(len(events), "it could not be written")
+            self._lose(len(events), "it could not be written")
 
-    def _cross(self, count: int, why: str) -> None:
-        self.crossed = True
+    def _lose(self, count: int, why: str) -> None:
+        self._found(EventPlace.ELSEWHERE)
         logger.error("session %s: %d events that were answered are not in the store: %s", self._session.id, count, why)
 
     def _wanted(self, entry: Entry) -> bool:
@@ -297,13 +357,14 @@ class StoredLog:
             try:
                 await self._read()
             except StoreUnreachableError as error:
-                self.unread = True
+                self.stale = True
                 self._shelf.failed(0, error)
                 return
             except MissingRecordError:
-                self.crossed = True  # what another router sampled was forgotten
+                self._found(EventPlace.ELSEWHERE)  # what another router sampled was forgotten
             if in_store and self._unsaved:  # but they cannot be read: the session has ended, or was forgotten
-                self.crossed, self._unsaved = True, []
+                self._unsaved = []
+                self._found(EventPlace.ELSEWHERE)
 
     async def replay(self, first: Sequence[Event]) -> None:
         """Apply everything that is in the log, of which `first` are the first events.
@@ -325,9 +386,10 @@ class StoredLog:
                     del self._unsaved[0]  # it was handed over, or had been written already
                     self.events.number, self.time = number, event.time
                     continue
-                self.crossed = self.crossed or bool(self._unsaved)
+                if self._unsaved:
+                    self._found(EventPlace.ELSEWHERE)
                 if session.over or (session.trie.closed and isinstance(event, TurnCommitted)):
-                    pass  # the second error: this router has ended the session, and could not write that (`crossed`)
+                    pass  # the second error: this router has ended the session, and could not write that (`diverged`)
                 elif isinstance(event, TurnCommitted):
                     if done % _AT_ONCE == _AT_ONCE - 1:
                         await asyncio.sleep(0)
@@ -335,9 +397,11 @@ class StoredLog:
                 elif number > 1:
                     session.apply(event)
                 self.events.number, self.time = number, event.time
+            if not self._unsaved:
+                self._found(EventPlace.IN_LOG)
             session.used = max(used, time.monotonic() - max(0.0, self._shelf.store.now() - self.time))
             page = ()
-        self.unread = self._shelf.saving.incomplete
+        self.stale = self._shelf.saving.incomplete
         if session.trie.closed and not before:
             self._shelf.closed(session.tenant, session.id)
 
@@ -360,7 +424,7 @@ class StoredLog:
     async def refill(self, store: Refill) -> None:
         """Write again what the store has lost of this session. Raises StoreUnreachableError."""
         if not await self._history.refill(store, self._book, self._stamp):
-            self._cross(len(self._history), "the store was set back, and the session has gone on otherwise")
+            self._lose(len(self._history), "the store was set back, and the session has gone on otherwise")
 
     @property
     def _stamp(self) -> str:

@@ -154,7 +154,7 @@ class Turns:
         """Return the generations of a prepared turn. Raises BadRequestError, SessionOverError: then nothing has changed."""
         begun = time.perf_counter()
         try:
-            plan = await self._plan(session, request, scope, turn, unread=unread or session.unread)
+            plan = await self._plan(session, request, scope, turn, unread=unread or session.stale)
             session.require(Act.GENERATE)
             for handle in handles:
                 # If the prompt was encoded from the start, the checkpoint that it could have continued ends a branch.

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from middleware_hub.persistence import saving
-from middleware_hub.persistence.saving import Saving
+from middleware_hub.persistence.saving import Append, AppendState, Saving
 from middleware_hub.persistence.turns import joined
 from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.errors import StoreUnreachableError
@@ -178,5 +178,18 @@ def test_an_append_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.Mon
         assert await saver.hand_over()
         assert (saver.saved, saver.handed_over) == (0, 1)
         await saver.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("first", [AppendState.SAVED, AppendState.KEPT, AppendState.REFUSED])
+@pytest.mark.parametrize("second", list(AppendState))
+def test_an_append_ends_once(first: AppendState, second: AppendState) -> None:
+    async def main() -> None:
+        one = Append(Batch(), None, None, raises=False)
+        one.end(first)
+        with pytest.raises(RuntimeError, match=f"that is {first.value} cannot be {second.value}"):
+            one.end(second)
+        assert await one.answered is (first is AppendState.SAVED)
 
     asyncio.run(main())

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from middleware_hub.sessions.log import events
+from middleware_hub.sessions.log.stored_log import EventPlace, LogState
 from middleware_hub.sessions.turn.exchange import KEPT_SECONDS
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.opening import open_store
@@ -550,5 +551,46 @@ def test_a_session_that_was_refused_takes_no_place_in_a_group(tmp_path: Path) ->
             await journal.read_on()
             (member,) = journal.ledger.groups["g"].members.values()
             assert (member.session, member.ended) == ("s", True)
+
+    asyncio.run(work())
+
+
+def test_a_log_knows_whether_what_happened_here_is_in_the_store(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            one, other = await both.another(), await both.another()
+            log: Any = (await one.open()).log
+            states = [log.state]
+            broken = Broken(one, "append")
+            for hand_over in (True, False):
+                assert (await one.ask(more(BODY)).answer())[0] == 200
+                states.append(log.state)
+                assert one.hub.saving is not None
+                if hand_over:
+                    broken.mend()
+                    assert await one.hub.saving.hand_over()
+                    await log.read_on()
+                    states.append(log.state)
+                    broken = Broken(one, "append")
+            assert (await other.ask(more(BODY)).answer())[0] == 200
+            await log.read_on()
+            states.append(log.state)
+            broken.mend()
+            assert await one.hub.saving.hand_over()
+            await log.read_on()
+            states.append(log.state)
+            assert [state.value for state in states] == ["current", "ahead", "current", "ahead", "diverged", "diverged"]
+            assert await exported(one) == await exported(other)
+
+    asyncio.run(work())
+
+
+def test_nothing_happens_in_a_session_whose_log_was_not_read(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with routers(tmp_path) as both:
+            log: Any = (await (await both.another()).open()).log
+            log.state = LogState.NEW
+            with pytest.raises(RuntimeError, match="is new"):
+                log._found(EventPlace.WAITING)
 
     asyncio.run(work())

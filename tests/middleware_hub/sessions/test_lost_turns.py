@@ -199,7 +199,7 @@ def test_a_session_that_was_begun_anew_gets_no_turns_of_the_one_that_was_lost(tu
             log: Any = room.session.log
             told = await exported(other)
             await log.refill(AnotherStore(other))
-            assert log.crossed
+            assert log.diverged
             assert await exported(other) == told == await exported(await now.another())
 
     asyncio.run(work())
