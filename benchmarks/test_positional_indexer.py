@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from router.engines.sglang.kv_events import BlockStored, read_batch
+from router.engines.form.kv_events import BlockStored, read_batch
 from router.kv_cache.block_hashes import content_hashes
 from router.kv_cache.index import KvIndex
 from router.kv_cache.positional_indexer import PositionalIndexer

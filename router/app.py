@@ -20,7 +20,7 @@ from router.auth.cross_site import CrossSiteCheck
 from router.auth.key_check import KeyCheck
 from router.auth.keys import Keys
 from router.config import RouterConfig, ServerConfig, TraceConfig
-from router.engines.table import KV_READERS, engines, fleet_paths
+from router.engines.table import engines, fleet_paths
 from router.errors import BadRequestError
 from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
@@ -144,7 +144,7 @@ def create_app(
         pool,
         prober,
         policy.index if isinstance(policy, CacheAware) else None,
-        readers=KV_READERS,
+        engines=table,
     )
     if isinstance(policy, CacheAware):
         registry.register(PolicyCollector(policy, kv_watch.subscriptions, pool.list))

@@ -7,7 +7,7 @@ SGLang it does nothing.
 
 Adapters are pure code: an `Exchange` says what to send, and translates the answers. Other code does the I/O.
 
-A new engine is a folder next to `sglang` and `vllm` with one `Engine`, and a row in `router/engines/table.py`.
+A new engine is a folder next to `sglang` and `vllm` with one `Engine`, and its place in `router/engines/table.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
+
+from router.engines.form.fleet_paths import FleetPath
+from router.engines.form.kv_events import KvReader
 
 
 class UntranslatableError(Exception):
@@ -115,6 +118,8 @@ class Engine(Protocol):
         questions: what a worker that was recognised is asked.
         private_headers: names of the router's own headers (lower case) that a translated call must not carry.
         version_path: where a worker tells its weight version, as `weight_version`; empty for nowhere of its own.
+        fleet_paths: its own calls that concern all workers; those of the common form are everyone's.
+        kv_reader: how its workers tell where they publish the events of their caches.
     """
 
     name: str
@@ -123,6 +128,8 @@ class Engine(Protocol):
     version_path: str
     questions: Sequence[Question]
     private_headers: frozenset[bytes]
+    fleet_paths: Sequence[FleetPath]
+    kv_reader: KvReader
 
     def recognises(self, description: bytes) -> bool:
         """Return whether a JSON object is how this engine describes itself: at `/server_info`, `/v1/models` or its `mark`."""
@@ -148,9 +155,11 @@ class Native:
     version_path = ""
     questions: Sequence[Question] = ()
     private_headers: frozenset[bytes] = frozenset()
+    fleet_paths: Sequence[FleetPath] = ()
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, kv_reader: KvReader) -> None:
         self.name = name
+        self.kv_reader = kv_reader
 
     def recognises(self, description: bytes) -> bool:
         """Return False: what no other engine recognises is native."""
@@ -161,6 +170,3 @@ class Native:
 
     def exchange(self, call: Call, worker: KnownWorker) -> Exchange | Answer | None:
         return None
-
-
-SGLANG = Native("sglang")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from router.engines.engine import SGLANG, Engine
+from msgspec.structs import replace
+
+from router.engines.engine import Engine
 from router.engines.form.fleet_paths import COMMON, FleetPath
-from router.engines.sglang.kv_events import SGLANG_KV, KvReader
+from router.engines.sglang.engine import SGLANG
 from router.engines.vllm.engine import Vllm
-from router.engines.vllm.fleet_paths import VLLM
-from router.engines.vllm.kv_events import VLLM_KV
 
 
 def engines(*, incremental_streams: bool = False) -> Mapping[str, Engine]:
@@ -20,8 +20,5 @@ def engines(*, incremental_streams: bool = False) -> Mapping[str, Engine]:
 
 def fleet_paths() -> tuple[FleetPath, ...]:
     """Return the calls that go to all workers: those of the common form, and each engine's own."""
-    return (*COMMON, *VLLM)
-
-
-KV_READERS: Mapping[str, KvReader] = {"sglang": SGLANG_KV, "vllm": VLLM_KV}
-"""How the workers of each engine tell where they publish the events of their caches."""
+    own = (replace(path, engine=name) for name, engine in engines().items() for path in engine.fleet_paths)
+    return (*COMMON, *own)

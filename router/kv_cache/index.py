@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from router.engines.sglang.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from router.engines.form.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from router.kv_cache.block_hashes import content_hashes, root_of
 from router.kv_cache.positional_indexer import UNSIGNED, ParentNotFoundError, PositionalIndexer
 

@@ -27,7 +27,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from router.engines.sglang.kv_events import END_OF_REPLAY, KvBatch, KvSource, UnreadableBatchError, parts, read_batch
+from router.engines.form.kv_events import END_OF_REPLAY, KvBatch, KvSource, UnreadableBatchError, parts, read_batch
 from router.kv_cache.following import KvFollowing, KvState
 from router.kv_cache.index import KvIndex
 

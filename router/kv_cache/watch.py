@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from router.engines.sglang.kv_events import SGLANG_KV, KvReader
+from router.engines.engine import Engine
+from router.engines.sglang.engine import SGLANG
 from router.kv_cache.following import KvFollowing, KvState
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
@@ -34,10 +35,10 @@ class KvWatch:
         prober: Prober,
         index: KvIndex | None,
         *,
-        readers: Mapping[str, KvReader] = MappingProxyType({}),
+        engines: Mapping[str, Engine] = MappingProxyType({}),
     ) -> None:
-        """`readers`: how workers tell where they publish, by the name of their engine; others do as SGLang's."""
-        self._readers = readers
+        """`engines`: by name; their workers tell where they publish. Workers of an unknown engine are asked as SGLang's are."""
+        self._engines = engines
         self._pool = pool
         self._prober = prober
         self._index = index
@@ -90,7 +91,7 @@ class KvWatch:
 
     async def _ask(self, subscriptions: KvSubscriptions, worker: Worker) -> None:
         url = worker.url
-        reader = self._readers.get(worker.engine or "", SGLANG_KV)
+        reader = self._engines.get(worker.engine or "", SGLANG).kv_reader
         info = await self._prober.description(url, reader.paths)
         if worker.state not in ROUTABLE:
             self._asked.discard(url)

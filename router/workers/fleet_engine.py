@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from router.engines.engine import SGLANG, Engine, KnownWorker
+from router.engines.engine import Engine, KnownWorker
+from router.engines.sglang.engine import SGLANG
 from router.errors import NotFoundError
 from router.workers.pool import WorkerPool
 from router.workers.worker import Finding

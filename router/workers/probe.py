@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from router.engines.engine import SGLANG, Answer, Call, Engine, Introduction
+from router.engines.engine import Answer, Call, Engine, Introduction
 from router.engines.json import JSON_ERRORS
+from router.engines.sglang.engine import SGLANG
 from router.errors import LoopError
 from router.http.time_limits import patience
 from router.http.upstream import ConnectFailedError, NotHttpError, Upstream, UpstreamFailure, fetch

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from router.engines.sglang.kv_events import KvSource, kv_source
+from router.engines.form.kv_events import KvSource
+from router.engines.sglang.engine import published_source
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
 from tests.router.kv_cache.recount import check
@@ -47,7 +48,7 @@ def empty_cache(worker: SGLangServer) -> None:
 
 
 def source_of(worker: SGLangServer) -> KvSource:
-    found = kv_source(worker.url, call(f"{worker.url}/server_info").content)
+    found = published_source(worker.url, call(f"{worker.url}/server_info").content)
     assert found is not None
     return found
 
@@ -110,7 +111,7 @@ def test_a_worker_tells_where_it_publishes(worker: SGLangServer) -> None:
     described = json.loads(call(f"{worker.url}/server_info").content)
     # The flag alone, which is what there is to go by where a worker does not describe it, says the same.
     del described["kv_events"]
-    assert kv_source(worker.url, json.dumps(described).encode()) == source
+    assert published_source(worker.url, json.dumps(described).encode()) == source
 
 
 def test_conversations_that_evict_each_other(worker: SGLangServer) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from router.engines.engine import Answer, Call, Exchange, Introduction, KnownWorker, Question
+from router.engines.form.fleet_paths import FleetPath
+from router.engines.form.kv_events import KvReader, KvSource, configured_source
 from router.engines.json import JSON_ERRORS
-from router.engines.vllm.fleet import fleet_exchange, weight_version
+from router.engines.vllm.fleet import OWN_PATHS, fleet_exchange, weight_version
 from router.engines.vllm.generation import Generation
 from router.engines.vllm.requests import COMPLETIONS, CONTEXT, DEV_MODE, GENERATE, SCALE_OUT, read
 from router.errors import RouterError
@@ -41,6 +43,30 @@ class _Description(msgspec.Struct):
     version: str | None = None
 
 
+class _Publisher(msgspec.Struct):
+    """One entry of `GET /kv_event_sources`, which maps data-parallel ranks to the `--kv-events-config` of each."""
+
+    enable_kv_cache_events: bool = False
+    publisher: str | None = None
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    topic: str = ""
+
+
+def published_source(url: str, sources: bytes) -> KvSource | None:
+    """Return where the worker at `url` publishes, from its answer to `GET /kv_event_sources`; None if it does not, over TCP."""
+    try:
+        ranks = msgspec.json.decode(sources, type=dict[int, _Publisher])
+    except JSON_ERRORS:
+        return None
+    first = ranks.get(0)
+    if first is None or not first.enable_kv_cache_events:
+        return None
+    return configured_source(
+        url, first.publisher or "zmq", first.endpoint, first.replay_endpoint, topic=first.topic, ranks=len(ranks)
+    )
+
+
 class Vllm:
     """Workers that run vLLM 0.11.0 or later."""
 
@@ -57,6 +83,8 @@ class Vllm:
     )
     private_headers = frozenset({b"x-request-id"})
     """vLLM would take this header's id in place of the generation's own."""
+    fleet_paths: Sequence[FleetPath] = OWN_PATHS
+    kv_reader = KvReader(("/kv_event_sources",), published_source)
 
     def __init__(self, *, cumulative: bool = True) -> None:
         """`cumulative`: each event of a stream repeats all before it, as SGLang's do by default."""

@@ -26,16 +26,38 @@ from urllib.parse import urlencode
 import msgspec
 
 from router.engines.engine import Answer, Call, Exchange, KnownWorker, UntranslatableError
+from router.engines.form.fleet_paths import Body, FleetPath, Query
 from router.engines.json import JSON_ERRORS
-from router.engines.vllm.fleet_paths import VLLM
 from router.engines.vllm.requests import DEV_MODE, SCALE_OUT, engine_ids
 
-_Body = Mapping[str, Any]
 _Done = Callable[[Any], Answer]
-_Translation = Callable[[_Body, KnownWorker], Exchange | Answer]
+_Translation = Callable[[Body, KnownWorker], Exchange | Answer]
+
+
+def _aborts(_: Body, query: Query) -> bool:
+    return query.get("mode", "abort") == "abort"
+
+
+OWN_PATHS = (
+    FleetPath("/pause", aborts=_aborts, pauses=True),
+    FleetPath("/resume", pauses=True, lasting=True),
+    FleetPath("/abort_requests", aborts=lambda body, _: not body.get("request_ids")),
+    FleetPath("/reset_prefix_cache"),
+    FleetPath("/sleep", aborts=_aborts, pauses=True, transfer=True),
+    FleetPath("/wake_up", pauses=True, transfer=True),
+    FleetPath("/init_weight_transfer_engine", transfer=True, updates=True),
+    FleetPath("/start_weight_update", transfer=True, updates=True),
+    FleetPath("/update_weights", transfer=True, updates=True),
+    FleetPath("/finish_weight_update", transfer=True, updates=True, names_version=True),
+    FleetPath("/collective_rpc", transfer=True, updates=True),
+    FleetPath("/v1/load_lora_adapter", transfer=True),
+    FleetPath("/v1/unload_lora_adapter", transfer=True),
+)
+"""vLLM's own calls that concern all workers: sent to one of them, they would divide the fleet. They pass unchanged, and other
+engines' workers do not have them. `/update_weight_version` belongs to the common form."""
 
 _PAUSES = {"abort": "abort", "in_place": "keep", "retract": "keep"}
-_OWN_IN_DEV_MODE = frozenset(call.path for call in VLLM if not call.path.startswith("/v1/"))
+_OWN_IN_DEV_MODE = frozenset(call.path for call in OWN_PATHS if not call.path.startswith("/v1/"))
 _OWN_TRANSFER = (
     "vLLM workers get weights by their own calls, which this router sends to all of them: /init_weight_transfer_engine,"
     " /start_weight_update, /update_weights, /finish_weight_update (docs/engines.md)"
@@ -92,7 +114,7 @@ def weight_version(info: bytes) -> str | None:
     return version if isinstance(version, str) else None
 
 
-def _abort(body: _Body, worker: KnownWorker) -> Exchange | Answer:
+def _abort(body: Body, worker: KnownWorker) -> Exchange | Answer:
     rid = body.get("rid")
     if body.get("abort_all"):
         return _in_dev_mode(worker, "an abort of all", _post("/abort_requests", {}))
@@ -104,7 +126,7 @@ def _abort(body: _Body, worker: KnownWorker) -> Exchange | Answer:
     return _in_dev_mode(worker, "an abort (without --enable-scale-out)", _post("/abort_requests", names))
 
 
-def _pause(body: _Body, worker: KnownWorker) -> Exchange | Answer:
+def _pause(body: Body, worker: KnownWorker) -> Exchange | Answer:
     mode = body.get("mode", "abort")
     if not isinstance(mode, str) or mode not in _PAUSES:
         return _refusal(f"`mode` is 'abort', 'retract' or 'in_place', not {mode!r}")
@@ -114,15 +136,15 @@ def _pause(body: _Body, worker: KnownWorker) -> Exchange | Answer:
     return _in_dev_mode(worker, "a pause", *calls, done=_message("Generation paused successfully."))
 
 
-def _continue(_: _Body, worker: KnownWorker) -> Exchange | Answer:
+def _continue(_: Body, worker: KnownWorker) -> Exchange | Answer:
     return _in_dev_mode(worker, "a pause", _post("/resume"), done=_message("Generation continued successfully."))
 
 
-def _flush(_: _Body, worker: KnownWorker) -> Exchange | Answer:
+def _flush(_: Body, worker: KnownWorker) -> Exchange | Answer:
     return _in_dev_mode(worker, "flushing the cache", _post("/reset_prefix_cache"), done=_flushed)
 
 
-def _update_version(body: _Body, worker: KnownWorker) -> Exchange | Answer:
+def _update_version(body: Body, worker: KnownWorker) -> Exchange | Answer:
     version = body.get("new_version")
     if not isinstance(version, str):
         return _refusal("`new_version` is missing, or no string")
@@ -134,7 +156,7 @@ def _update_version(body: _Body, worker: KnownWorker) -> Exchange | Answer:
     return _in_dev_mode(worker, "an abort of what runs (see `abort_all_requests`)", *calls, done=_updated(version))
 
 
-def _update_from_disk(body: _Body, worker: KnownWorker) -> Exchange | Answer:
+def _update_from_disk(body: Body, worker: KnownWorker) -> Exchange | Answer:
     path, version = body.get("model_path"), body.get("weight_version")
     if not isinstance(path, str):
         return _refusal("`model_path` is missing, or no string")
@@ -147,7 +169,7 @@ def _update_from_disk(body: _Body, worker: KnownWorker) -> Exchange | Answer:
     return _in_dev_mode(worker, "weights from disk", *calls, done=_updated(version))
 
 
-def _release_memory(body: _Body, worker: KnownWorker) -> Exchange | Answer:
+def _release_memory(body: Body, worker: KnownWorker) -> Exchange | Answer:
     tags = body.get("tags")
     if tags not in (None, [], ["kv_cache"]):
         return _refusal(f"a vLLM worker releases all of its memory, or the `kv_cache`, not {tags!r} alone")
@@ -155,7 +177,7 @@ def _release_memory(body: _Body, worker: KnownWorker) -> Exchange | Answer:
     return _in_dev_mode(worker, "sleep (with --enable-sleep-mode)", _post(path))
 
 
-def _resume_memory(body: _Body, worker: KnownWorker) -> Exchange | Answer:
+def _resume_memory(body: Body, worker: KnownWorker) -> Exchange | Answer:
     tags = body.get("tags") or []
     query = "?" + urlencode([("tags", tag) for tag in tags]) if isinstance(tags, list) and tags else ""
     return _in_dev_mode(worker, "sleep (with --enable-sleep-mode)", _post(f"/wake_up{query}"))
@@ -179,7 +201,7 @@ def _adapter(path: str) -> _Translation:
 class _Description(_NoStream):
     """What a worker says about itself, as SGLang's `/get_model_info` and `/get_server_info` together."""
 
-    def __init__(self, _: _Body, worker: KnownWorker) -> None:
+    def __init__(self, _: Body, worker: KnownWorker) -> None:
         self._version = worker.version
         self.calls: Sequence[Call] = [Call("GET", "/v1/models")]
         if DEV_MODE in worker.abilities:
@@ -237,7 +259,7 @@ def _refusal(message: str, status: int = 400) -> Answer:
     return Answer(status, msgspec.json.encode({"error": {"message": message, "type": kind, "code": status}}))
 
 
-def _post(target: str, body: _Body | None = None) -> Call:
+def _post(target: str, body: Body | None = None) -> Call:
     return Call("POST", target, None if body is None else msgspec.json.encode(body))
 
 

@@ -12,7 +12,6 @@ from msgspec import Raw
 from router.engines.engine import Answer, Call, UntranslatableError
 from router.engines.events import DONE
 from router.engines.json import JSON_ERRORS, is_null
-from router.engines.vllm.prompts import Asked, Prompt
 from router.engines.vllm.replies import (
     Body,
     Choice,
@@ -27,6 +26,7 @@ from router.engines.vllm.replies import (
     read,
     versions,
 )
+from router.engines.vllm.requests import Asked, Prompt
 
 _NONE = Raw(b"null")
 _NOTHING = Usage()

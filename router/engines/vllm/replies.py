@@ -15,7 +15,7 @@ from msgspec import Raw
 from router.engines.engine import UntranslatableError
 from router.engines.form.reply import DEFAULT_VERSION
 from router.engines.json import JSON_ERRORS, is_null
-from router.engines.vllm.prompts import Prompt
+from router.engines.vllm.requests import Prompt
 
 _CLAMPED = -9999.0
 """What vLLM prints for a logprob that is infinite or not a number. The real one is unknown, so it becomes null."""

@@ -18,7 +18,6 @@ from router.engines.form.fields import parse_object, typed
 from router.engines.form.worker_request import new_rid
 from router.engines.json import is_list, is_nested, is_null
 from router.engines.vllm.parameters import Params, translated
-from router.engines.vllm.prompts import Asked, Prompt
 from router.errors import BadRequestError
 
 SCALE_OUT = "scale-out"
@@ -61,6 +60,44 @@ _UNSUPPORTED = {
 
 _OWN = ("cache_salt", "session_id", "kv_transfer_params", "ec_transfer_params")
 """vLLM's fields beside the sampling parameters. They pass unchanged."""
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """What is asked for one prompt, and what its reply needs of that.
+
+    Attributes:
+        call: the request.
+        ids: the prompt as sent, raw; None if it is text.
+        rids: the names of its generations, `n` of them.
+        empty: no token is wanted, though vLLM samples one.
+        logprobs: the client wants logprobs.
+        prompt_from: where the logprobs of the prompt's own tokens begin; None for none.
+        top: how many candidates of each token are wanted.
+        token_ids: the ids whose logprobs are wanted at each token.
+        texts: entries of logprobs have the token's text.
+        shows_prompt: the client wants the prompt's ids back.
+        can_be_told: the worker takes the version of its weights, and so knows it.
+    """
+
+    call: Call
+    ids: Raw | None
+    rids: tuple[str, ...]
+    empty: bool
+    logprobs: bool
+    prompt_from: int | None
+    top: int
+    token_ids: list[int] | None
+    texts: bool
+    shows_prompt: bool
+    can_be_told: bool = False
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A whole body of `/generate`. `listed`: the reply is a list."""
+
+    prompts: list[Prompt]
+    listed: bool
+    stream: bool
 
 
 def context_in(abilities: frozenset[str]) -> int | None:

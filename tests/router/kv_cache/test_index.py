@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from router.engines.sglang.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from router.engines.form.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from router.kv_cache.index import KvIndex
 from tests.conftest import examples
 from tests.router.kv_cache.recount import check

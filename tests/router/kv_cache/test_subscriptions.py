@@ -13,7 +13,7 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from router.engines.sglang.kv_events import KvSource
+from router.engines.form.kv_events import KvSource
 from router.kv_cache import subscriptions
 from router.kv_cache.following import KvFollowing, KvState
 from router.kv_cache.index import KvIndex

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.routing.simulation import LOADS, PlainCacheAware, Simulation
 from router.config import CacheAwareConfig
-from router.engines.sglang.kv_events import AllBlocksCleared, BlockStored, KvEvent
+from router.engines.form.kv_events import AllBlocksCleared, BlockStored, KvEvent
 from router.kv_cache.index import KvIndex
 from router.policies import cache_aware
 from router.policies.base import ENOUGH_CHARACTERS, ENOUGH_IDS, RouteQuery

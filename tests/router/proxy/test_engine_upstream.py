@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engines.engine import SGLANG, Answer, Call, Engine, Exchange, Introduction, KnownWorker, Question
+from router.engines.engine import Answer, Call, Engine, Exchange, Introduction, KnownWorker, Question
 from router.engines.engine import UntranslatableError as Untranslatable
+from router.engines.sglang.engine import SGLANG
 from router.http.reply_body import is_event_stream
 from router.http.upstream import Body, Headers, UpstreamBrokenError, UpstreamResponse
 from router.proxy.engine_upstream import EngineUpstream

@@ -1,4 +1,4 @@
-"""SGLang's KV cache events: the published batches, and the sockets that publish them.
+"""KV cache events of workers, as SGLang has them and vLLM took them over: the published batches, and the sockets for them.
 
 `--kv-events-config '{"publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'` makes a worker
 publish over ZeroMQ (read off `disaggregation/kv_events.py` of SGLang 0.5.23):
@@ -10,7 +10,6 @@ publish over ZeroMQ (read off `disaggregation/kv_events.py` of SGLang 0.5.23):
 - A ROUTER socket for replays, if there is a replay endpoint. It receives an empty frame and the number of a batch, and sends
   the batches that it still has from that number on (it keeps 10,000 by default): each an empty frame and the frames of the
   message, without the topic from older workers. The number -1 ends a replay.
-- `GET /server_info` has `kv_events` with ports, topic and block size. Older workers have only the text of the flag.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from router.engines.json import JSON_ERRORS
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises. (`JSON_ERRORS` are these, but its module loads numpy, which `--help` is to do without.)"""
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 """The number that ends a replay."""
@@ -101,10 +101,10 @@ def read_batch(payload: bytes) -> KvBatch:
     """Decode a message's last frame in either of the two forms. Raise UnreadableBatchError."""
     try:
         return _decode(payload)
-    except JSON_ERRORS:
+    except _UNREADABLE:
         try:
             return _decode_arrays(payload)
-        except JSON_ERRORS as error:
+        except _UNREADABLE as error:
             raise UnreadableBatchError(f"no batch of KV events: {error}") from error
 
 
@@ -158,78 +158,34 @@ class KvReader(NamedTuple):
     source: Callable[[str, bytes], KvSource | None]
 
 
-class _Published(msgspec.Struct):
-    publisher: str
-    endpoint_port_base: int
-    topic: str = ""
-    dp_size: int = 1
-    replay_endpoint_port_base: int | None = None
-
-
-class _PublisherInfo(msgspec.Struct):
-    kv_events: _Published | None = None
-    kv_events_config: str | None = None
-    dp_size: int = 1
-
-
-class _PublisherFlag(msgspec.Struct):
-    publisher: str = "null"
-    endpoint: str = "tcp://*:5557"
-    replay_endpoint: str | None = None
-    topic: str = ""
-
-
-def kv_source(url: str, server_info: bytes) -> KvSource | None:
-    """Return where the worker at `url` publishes, from its answer to `GET /server_info`; None if it does not, over TCP.
+def kv_source(url: str, publisher: str, ports: tuple[int, int | None], *, topic: str, ranks: int) -> KvSource | None:
+    """Return where the worker at `url` publishes; None if it does not, over TCP. `ports` are the first one, and for replays.
 
     The host is always the URL's: a worker binds to a wildcard, and no worker may send the router to another host.
     """
-    try:
-        info = msgspec.json.decode(server_info, type=_PublisherInfo)
-        found = info.kv_events or _from_flag(info)
-    except JSON_ERRORS:
+    host = urlsplit(url).hostname
+    if host is None or publisher != "zmq" or ranks < 1:
         return None
-    return None if found is None else _source(url, found)
+    if ":" in host:
+        host = f"[{host}]"
+    if not 0 < ports[0] <= ports[0] + ranks - 1 <= 65535:
+        return None
+    return KvSource(host, ports[0], topic, ranks, ports[1])
 
 
-def published(
+def configured_source(
     url: str, publisher: str, endpoint: str, replay_endpoint: str | None, *, topic: str, ranks: int
 ) -> KvSource | None:
     """Return where the worker at `url` publishes that was started with these settings; None if it does not, over TCP."""
     port = _tcp_port(endpoint)
-    if port is None:
-        return None
-    return _source(url, _Published(publisher, port, topic, ranks, _tcp_port(replay_endpoint)))
-
-
-def _source(url: str, found: _Published) -> KvSource | None:
-    host = urlsplit(url).hostname
-    if host is None or found.publisher != "zmq" or found.dp_size < 1:
-        return None
-    if ":" in host:
-        host = f"[{host}]"
-    last = found.endpoint_port_base + found.dp_size - 1
-    if not 0 < found.endpoint_port_base <= last <= 65535:
-        return None
-    return KvSource(host, found.endpoint_port_base, found.topic, found.dp_size, found.replay_endpoint_port_base)
-
-
-def _from_flag(info: _PublisherInfo) -> _Published | None:
-    """Read the flag's own text, for older workers without a description."""
-    if not info.kv_events_config:
-        return None
-    flag = msgspec.json.decode(info.kv_events_config, type=_PublisherFlag)
-    port = _tcp_port(flag.endpoint)
-    if port is None:
-        return None
-    return _Published(flag.publisher, port, flag.topic, info.dp_size, _tcp_port(flag.replay_endpoint))
+    return (
+        None
+        if port is None
+        else kv_source(url, publisher, (port, _tcp_port(replay_endpoint)), topic=topic, ranks=ranks)
+    )
 
 
 def _tcp_port(endpoint: str | None) -> int | None:
     scheme, _, rest = (endpoint or "").partition("://")
     port = rest.rpartition(":")[2]
     return int(port) if scheme == "tcp" and port.isascii() and port.isdigit() else None
-
-
-SGLANG_KV = KvReader(("/server_info", "/get_server_info"), kv_source)
-"""The second path is the name before SGLang 0.5."""
