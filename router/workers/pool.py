@@ -112,8 +112,8 @@ class WorkerPool:
         """The weight version of the fleet, which a call through this router set last."""
         self.on_engine: Callable[[str], None] = _nothing
         """Called with the engine of each worker that has introduced itself. All have the same (`FleetEngine`)."""
-        self.on_room: Callable[[], None] = _nothing
-        """Called when a full worker may have room again."""
+        self.on_room: Callable[[], None] | None = None
+        """Called when a full worker may have room again; None while no request waits for room."""
         self.on_breaker: Callable[[Worker, BreakerState], None] = _nothing
         self.on_quarantine: Callable[[Worker], None] = _nothing
         """Called when a worker is quarantined, which is to end its requests in flight too."""
@@ -130,7 +130,7 @@ class WorkerPool:
         if worker.state is WorkerState.DRAINING:
             worker.move_to(WorkerState.STARTING)
         self._update_routable()
-        self.on_room()
+        self._room()
         return worker
 
     def remove(self, key: str) -> Worker:
@@ -139,7 +139,7 @@ class WorkerPool:
         if worker.state is not WorkerState.DRAINING:
             worker.move_to(WorkerState.DRAINING)
             self._update_routable()
-            self.on_room()  # what waits for this worker may go to another one now
+            self._room()  # what waits for this worker may go to another one now
         self._forget_if_drained(worker)
         return worker
 
@@ -185,7 +185,7 @@ class WorkerPool:
         # That looks at all workers, and each of a thousand is probed every second while it is away.
         if changed or worker.outdated is self._at_version(worker):
             self._update_routable()
-        self.on_room()
+        self._room()
         if changed and worker.state is WorkerState.QUARANTINED:
             self.on_quarantine(worker)
 
@@ -202,7 +202,7 @@ class WorkerPool:
             elif worker.id in unsure:
                 worker.version = None
         self._update_routable()
-        self.on_room()
+        self._room()
 
     def does_not_generate(self, worker: Worker) -> None:
         """Note that what answers there is no engine, or has no path to generate: it is asked again what it is."""
@@ -310,7 +310,8 @@ class WorkerPool:
         assert worker.inflight >= 0, worker
         if worker.state is WorkerState.DRAINING:
             self._forget_if_drained(worker)
-        self.on_room()
+        if self.on_room is not None:
+            self.on_room()
 
     def _forget_if_drained(self, worker: Worker) -> None:
         if worker.state is WorkerState.DRAINING and worker.inflight == 0:
@@ -325,6 +326,10 @@ class WorkerPool:
         self.on_breaker(worker, state)
         self._update_routable()
         if state is BreakerState.CLOSED:
+            self._room()
+
+    def _room(self) -> None:
+        if self.on_room is not None:
             self.on_room()
 
     def _update_routable(self) -> None:

@@ -77,7 +77,6 @@ class RequestQueue:
         self._by_pinned: dict[Worker | None, OrderedDict[Key, _Line]] = {}  # each in the order of turns
         self._turns = itertools.count()
         self._waiting = 0
-        pool.on_room = self._serve
 
     def __len__(self) -> int:
         return self._waiting
@@ -157,6 +156,7 @@ class RequestQueue:
             if line.pinned_worker is not None:
                 self._to_the_end(line, None)  # its worker may be excluded for this request
         self._waiting += 1
+        self._pool.on_room = self._serve
         return waiter
 
     def _serve(self) -> None:
@@ -221,6 +221,8 @@ class RequestQueue:
         line = self._lines[waiter.key]
         del line.waiters[waiter]
         self._waiting -= 1
+        if not self._waiting:
+            self._pool.on_room = None
         if not line.waiters:
             self._take_out(line)
             del self._lines[waiter.key]
