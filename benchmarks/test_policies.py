@@ -12,9 +12,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from router.config import BreakerConfig
 from router.policies import POLICIES, create_policy
-from router.policies.base import Policy, RouteQuery
 from router.policies.cache_aware import CacheAware
 from router.policies.consistent_hashing import ConsistentHashing
+from router.workers.policy import Policy, RouteQuery
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
 

@@ -27,10 +27,10 @@ from router.engines.events import DONE, event_index
 from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.form.reply import UnreadableReplyError, split_list
 from router.engines.form.worker_request import new_rid
+from router.engines.json_cost import LIGHT
 from router.errors import RouterError, UpstreamError
 from router.http.bodies import Replay, read_json, with_body
 from router.http.headers import HeaderList
-from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import CollectedReply, WatchedReply
 from router.http.responses import send_json

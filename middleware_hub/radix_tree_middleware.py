@@ -39,11 +39,11 @@ from middleware_hub.trajectories.members import HEADERS, memberships
 from middleware_hub.trajectories.sequences import Sequences
 from router.engines.form.limits import PromptLimits
 from router.engines.form.request import GenerateRequest
+from router.engines.json_cost import LIGHT
 from router.errors import BadRequestError
 from router.http.bodies import Replay, read_json, with_body
 from router.http.handlers import ByMethod, by_method, for_method
 from router.http.headers import first_values, header, text_of
-from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import EditedReply
 from router.http.request_state import RouteHint, request_state

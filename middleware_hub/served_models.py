@@ -25,9 +25,9 @@ from router.engines.json import JSON_ERRORS
 from router.errors import RouterError
 from router.http.bodies import own_body
 from router.http.reply import CollectedReply
+from router.http.request_record import RequestRecord
 from router.http.request_state import with_state
 from router.http.upstream import UpstreamBrokenError
-from router.observability.requests import RequestRecord
 from router.workers.worker_check import WorkerCheck
 
 logger = logging.getLogger(__name__)

@@ -25,19 +25,18 @@ from router.errors import BadRequestError
 from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
+from router.http.request_record import Requests
 from router.http.upstream import AiohttpUpstream
 from router.kv_cache.watch import KvWatch
 from router.observability.logs import configure_logging
 from router.observability.loop_lag import LoopLag
 from router.observability.metrics import RouterMetrics, WorkerCollector
 from router.observability.policy_metrics import PolicyCollector
-from router.observability.requests import Requests
 from router.observability.tracing import Tracer
 from router.peers.metrics import PeersCollector
 from router.peers.peers import Peers
 from router.peers.presence import Presence
 from router.policies import create_policy
-from router.policies.base import ReadsPrompts
 from router.policies.cache_aware import CacheAware
 from router.policies.snapshots import PolicySnapshots
 from router.processes.joint_routes import JointRoutes, OtherProcesses
@@ -56,6 +55,7 @@ from router.workers.fleet_engine import FleetEngine, known_worker
 from router.workers.health import HealthChecks
 from router.workers.membership import Membership
 from router.workers.names import DESCRIPTIONS, WorkerNames
+from router.workers.policy import ReadsPrompts
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
 from router.workers.queue import RequestQueue

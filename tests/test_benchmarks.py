@@ -166,7 +166,7 @@ def test_an_open_loop_counts_what_waited_behind_a_slow_answer() -> None:
             ["middleware_hub/a.py", "router/generate/generations.py", "middleware_hub/b.py", "router/engines/c.py"],
             REPLY,
         ),
-        (["middleware_hub/a.py", "router/observability/requests.py", "prometheus_client/metrics.py"], METRICS),
+        (["middleware_hub/a.py", "router/observability/tallies.py", "prometheus_client/metrics.py"], METRICS),
     ],
 )
 def test_a_sample_counts_for_the_innermost_frame_that_belongs_to_a_part(paths: list[str], found: str) -> None:

@@ -191,7 +191,7 @@ def test_a_module_with_one_importer_has_a_reason() -> None:
 
 def test_a_module_with_one_importer_is_found() -> None:
     graph = {
-        "router.a": frozenset({"router.b", "router.c", "router.policies.base"}),
+        "router.a": frozenset({"router.b", "router.c", "router.workers.policy"}),
         "router.b": frozenset({"router.c"}),
         "router.policies": frozenset({"router.policies.manual"}),
     }

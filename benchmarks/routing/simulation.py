@@ -24,10 +24,10 @@ from pathlib import Path
 
 from benchmarks.pages import put_between
 from router.policies import POLICIES, create_policy
-from router.policies.base import Decision, LearnsReplies, Policy, RouteQuery
 from router.policies.power_of_two import PowerOfTwo
 from router.policies.random_choice import RandomChoice
 from router.prefix_tree.tree import TokenTree
+from router.workers.policy import Decision, LearnsReplies, Policy, RouteQuery
 from router.workers.worker import Worker
 
 SHARED = 0.8

@@ -47,8 +47,8 @@ from router.engines.form.prompt_fields import read_texts
 from router.engines.form.reply import Reply, UnreadableReplyError, further_fields, read_fields, read_reply
 from router.engines.form.stream import StreamedReply
 from router.engines.json import JSON_ERRORS
+from router.engines.json_cost import LIGHT
 from router.errors import BadRequestError
-from router.http.json_cost import LIGHT
 
 # Requests ---------------------------------------------------------------------------------------------------------------
 

@@ -22,12 +22,12 @@ from router.config.server import ServerConfig
 from router.engines.form.limits import PromptLimits
 from router.engines.form.outcome import may_be_aborted
 from router.engines.form.worker_request import WorkerRequest
+from router.engines.json_cost import LIGHT
 from router.errors import BadRequestError, ClientDisconnectedError, EndedInQueueError
 from router.generate.abort_retries import AbortedReplies, AbortedStream, Retries
 from router.generate.fleet import Fleet
 from router.http.bodies import read_json
 from router.http.headers import header
-from router.http.json_cost import LIGHT
 from router.http.offload import offload
 from router.http.reply import CollectedReply, EditedReply, send_whole
 from router.http.request_state import RequestState, request_state

@@ -12,10 +12,10 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope
 
+from router.engines.json_cost import LIGHT, check_weight
 from router.errors import BodyTooLargeError, ClientDisconnectedError
 from router.http.disconnect import ClientMessages, ServedClient
 from router.http.headers import header
-from router.http.json_cost import LIGHT, check_weight
 from router.http.offload import offload
 from router.http.packed_bodies import unpacker
 from router.http.request_state import request_state, with_state

@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from router.auth.callers import ANYBODY, Caller
 from router.engines.form.worker_request import WorkerRequest
-from router.observability.requests import RequestRecord
+from router.http.request_record import RequestRecord
 
 _KEY = "router"
 

@@ -12,8 +12,8 @@ import msgspec
 
 from router.config.server import LogFormat
 from router.errors import RouterError
+from router.http.request_record import REQUEST_ID
 from router.http.upstream import UpstreamFailure
-from router.observability.requests import REQUEST_ID
 
 
 def configure_logging(level: str, log_format: LogFormat = "text", process: int | None = None) -> None:

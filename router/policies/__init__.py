@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 from router.config.workers import CacheAwareConfig
 from router.errors import BadRequestError
-from router.policies.base import Policy
 from router.policies.cache_aware import CacheAware
 from router.policies.consistent_hashing import ConsistentHashing
 from router.policies.least_inflight import LeastInflight
@@ -14,6 +13,7 @@ from router.policies.manual import Manual
 from router.policies.power_of_two import PowerOfTwo
 from router.policies.random_choice import RandomChoice
 from router.policies.round_robin import RoundRobin
+from router.workers.policy import Policy
 
 POLICIES: Mapping[str, Callable[[], Policy]] = {
     "least_inflight": LeastInflight,

@@ -27,11 +27,11 @@ import msgspec
 
 from router.config.workers import CacheAwareConfig
 from router.kv_cache.index import KvIndex
-from router.policies.base import ENOUGH_CHARACTERS, ENOUGH_IDS, Decision, RouteQuery
 from router.prefix_tree.packed_ids import pack_ids
 from router.prefix_tree.remembered_prompts import NEGLIGIBLE, Known, RememberedPrompts
 from router.prefix_tree.snapshot import SnapshotError
 from router.prefix_tree.tree import Descent, ExactTokenTree, Key, StringTree
+from router.workers.policy import ENOUGH_CHARACTERS, ENOUGH_IDS, Decision, RouteQuery
 from router.workers.worker import Worker
 
 _MAX_WEIGHT = 1e100

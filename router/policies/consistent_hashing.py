@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
-from router.policies.base import Decision, RouteQuery
 from router.policies.least_inflight import LeastInflight
+from router.workers.policy import Decision, RouteQuery
 from router.workers.worker import Worker
 
 PLACES = 150

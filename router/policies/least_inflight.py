@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.policies.base import RouteQuery
+from router.workers.policy import RouteQuery
 from router.workers.worker import Worker
 
 

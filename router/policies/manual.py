@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import blake3
 import msgspec
 
-from router.policies.base import Decision, RouteQuery
 from router.policies.least_inflight import LeastInflight
+from router.workers.policy import Decision, RouteQuery
 from router.workers.worker import Worker
 
 MOST_KEYS = 1 << 20

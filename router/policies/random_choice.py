@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from router.policies.base import RouteQuery
+from router.workers.policy import RouteQuery
 from router.workers.worker import Worker
 
 

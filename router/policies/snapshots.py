@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 from router.config.workers import CacheAwareConfig
-from router.policies.base import Policy
 from router.policies.cache_aware import CacheAware, PolicyCopy
 from router.prefix_tree.snapshot import SnapshotError
+from router.workers.policy import Policy
 
 logger = logging.getLogger(__name__)
 

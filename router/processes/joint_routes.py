@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.auth.callers import Caller
 from router.errors import RouterError
+from router.http.request_record import RequestRecord
 from router.http.request_state import first_state, with_state
 from router.http.responses import send_json
-from router.observability.requests import RequestRecord
 from router.processes.joint_answers import Join, Json, join_for
 from router.processes.joint_metrics import families_of
 from router.processes.messages import Family, QueryResult

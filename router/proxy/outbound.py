@@ -20,9 +20,9 @@ from router.http.bodies import gather_body, read_body
 from router.http.headers import HeaderList, first_values, has_body, request_headers, request_target
 from router.http.request_state import RequestState, request_state
 from router.http.upstream import UpstreamBrokenError
-from router.policies.base import RouteQuery
 from router.proxy.in_flight import InFlight, in_flight_of
 from router.proxy.request_ids import RequestIds
+from router.workers.policy import RouteQuery
 from router.workers.queue import Key
 
 _NOT_OF_A_GENERATION = frozenset({b"content-encoding", b"x-override-rid"})

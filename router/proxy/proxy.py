@@ -24,6 +24,7 @@ from router.errors import NoWorkerError
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, reply_headers, retry_after
 from router.http.reply import EditedReply, WatchedReply
+from router.http.request_record import RequestPhase
 from router.http.time_limits import patience
 from router.http.upstream import (
     ClosedBeforeReplyError,
@@ -34,12 +35,11 @@ from router.http.upstream import (
     UpstreamResponse,
 )
 from router.observability.metrics import RouterMetrics
-from router.observability.requests import RequestPhase
 from router.observability.tracing import Span, Tracer, untraced
-from router.policies.base import ENOUGH_IDS
 from router.proxy.attempts import BUSY, FAULTY, Attempts, Failure
 from router.proxy.in_flight import InFlight
 from router.proxy.outbound import OutboundRequest, RequestReader
+from router.workers.policy import ENOUGH_IDS
 from router.workers.pool import Lease, WorkerPool
 from router.workers.probe import NONE_SUCH
 from router.workers.queue import RequestQueue

@@ -20,12 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.errors import ClientDisconnectedError, RequestTimeoutError, RouterError, StoppedError, UpstreamError
 from router.http.disconnect import ClientMessages, served_client
 from router.http.headers import HeaderList
+from router.http.request_record import REQUEST_ID, RequestRecord, Requests
 from router.http.request_state import first_state
 from router.http.responses import send_error
 from router.http.time_limits import patience
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import BROKEN, CLIENT_LEFT, RouterMetrics, route_class
-from router.observability.requests import REQUEST_ID, RequestRecord, Requests
 from router.observability.tracing import Span, Tracer, untraced
 from router.random_ids import random_id
 

@@ -13,8 +13,8 @@ from collections.abc import Set as AbstractSet
 
 from router.config.workers import BreakerConfig, HealthConfig
 from router.errors import NotFoundError, NoWorkerError
-from router.policies.base import Decision, ForgetsWorkers, LearnsReplies, PinsKeys, Policy, RouteQuery
 from router.workers.breaker import Breaker, BreakerState
+from router.workers.policy import Decision, ForgetsWorkers, LearnsReplies, PinsKeys, Policy, RouteQuery
 from router.workers.worker import ROUTABLE, Finding, Worker, WorkerState, normalize_url, worker_id
 
 logger = logging.getLogger(__name__)

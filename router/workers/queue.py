@@ -25,7 +25,7 @@ from typing import Protocol
 from router.config.workers import QueueConfig
 from router.errors import NoWorkerError, QueueFullError, QueueTimeoutError
 from router.http.time_limits import patience
-from router.policies.base import RouteQuery
+from router.workers.policy import RouteQuery
 from router.workers.pool import FullError, Lease, PinnedWorkerFullError, WorkerPool
 from router.workers.worker import Worker
 

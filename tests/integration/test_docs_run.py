@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from middleware_hub.client import Client
 from router.config import RADIX_TREE_MIDDLEWARE, AbortConfig
-from router.policies.base import RouteQuery
+from router.workers.policy import RouteQuery
 from router.workers.worker import Worker
 from tests.integration.doc_pages import COMMANDS, ROOT, pieces, same
 from tests.integration.doc_runner import Reading, reading

@@ -10,7 +10,7 @@ from msgspec import Raw
 from router.engines.form.fields import check_items, decoded
 from router.engines.form.limits import PromptLimits
 from router.engines.json import NULL, is_list, is_nested, is_null
-from router.http.json_cost import check_weight
+from router.engines.json_cost import check_weight
 
 _TEXTS = "a string, or a list of strings"
 _IDS = "a list of token ids, or a list of such lists"

@@ -11,8 +11,8 @@ from msgspec import Raw
 from router.engines.form.fields import decoded
 from router.engines.form.limits import PromptLimits
 from router.engines.json import is_nested, is_null
+from router.engines.json_cost import check_weight
 from router.errors import BadRequestError
-from router.http.json_cost import check_weight
 
 FIELD = "prompt_segments"
 

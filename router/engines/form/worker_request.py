@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.json import JSON_ERRORS, decode_object, is_list, is_nested, is_null
-from router.http.json_cost import LIGHT, check_weight
+from router.engines.json_cost import LIGHT, check_weight
 from router.random_ids import random_id
 
 new_rid = random_id

@@ -11,8 +11,8 @@ import pytest
 from router.auth.key_check import ACT_AS, KeyCheck
 from router.auth.keys import Keys
 from router.config import RouterConfig, ServerConfig
+from router.http.request_record import RequestRecord
 from router.http.request_state import RequestState, first_state, request_state
-from router.observability.requests import RequestRecord
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from router.auth.callers import ANYBODY, Caller
+from router.http.request_record import RequestRecord
 from router.http.request_state import RouteHint, first_state, request_state, with_state
-from router.observability.requests import RequestRecord
 
 
 def test_without_a_state_a_request_is_anybodys() -> None:

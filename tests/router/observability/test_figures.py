@@ -7,11 +7,11 @@ import asyncio
 from prometheus_client import CollectorRegistry, generate_latest
 
 from middleware_hub.store.dictionary import DictionaryStore
+from router.http.request_record import RequestPhase, RequestRecord
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
 from router.observability.metrics import RouterMetrics
 from router.observability.policy_metrics import PolicyCollector
-from router.observability.requests import RequestPhase, RequestRecord
 from router.peers.metrics import PeersCollector
 from router.policies.cache_aware import CacheAware
 from tests.router.peers.fleets import routers

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from router.http.request_record import REQUEST_ID
 from router.observability.logs import JsonFormatter, TextFormatter
-from router.observability.requests import REQUEST_ID
 from tests.router.conftest import EchoWorker, GatedWorker
 from tests.router.test_cli import Process
 from tests.support.serving import serving

@@ -15,9 +15,9 @@ from router.config import CacheAwareConfig
 from router.engines.form.kv_events import AllBlocksCleared, BlockStored, KvEvent
 from router.kv_cache.index import KvIndex
 from router.policies import cache_aware
-from router.policies.base import ENOUGH_CHARACTERS, ENOUGH_IDS, RouteQuery
 from router.policies.cache_aware import CacheAware
 from router.prefix_tree.snapshot import SnapshotError
+from router.workers.policy import ENOUGH_CHARACTERS, ENOUGH_IDS, RouteQuery
 from router.workers.worker import Worker
 from tests.router.prefix_tree.recount import check
 from tests.support.usual import usual

@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from router.policies.base import RouteQuery
 from router.policies.consistent_hashing import BOUND, PLACES, ConsistentHashing
+from router.workers.policy import RouteQuery
 from router.workers.worker import Worker
 
 KEYS = [f"session {number}" for number in range(2000)]

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from router.config import POLICY_NAMES, CacheAwareConfig
 from router.policies import POLICIES, create_policy
-from router.policies.base import Decision, ForgetsWorkers, Policy, ReadsPrompts, RouteQuery
 from router.policies.cache_aware import CacheAware
 from router.policies.consistent_hashing import ConsistentHashing
+from router.workers.policy import Decision, ForgetsWorkers, Policy, ReadsPrompts, RouteQuery
 from router.workers.pool import Lease, WorkerPool
 from router.workers.worker import Worker
 from tests.conftest import examples

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router.policies import manual
-from router.policies.base import RouteQuery
 from router.policies.manual import Manual
+from router.workers.policy import RouteQuery
 from router.workers.pool import PinnedWorkerFullError, WorkerPool
 from router.workers.worker import Worker
 

@@ -9,11 +9,11 @@ import pytest
 
 from router.errors import BadRequestError
 from router.policies import POLICIES, create_policy
-from router.policies.base import RouteQuery
 from router.policies.least_inflight import LeastInflight
 from router.policies.power_of_two import PowerOfTwo
 from router.policies.random_choice import RandomChoice
 from router.policies.round_robin import RoundRobin
+from router.workers.policy import RouteQuery
 from router.workers.worker import Worker
 
 QUERY = RouteQuery()

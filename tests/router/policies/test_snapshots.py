@@ -11,10 +11,10 @@ import pytest
 
 from router.config import CacheAwareConfig
 from router.policies import snapshots
-from router.policies.base import RouteQuery
 from router.policies.cache_aware import CacheAware, PolicyCopy
 from router.policies.least_inflight import LeastInflight
 from router.policies.snapshots import PolicySnapshots, read_snapshot, write_snapshot
+from router.workers.policy import RouteQuery
 from router.workers.worker import Worker
 
 WORKERS = (Worker("http://a:1"), Worker("http://b:1"))

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from router.config import BreakerConfig, RetryConfig
 from router.errors import EndedInQueueError, NoWorkerError, RouterError, UpstreamError, UpstreamTimeoutError
-from router.policies.base import RouteQuery
 from router.policies.round_robin import RoundRobin
 from router.proxy.attempts import MAX_LOST, Attempts, Failure
 from router.workers.breaker import BreakerState
+from router.workers.policy import RouteQuery
 from router.workers.pool import WorkerPool
 
 QUERY = RouteQuery()

@@ -21,8 +21,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from router.errors import ClientDisconnectedError
 from router.http.bodies import read_body
 from router.http.disconnect import ClientConnection, ClientMessages, ServedClient
+from router.http.request_record import Requests
 from router.observability.metrics import RouterMetrics
-from router.observability.requests import Requests
 from router.serving import server
 from router.serving.connection import AHEAD, LimitedConnection, Limits, limited_by
 from router.serving.entrance import Entrance

@@ -13,10 +13,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router.errors import BadRequestError, ClientDisconnectedError, ForbiddenError, RouterError
 from router.http.disconnect import EXTENSION, ClientMessages, ServedClient
+from router.http.request_record import REQUEST_ID, RequestPhase, RequestRecord, Requests
 from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import RouterMetrics
-from router.observability.requests import REQUEST_ID, RequestPhase, RequestRecord, Requests
 from router.serving.entrance import Check, Entrance
 from tests.router.conftest import EchoWorker, GatedWorker, Running, answer, running
 from tests.support.serving import dead_url, serving

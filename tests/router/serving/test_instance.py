@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from router.config import ServerConfig
+from router.http.request_record import Requests
 from router.observability.metrics import RouterMetrics
-from router.observability.requests import Requests
 from router.serving.entrance import Entrance
 from router.serving.instance import INSTANCE, Instance
 from router.workers.probe import loop_refusal

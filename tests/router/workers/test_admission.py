@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.config import HealthConfig
 from router.errors import BadRequestError, NoWorkerError
-from router.policies.base import RouteQuery
+from router.workers.policy import RouteQuery
 from router.workers.worker import WorkerState
 from tests.router.conftest import MODEL, json_app
 from tests.router.workers.watched import (

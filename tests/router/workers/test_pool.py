@@ -9,9 +9,9 @@ import pytest
 
 from router.config import BreakerConfig, HealthConfig
 from router.errors import BadRequestError, NotFoundError, NoWorkerError
-from router.policies.base import RouteQuery
 from router.policies.least_inflight import LeastInflight
 from router.workers.breaker import BreakerState
+from router.workers.policy import RouteQuery
 from router.workers.pool import FullError, Lease, WorkerPool
 from router.workers.worker import WorkerState
 

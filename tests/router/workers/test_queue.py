@@ -11,8 +11,8 @@ import pytest
 
 from router.config import BreakerConfig, QueueConfig
 from router.errors import NoWorkerError, QueueFullError, QueueTimeoutError
-from router.policies.base import RouteQuery
 from router.policies.least_inflight import LeastInflight
+from router.workers.policy import RouteQuery
 from router.workers.pool import Lease, WorkerPool
 from router.workers.queue import Key, RequestQueue
 

@@ -11,8 +11,8 @@ import pytest
 
 from router.config import QueueConfig
 from router.errors import NoWorkerError
-from router.policies.base import RouteQuery
 from router.policies.manual import Manual
+from router.workers.policy import RouteQuery
 from router.workers.pool import Lease, WorkerPool
 from router.workers.queue import RequestQueue
 from router.workers.worker import Worker

@@ -13,9 +13,9 @@ from msgspec import Raw
 from router.engines.form import limits as limits_module
 from router.engines.form.limits import PromptLimits, TextTooLongError
 from router.engines.form.request import GenerateRequest
+from router.engines.json_cost import check_weight
 from router.errors import BadRequestError, BodyTooLargeError
 from router.http import json_cost
-from router.http.json_cost import check_weight
 
 N = 600_000
 LIGHT = [
