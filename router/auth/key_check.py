@@ -6,12 +6,12 @@ import logging
 
 from starlette.types import Scope
 
-from router.auth.callers import Caller
 from router.auth.keys import Keys
 from router.auth.meant_paths import meant_path
 from router.auth.permissions import Right, needed
 from router.errors import BadRequestError, ForbiddenError, UnauthorizedError
 from router.http.headers import header
+from router.http.request_record import Caller
 from router.http.request_state import request_state, with_state
 
 logger = logging.getLogger(__name__)

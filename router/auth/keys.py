@@ -7,8 +7,8 @@ import hmac
 import re
 from collections.abc import Iterable
 
-from router.auth.callers import Caller
 from router.errors import BadRequestError
+from router.http.request_record import Caller
 
 _NAMED = re.compile(r"(?:([A-Za-z0-9_.-]+):)?(.*)", re.DOTALL)
 _WRITABLE = re.compile(r"[!-~]+")

@@ -1,7 +1,7 @@
-"""The requests in flight: the id of each, its phase, and since when.
+"""The requests in flight: who sent each, its id, its phase, and since when.
 
-A `RequestRecord` lives as long as its request. The error boundary makes it and drops it; the parts that move the request on
-(the queue, the proxy) update it. Nothing here decides anything: `GET /debug/requests` and the log show it.
+A `RequestRecord` lives as long as its request. The entrance makes it and drops it; the parts that move the request on (the
+queue, the proxy) update it. Nothing decides by it: `GET /debug/requests` and the log show it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,28 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+import msgspec
+
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The id of the request that the current task serves, for the log."""
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """The owner and the rights of a request.
+
+    Attributes:
+        tenant: whose texts are read and written.
+        admin: may change the fleet, and what all tenants share.
+        confined: sees only the generations of its tenant. Otherwise a request id means any generation of that id.
+    """
+
+    tenant: str = ""
+    admin: bool = True
+    confined: bool = False
+
+
+ANYBODY = Caller()
+"""The caller where there are no keys: it may do everything."""
 
 
 class RequestPhase(enum.Enum):

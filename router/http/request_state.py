@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
-from router.auth.callers import ANYBODY, Caller
 from router.engines.form.worker_request import WorkerRequest
-from router.http.request_record import RequestRecord
+from router.http.request_record import ANYBODY, Caller, RequestRecord
 
 _KEY = "router"
 

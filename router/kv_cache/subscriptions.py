@@ -28,8 +28,8 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from router.engines.form.kv_events import END_OF_REPLAY, KvBatch, KvSource, UnreadableBatchError, parts, read_batch
-from router.kv_cache.following import KvFollowing, KvState
 from router.kv_cache.index import KvIndex
+from router.workers.worker import KvFollowing, KvState
 
 logger = logging.getLogger(__name__)
 

@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 from router.engines.engine import Engine
 from router.engines.sglang.engine import SGLANG
-from router.kv_cache.following import KvFollowing, KvState
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
-from router.workers.worker import ROUTABLE, Finding, Worker
+from router.workers.worker import ROUTABLE, Finding, KvFollowing, KvState, Worker
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.kv_cache.following import KvState
 from router.kv_cache.subscriptions import KvSubscriptions
 from router.policies.cache_aware import CacheAware
-from router.workers.worker import Worker
+from router.workers.worker import KvState, Worker
 
 
 class PolicyCollector(Collector):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from router.kv_cache.following import KvState
+from router.workers.worker import KvState
 
 Json = dict[str, Any]
 Join = Callable[[Sequence[Json]], Json]

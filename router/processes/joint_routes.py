@@ -12,9 +12,8 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.auth.callers import Caller
 from router.errors import RouterError
-from router.http.request_record import RequestRecord
+from router.http.request_record import Caller, RequestRecord
 from router.http.request_state import first_state, with_state
 from router.http.responses import send_json
 from router.processes.joint_answers import Join, Json, join_for

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.errors import BadRequestError
-from router.kv_cache.following import KvFollowing
 from router.workers.breaker import Breaker, BreakerState, Thresholds
 
 
@@ -46,6 +45,23 @@ ROUTABLE = frozenset({WorkerState.HEALTHY, WorkerState.SUSPECT})
 
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 """An address in brackets, or labels with dots between them: RFC 1035, 2.3.4, and the underscores of Docker's names."""
+
+
+class KvState(enum.Enum):
+    """How far a router is with a worker's KV cache events. Of several ranks, the first of these that one is in counts."""
+
+    FAILED = "failed"  # it is tried again
+    UNKNOWN = "unknown"  # the worker has not said whether it publishes; it is asked again
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    NONE = "none"  # the worker publishes none
+
+
+class KvFollowing(msgspec.Struct, frozen=True):
+    """How far a router is with a worker's events, and why it is no further: `kv_events` of `GET /workers`."""
+
+    state: KvState
+    error: str | None = None
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.auth.callers import ANYBODY, Caller
 from router.auth.keys import Keys
 from router.errors import BadRequestError
+from router.http.request_record import ANYBODY, Caller
 from router.http.request_state import request_state
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.auth.callers import ANYBODY, Caller
-from router.http.request_record import RequestRecord
+from router.http.request_record import ANYBODY, Caller, RequestRecord
 from router.http.request_state import RouteHint, first_state, request_state, with_state
 
 

@@ -15,9 +15,9 @@ import zmq.asyncio
 
 from router.engines.form.kv_events import KvSource
 from router.kv_cache import subscriptions
-from router.kv_cache.following import KvFollowing, KvState
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
+from router.workers.worker import KvFollowing, KvState
 from tests.router.kv_cache.recount import check
 
 URL = "http://127.0.0.1:30001"

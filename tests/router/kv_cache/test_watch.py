@@ -18,12 +18,11 @@ from starlette.types import Receive, Scope, Send
 from router.app import create_app
 from router.config import CacheAwareConfig, RouterConfig, WorkersConfig
 from router.http.responses import send_json
-from router.kv_cache.following import KvFollowing, KvState
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
 from router.kv_cache.watch import KvWatch
 from router.policies.cache_aware import CacheAware
-from router.workers.worker import Finding, Worker, WorkerState
+from router.workers.worker import Finding, KvFollowing, KvState, Worker, WorkerState
 from tests.router.conftest import MODEL, json_app
 from tests.support.serving import serving
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from router.auth.callers import Caller
+from router.http.request_record import Caller
 from router.http.request_state import RouteHint, with_state
 from router.proxy.outbound import OutboundRequest, RequestReader
 
