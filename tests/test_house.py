@@ -20,7 +20,7 @@ LONG = 400
 """Ask of a file that is longer which of its nouns is another one. The answer may be: none."""
 MAX_LINES = 600
 """A longer file is no longer one noun. (Do not cut a noun, nor a sentence, to keep a file short.)"""
-MAX_FLOORS = 12
+MAX_FLOORS = 14
 """Deeper imports are not layers any more. (Do not add a Protocol to spare a floor: layers are held by another test.)"""
 
 HELPERS: dict[str, tuple[str, ...]] = {
@@ -81,7 +81,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
     ),
     "to fold": (
         "middleware_hub.metrics",
-        "middleware_hub.sessions.log.chat_paths",
         "middleware_hub.sessions.log.span_book",
         "middleware_hub.sessions.log.stored_log",
         "middleware_hub.sessions.lost_turns",

@@ -19,7 +19,8 @@ from typing import Any
 
 from middleware_hub.chat.errors import CapacityError, SessionExistsError, SessionOverError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction, canonical
-from middleware_hub.sessions.log.events import Archive, Ended, SessionLog, id_of
+from middleware_hub.sessions.log.archive import Archive
+from middleware_hub.sessions.log.events import Ended, SessionLog, id_of
 from middleware_hub.sessions.lost_turns import LostTurns
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session, SessionPhase
@@ -65,7 +66,7 @@ class SessionRegistry:
         self._lost = LostTurns()
         self._left: dict[tuple[str, str], tuple[float, list[Exchange[Any]]]] = {}
         """Of sessions that are read again: when they were made, and their replies that are kept for a resend."""
-        self.archive: Archive[Session] | None = None
+        self.archive: Archive | None = None
         self.tokens = 0
         metrics.watch(
             lambda: len(self),
@@ -120,7 +121,7 @@ class SessionRegistry:
             if self._sessions.get(name) is found:
                 return found
 
-    async def _load(self, archive: Archive[Session], name: tuple[str, str]) -> Session | None:
+    async def _load(self, archive: Archive, name: tuple[str, str]) -> Session | None:
         found = await archive.find(*name)
         made, replies = self._left.pop(name, (0.0, []))
         if found is not None:
@@ -289,7 +290,7 @@ class SessionRegistry:
         self._metrics.expired(session.id, session.ttl, lost=lost)
         self._end(session)
 
-    async def sweep_store(self, archive: Archive[Session]) -> None:
+    async def sweep_store(self, archive: Archive) -> None:
         """Do for the sessions in a store what `sweep` does for others, and write what the store did not take before."""
         moment = time.monotonic()
         await self._hand_over()

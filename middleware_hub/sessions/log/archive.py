@@ -21,13 +21,15 @@ from msgspec.structs import replace
 
 from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.weight_versions import VersionLog
-from middleware_hub.sessions.log.entry import Appends, Shelf
 from middleware_hub.sessions.log.events import (
     DELETED,
     PREFIX,
     Created,
     Ended,
+    Exported,
+    TurnCommitted,
     as_json,
     id_of,
     life_of,
@@ -39,8 +41,7 @@ from middleware_hub.sessions.log.events import (
     tenant_of,
     tenant_prefix,
 )
-from middleware_hub.sessions.log.history import close_log, unexported
-from middleware_hub.sessions.log.stored_log import StoredLog
+from middleware_hub.sessions.log.stored_log import LogContext, StoredLog
 from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import Session
@@ -95,7 +96,7 @@ class Archive:
 
     def __init__(
         self,
-        saving: Appends,
+        saving: Saving,
         serials: Serials,
         clock: VersionClock,
         versions: VersionLog,
@@ -116,7 +117,9 @@ class Archive:
         self._deleted: dict[str, float] = {}
         self._half_made: dict[Created, None] = {}
         self._forgotten: set[str] = set()  # logs of which that was said
-        self._shelf = Shelf(saving, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere)
+        self._context = LogContext(
+            saving, serials, clock, versions.news, self._failed, holder.held, holder.closed_elsewhere
+        )
 
     def _failed(self, count: int, error: Exception) -> None:
         self._metrics.unsaved.inc(count)
@@ -200,7 +203,7 @@ class Archive:
         )
         session.created_at = made.time
         session.group = made.group
-        log = StoredLog(self._shelf, session, events)
+        log = StoredLog(self._context, session, events)
         session.log = log
         try:
             await log.replay(first)
@@ -213,7 +216,7 @@ class Archive:
                 logger.warning("session %s was forgotten: the store had no room for it", session.id)
             session.apply(Ended(time=time.time(), why="forgotten"))
         except BaseException:
-            self._shelf.held(-session.tokens)
+            self._context.held(-session.tokens)
             await session.abort()
             raise
         if not session.over and self._expired(log.time, session.ttl):
@@ -222,7 +225,7 @@ class Archive:
                 self._metrics.expired(session.id, session.ttl, lost=lost)
             session.apply(Ended(time=time.time(), why="expired"))
         if session.over:
-            self._shelf.held(-session.tokens)
+            self._context.held(-session.tokens)
             await session.abort()
             return None
         session.used = time.monotonic() - (self._store.now() - max(log.time, self._opened))
@@ -250,7 +253,7 @@ class Archive:
         life = 1 if newest is None else life_of(newest.log) + 1
         while self._deleted_here(key := log_key(session.tenant, session.id, life)):
             life += 1
-        log = StoredLog(self._shelf, session, EventLog(self._store, key, whole=True))
+        log = StoredLog(self._context, session, EventLog(self._store, key, whole=True))
         session.created_at = self._store.now()
         made = Created(
             time=session.created_at,
@@ -284,7 +287,7 @@ class Archive:
         """Write again what the store has lost of the sessions that are here or were deleted. Raises StoreUnreachableError."""
         for log in list(self._deleted):
             if self._deleted_here(log):
-                await close_log(store, log)
+                await _close_log(store, log)
         for session in list(self._holder):
             if isinstance(session.log, StoredLog):
                 try:
@@ -349,7 +352,7 @@ class Archive:
             return False
         if not await self._end(info.log, info.last, "expired"):
             return False
-        self._metrics.expired(id_of(info.log), made.ttl, lost=await unexported(self._store, info.log))
+        self._metrics.expired(id_of(info.log), made.ttl, lost=await _unexported(self._store, info.log))
         return True
 
     def _expired(self, used: float, ttl: float) -> bool:
@@ -362,3 +365,30 @@ class Archive:
         except (LogMovedError, ClosedLogError):
             return False
         return True
+
+
+async def _close_log(store: Refill, log: str) -> None:
+    """Close the log of a session that was deleted. Another router that has not heard of that may be writing it again."""
+    (last,) = await store.ends([log])
+    while True:
+        try:
+            return await store.append(Batch(events=stored(log, [Ended(time=time.time(), why="deleted")], last)))
+        except LogMovedError as moved:
+            last = moved.last
+        except ClosedLogError:
+            return None
+
+
+async def _unexported(store: Store, log: str) -> bool:
+    """Whether a session has samples that no client got, by its log alone; a damaged one may have."""
+    samples, exported, events = 0, 0, EventLog(store, log, whole=True)
+    try:
+        while page := await events.next_page():
+            for event in map(read, page):
+                samples += isinstance(event, TurnCommitted)
+                exported = event.samples if isinstance(event, Exported) else exported
+            events.take(page[-1])
+            await asyncio.sleep(0)
+    except DamagedRecordError:
+        return True
+    return exported < samples

@@ -1,9 +1,16 @@
 """Chats without a session in a store: any router recognizes a conversation by its messages, also after a restart.
 
 The layers inside record each reply with its tokens. A *note* beside that record says what the messages were: the same event as
-in a session's log, which is applied by the same code. Notes are found by names: a generation's id, or the path of messages
-that led to it (`chat_paths`). A request asks for the names of those assistant's messages on its path that this process does not
-know, and of the last one that it knows: another router may have sampled it once more.
+in a session's log, which is applied by the same code. Notes are found by names:
+
+    the generation's id
+    the path of the messages up to the reply's own            a client that goes on sends just these messages
+    that path, with the reasoning of the reply                of several equal replies, the client means this one
+    the path of the messages before the reply                 a client that edited the reply sends only these
+
+A path is a digest of the adapter and the keys of messages, in their order. A request asks for the names of those assistant's
+messages on its path that this process does not know, and of the last one that it knows: another router may have sampled it
+once more.
 """
 
 from __future__ import annotations
@@ -11,25 +18,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from hashlib import blake2b
+from typing import Final, NamedTuple
 
 import msgspec
 
 from middleware_hub.chat.keys import adapter_of
-from middleware_hub.chat.messages import ChatRequest, Message
+from middleware_hub.chat.messages import ChatRequest, Message, MessageKey
+from middleware_hub.hub import Hub
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.sessions.log import replay
-from middleware_hub.sessions.log.chat_paths import (
-    Noted,
-    longer,
-    name_before,
-    names_of_turn,
-    names_on,
-    path_to,
-    reasoning_in,
-)
 from middleware_hub.sessions.log.events import TurnCommitted
 from middleware_hub.sessions.trie.memo import setting_in
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, IsEcho, MessageNode
@@ -47,6 +47,8 @@ _AT_ONCE: Final = 512
 """Names that are asked for at once."""
 _WRITTEN_AT_ONCE: Final = 32
 """Notes that are appended at once after a store has lost them."""
+_DIGEST: Final = 16
+"""Bytes of the name of a path."""
 
 
 class ChatNote(msgspec.Struct, frozen=True, array_like=True):
@@ -64,11 +66,18 @@ class ChatNote(msgspec.Struct, frozen=True, array_like=True):
     tail: tuple[HiddenToken, ...] = ()
 
 
-class Remembering(Protocol):
-    """Remembers texts, see `Hub`."""
+class Noted(NamedTuple):
+    """What a sampled span of a chat keeps of its note (`TokenSpan.stored`).
 
-    tree: RadixTree | None
-    memory: Memory | None
+    Attributes:
+        record: the id of the reply's record.
+        path: that of the messages up to the reply's own; empty until it is needed.
+        rewritten: that of the record when the note was written, see `Stored`.
+    """
+
+    record: bytes
+    path: bytes = b""
+    rewritten: int = 0
 
 
 class _Said(NamedTuple):
@@ -91,7 +100,7 @@ class ChatNotes:
 
     def __init__(
         self,
-        hub: Remembering,
+        hub: Hub,
         tenant: str,
         namespace: str,
         trie: MessageTrie,
@@ -132,7 +141,7 @@ class ChatNotes:
                     break
                 named = []
             if replies:
-                await self._bring(tree, memory, lora, [name_before(self._path(setting, messages, known))])
+                await self._bring(tree, memory, lora, [_name_before(self._path(setting, messages, known))])
             return True
         except StoreError as error:
             self.whole = False
@@ -141,19 +150,19 @@ class ChatNotes:
 
     def _said(self, setting: bytes, messages: Sequence[Message], last: MessageNode | None) -> Iterator[_Said]:
         """Yield the assistant's messages from the last one that is known on."""
-        begin, path = (0, adapter_of(setting)) if last is None else (last.depth, path_to(last))
+        begin, path = (0, adapter_of(setting)) if last is None else (last.depth, _path_to(last))
         if last is not None:
-            yield _Said(begin, names_on(path, reasoning_in(messages[begin - 1])), "")
+            yield _Said(begin, _names_on(path, _reasoning_in(messages[begin - 1])), "")
         for depth, message in enumerate(messages[begin:], begin + 1):
-            before, path = path, longer(path, self._trie.key_of(messages, depth - 1))
+            before, path = path, _longer(path, self._trie.key_of(messages, depth - 1))
             if message.get("role") == "assistant":
-                yield _Said(depth, names_on(path, reasoning_in(message)), name_before(before))
+                yield _Said(depth, _names_on(path, _reasoning_in(message)), _name_before(before))
 
     def _path(self, setting: bytes, messages: Sequence[Message], last: MessageNode | None) -> bytes:
         """Return the path of all messages, of which the last one that is known is `last`."""
-        begin, path = (0, adapter_of(setting)) if last is None else (last.depth, path_to(last))
+        begin, path = (0, adapter_of(setting)) if last is None else (last.depth, _path_to(last))
         for at in range(begin, len(messages)):
-            path = longer(path, self._trie.key_of(messages, at))
+            path = _longer(path, self._trie.key_of(messages, at))
         return path
 
     async def _bring(self, tree: RadixTree, memory: Memory, lora: str, names: Sequence[str]) -> None:
@@ -230,8 +239,8 @@ class ChatNotes:
         return memory.note(reply, notes)
 
     def _noting(self, memory: Memory, checkpoint: Checkpoint, reply: TokenSpan, lora: str) -> Batch:
-        checkpoint.span.stored = Noted(reply.stored.id, path_to(checkpoint.node), reply.stored.rewritten)
-        return memory.noting(reply, self._place(lora), names_of_turn(checkpoint), _encode(_note(checkpoint)))
+        checkpoint.span.stored = Noted(reply.stored.id, _path_to(checkpoint.node), reply.stored.rewritten)
+        return memory.noting(reply, self._place(lora), _names_of_turn(checkpoint), _encode(_note(checkpoint)))
 
     def _forgotten(self, checkpoint: Checkpoint) -> Iterator[tuple[Checkpoint, TokenSpan]]:
         """Yield the turns before this one, and their replies, that were written again after their notes had been lost."""
@@ -310,3 +319,48 @@ def _decode(data: bytes) -> ChatNote:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedRecordError(f"a note on a chat is whole, but is none that this router knows: {error}") from error
+
+
+def _path_to(node: MessageNode) -> bytes:
+    """Return the path of the messages up to a node."""
+    behind: list[MessageNode] = []
+    path = adapter_of(node.setting)
+    for passed in node.ancestors():
+        noted = next((one.span.stored for one in passed.samples or () if one.span.stored is not None), None)
+        if noted is not None and noted.path:
+            path = noted.path
+            break
+        behind.append(passed)
+    for passed in reversed(behind):
+        path = _longer(path, passed.key)
+    return path
+
+
+def _names_of_turn(checkpoint: Checkpoint) -> list[str]:
+    """Return all names of the note on a turn."""
+    above = checkpoint.node.parent
+    assert above is not None
+    return [checkpoint.id, *_names_on(_path_to(checkpoint.node), checkpoint.reasoning), _name_before(_path_to(above))]
+
+
+def _reasoning_in(message: Message) -> str:
+    """Return the reasoning that a client sent with a message; empty without any."""
+    found = message.get("reasoning_content")
+    return found if isinstance(found, str) else ""
+
+
+def _longer(path: bytes, key: MessageKey) -> bytes:
+    """Return the path of one more message."""
+    said = key if isinstance(key, bytes) else repr(key).encode("utf-8", "surrogatepass")
+    return blake2b(path + said, digest_size=_DIGEST).digest()
+
+
+def _names_on(path: bytes, reasoning: str) -> tuple[str, ...]:
+    """Return the names of turns whose messages have this path, and whose reply this reasoning, or this one stripped."""
+    texts = [text.encode("utf-8", "surrogatepass") for text in dict.fromkeys((reasoning, reasoning.strip())) if text]
+    return path.hex(), *(_longer(path, text).hex() for text in texts)
+
+
+def _name_before(path: bytes) -> str:
+    """Return the name of turns whose prompt has this path."""
+    return f"before {path.hex()}"

@@ -9,8 +9,8 @@ spans, which are appended together with it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -226,40 +226,6 @@ class TurnNotes(Protocol):
     def save(self, checkpoint: Checkpoint, lora: str, reply: Generation) -> Awaitable[bool]:
         """Begin to note a turn, on the reply that the layers inside recorded; the result tells whether the store has it."""
         ...
-
-
-S = TypeVar("S")
-
-
-class Archive(Protocol[S]):
-    """Sessions beyond this process; see `log.archive`. Everything but `refresh` may raise StoreUnreachableError."""
-
-    async def find(self, tenant: str, session_id: str) -> S | None:
-        """Return a session as its log says; None if there is none."""
-
-    async def refresh(self, session: S) -> bool:
-        """Apply what happened to a session at other routers; return whether it can be used. If not, find it again."""
-
-    async def undo(self, tenant: str, session_id: str) -> bool:
-        """End a session whose client was refused here, and that was never used; return whether there was one."""
-
-    async def create(self, session: S, beside: Sequence[Event] = ()) -> None:
-        """Write down a new session, together with events of other logs. Raises SessionExistsError."""
-
-    def deleted(self, session: S) -> None:
-        """Note that a session was deleted here: if the store forgets that, no router may bring the session back."""
-
-    def listed(self, tenant: str) -> AsyncIterator[tuple[str, int]]:
-        """Yield the ids of all sessions of a tenant that have not ended, each with the number of its last event."""
-
-    def logs(self, tenant: str) -> AsyncIterator[Any]:
-        """Yield the logs of all sessions of a tenant, as `Store.logs` returns them (`LogInfo`)."""
-
-    async def of_log(self, tenant: str, info: Any) -> S | None:
-        """Return what `find` does, given the session's log as `logs` yields it."""
-
-    async def sweep(self, held: Callable[[str, str], bool]) -> None:
-        """End some of the sessions whose time is over and that are not held here (tenant, id), and count them."""
 
 
 _encode = msgspec.msgpack.Encoder().encode

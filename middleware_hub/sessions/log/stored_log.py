@@ -24,16 +24,17 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
 
 from middleware_hub.chat.errors import SessionOverError
+from middleware_hub.persistence.saving import Saving
 from middleware_hub.sessions.log import replay
-from middleware_hub.sessions.log.entry import Entry, Shelf
 from middleware_hub.sessions.log.events import (
     ENDS,
     AnyEvent,
@@ -45,13 +46,12 @@ from middleware_hub.sessions.log.events import (
     read,
     stored,
 )
-from middleware_hub.sessions.log.history import History
 from middleware_hub.sessions.log.span_book import Packed, SpanBook, packed
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.trie.nodes import BranchHandle, SampledTurn
 from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.spans.chain import TokenSpan
-from middleware_hub.spans.versions import DEFAULT
+from middleware_hub.spans.versions import DEFAULT, VersionClock
 from middleware_hub.store.errors import (
     ClosedLogError,
     DamagedRecordError,
@@ -60,12 +60,14 @@ from middleware_hub.store.errors import (
     StoreUnreachableError,
 )
 from middleware_hub.store.event_log import EventLog
-from middleware_hub.store.protocol import Batch, Refill
-from middleware_hub.store.records import Event, Mark, SpanRecord
+from middleware_hub.store.protocol import Batch, Refill, Store
+from middleware_hub.store.records import Blob, Event, Mark, Serials, SpanRecord
 from router.errors import RouterError
 
 logger = logging.getLogger(__name__)
 
+_WRITTEN_AT_ONCE: Final = 200
+"""Records, or events, that are written again in one step after the store has lost them."""
 _AT_ONCE: Final = 16  # turns that are replayed before the event loop serves other requests
 _TRIES: Final = 100
 _SILENT: Final = 1 / 8  # of a session's time to live, then other routers are told again that it is used
@@ -105,6 +107,116 @@ _NEXT: Final = {
 }
 
 
+def _future() -> asyncio.Future[bool]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(slots=True)
+class PendingEvent:
+    """An event that waits to be appended to the log of its session.
+
+    Attributes:
+        act: applies it here.
+        records, blobs, news: appended together with it; news are events of other logs.
+        span: the sampled tokens of a turn.
+        done: tells the caller that waits whether it is in the store.
+    """
+
+    event: AnyEvent
+    act: Callable[[], object]
+    records: Sequence[SpanRecord] = ()
+    blobs: Sequence[Blob] = ()
+    span: TokenSpan | None = None
+    news: Sequence[Event] = ()
+    done: asyncio.Future[bool] = field(default_factory=_future)
+
+    def tell(self, outcome: bool | Exception) -> None:
+        """Answer the caller that waits for it. May be called twice."""
+        if self.done.done():
+            return
+        if isinstance(outcome, Exception):
+            self.done.set_exception(outcome)
+            self.done.exception()  # the caller may be gone
+        else:
+            self.done.set_result(outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class LogContext:
+    """The parts that the logs of all sessions of one router share.
+
+    Attributes:
+        saving: appends to the store.
+        news: returns events of other logs that have to be appended with the next turn.
+        failed: called with the number of events that could not be written, and why.
+        held: called with the tokens that a turn of another router adds.
+        closed: called with tenant and id of a session that was finalized or ended elsewhere.
+    """
+
+    saving: Saving
+    serials: Serials
+    clock: VersionClock
+    news: Callable[[], Sequence[Event]]
+    failed: Callable[[int, Exception], None]
+    held: Callable[[int], None]
+    closed: Callable[[str, str], None]
+
+    @property
+    def store(self) -> Store:
+        return self.saving.store
+
+
+class History:
+    """The events of one session's log as they are in the store, kept by a router that has the session.
+
+    If a store was emptied or set back, the missing events are written again with the same numbers. So several routers that have
+    the session may do that at once, and none of them has to read it again.
+
+    Args:
+        log: the key of the log.
+    """
+
+    def __init__(self, log: str) -> None:
+        self._log = log
+        self._events: list[Event] = []
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def add(self, after: int, events: Iterable[Event]) -> None:
+        """Take the events of the log after a number."""
+        self._events[after:] = events
+
+    async def refill(self, store: Refill, book: SpanBook, stamp: str) -> bool:
+        """Append what a store lacks of the session; return whether its log is as it was known. Raises StoreError."""
+        events = tuple(self._events)
+        (end,) = await store.ends([self._log])
+        if not await self._is_same(store, events[:end]):
+            return False
+        lacking = await store.lacking(dict.fromkeys(book.kept, book.root))
+        records = book.again([one for one in book.kept if one in lacking], stamp)
+        for at in range(0, len(records), _WRITTEN_AT_ONCE):
+            some = records[at : at + _WRITTEN_AT_ONCE]
+            await store.append(Batch(some, book.paths(some), book.blobs(some)))
+        while end < len(events):
+            new = [replace(one, expected=at) for at, one in enumerate(events[end : end + _WRITTEN_AT_ONCE], end)]
+            try:
+                await store.append(Batch(events=new))
+                end += len(new)
+            except LogMovedError as moved:
+                end = moved.last  # another router does the same work
+            except ClosedLogError:
+                return False
+        return True
+
+    async def _is_same(self, store: Refill, events: Sequence[Event]) -> bool:
+        """Return whether the last of some events is the one that a store has in its place."""
+        if not events:
+            return True
+        there = await store.event(self._log, len(events))
+        return there is not None and (there.kind, there.data) == (events[-1].kind, events[-1].data)
+
+
 class StoredLog:
     """Implements `SessionLog`; see the top of this file.
 
@@ -115,17 +227,17 @@ class StoredLog:
         stale: whether the store was unreachable when it was asked for news, or lacks what a dead router left.
     """
 
-    def __init__(self, shelf: Shelf, session: Session, events: EventLog) -> None:
+    def __init__(self, context: LogContext, session: Session, events: EventLog) -> None:
         self.events = events
         self.time = 0.0
         self.state = LogState.NEW
         self.stale = False
-        self._shelf = shelf
+        self._context = context
         self._session = session
-        self._book = SpanBook(shelf.store, shelf.serials, session.tenant, events.key)
+        self._book = SpanBook(context.store, context.serials, session.tenant, events.key)
         self._history = History(events.key)
         self._lock = asyncio.Lock()
-        self._waiting: list[Entry] = []
+        self._waiting: list[PendingEvent] = []
         self._unsaved: list[AnyEvent] = []
         """Events that were applied here and wait for the store, or are in the store and were not read yet."""
         self._writing: asyncio.Task[None] | None = None
@@ -156,7 +268,7 @@ class StoredLog:
         """Write the first event, with events of other logs. Raises LogMovedError if there is one, StoreUnreachableError."""
         root = [self._book.root_record(self._stamp)]
         events = stored(self.events.key, [made], 0)
-        await self._shelf.saving.write(Batch(root, self._book.paths(root), events=[*events, *beside]))
+        await self._context.saving.write(Batch(root, self._book.paths(root), events=[*events, *beside]))
         self._history.add(0, events)
         self.events.number, self.time = 1, made.time
         self._found(EventPlace.IN_LOG)
@@ -168,19 +280,19 @@ class StoredLog:
     # Writing -----------------------------------------------------------------------------------------------------------
 
     async def append(self, event: AnyEvent) -> bool:
-        event = replace(event, time=self._shelf.store.now())
-        saved = await self._submit(Entry(event, lambda: self._session.apply(event)))
+        event = replace(event, time=self._context.store.now())
+        saved = await self._submit(PendingEvent(event, lambda: self._session.apply(event)))
         if isinstance(event, Exported | Ended):
             # The store forgets exported sessions first.
             with suppress(StoreUnreachableError):
-                self._shelf.store.note([Mark(self.root, self._shelf.serials.next(), self._stamp, retrieved=True)])
+                self._context.store.note([Mark(self.root, self._context.serials.next(), self._stamp, retrieved=True)])
         return saved
 
     def touched(self) -> None:
-        if self._unsaved or self._session.over or self._shelf.store.now() - self.time < _SILENT * self._session.ttl:
+        if self._unsaved or self._session.over or self._context.store.now() - self.time < _SILENT * self._session.ttl:
             return
-        self.time = self._shelf.store.now()
-        self._waiting.append(Entry(Touched(time=self.time), lambda: None))
+        self.time = self._context.store.now()
+        self._waiting.append(PendingEvent(Touched(time=self.time), lambda: None))
         self._begin_writing()
 
     async def append_turn(
@@ -206,7 +318,7 @@ class StoredLog:
         fields: dict[str, Packed],
     ) -> bool:
         trie, span = self._session.trie, turn.span
-        turn.time = self._shelf.store.now()
+        turn.time = self._context.store.now()
         if trie.closed or not handle.open:
             raise TrieClosedError
         trie.key(turn.message)  # if a function of the user's own fails, the turn must not be in the log
@@ -214,9 +326,11 @@ class StoredLog:
         shared = context is not None and context.stored is not None
         records = self._book.records(span, lora, self._stamp, turn.tail, fields)
         event = replay.logged(handle, turn, shared=shared)
-        return await self._submit(Entry(event, commit, records, self._book.blobs(records), span, self._shelf.news()))
+        return await self._submit(
+            PendingEvent(event, commit, records, self._book.blobs(records), span, self._context.news())
+        )
 
-    async def _submit(self, entry: Entry) -> bool:
+    async def _submit(self, entry: PendingEvent) -> bool:
         self._waiting.append(entry)
         self._begin_writing()
         # A caller that is cancelled leaves the event to the log: it may be in the store already.
@@ -242,10 +356,10 @@ class StoredLog:
 
     async def hand_over(self) -> None:
         """Write what waits for the store, as far as the store takes it."""
-        await self._shelf.saving.hand_over()
+        await self._context.saving.hand_over()
         await self.read_on()
 
-    async def _append(self, entries: list[Entry]) -> bool:
+    async def _append(self, entries: list[PendingEvent]) -> bool:
         """Append these after what is unsaved, and apply them; return whether that was possible."""
         for _ in range(_TRIES):
             entries = [entry for entry in entries if self._wanted(entry)]
@@ -258,17 +372,17 @@ class StoredLog:
             logged += [event for entry in entries for event in entry.news]
             batch = Batch(records, self._book.paths(records), blobs, logged)
             try:
-                saved = await self._shelf.saving.save(
+                saved = await self._context.saving.save(
                     batch, on_missing=self._mended, on_done=partial(self._over, events)
                 )
                 if not saved:
                     self._unsaved += events
                     self._found(EventPlace.WAITING)
-                    self._shelf.failed(len(events), StoreUnreachableError("it takes no writes"))
+                    self._context.failed(len(events), StoreUnreachableError("it takes no writes"))
             except (LogMovedError, ClosedLogError) as moved:
                 if isinstance(moved, LogMovedError) and not moved.last:  # it ended, unnoticed here: `Archive.sweep`
                     self._session.apply(Ended(time=time.time(), why="deleted"))
-                    self._shelf.closed(self._session.tenant, self._session.id)
+                    self._context.closed(self._session.tenant, self._session.id)
                 elif isinstance(moved, LogMovedError) and (lost := self.events.lost(moved)):
                     self._lose(lost, "it was set back")
                     return self._refuse(entries, StoreUnreachableError("the store has lost the end of this session"))
@@ -292,13 +406,13 @@ class StoredLog:
                 return True
         return self._refuse(entries, StoreUnreachableError("other routers append to the session without a pause"))
 
-    def _refuse(self, entries: list[Entry], error: Exception) -> bool:
+    def _refuse(self, entries: list[PendingEvent], error: Exception) -> bool:
         """Fail these events: the store does not have them, and the spool does not either."""
         if isinstance(error, MissingRecordError):  # what another router sampled was forgotten: the session is gone here
             self._found(EventPlace.ELSEWHERE)
             error = SessionOverError("the session was forgotten: the store had no room for it")
         else:
-            self._shelf.failed(len(entries), error)
+            self._context.failed(len(entries), error)
         for entry in entries:
             entry.tell(error)
         return False
@@ -324,7 +438,7 @@ class StoredLog:
         self._found(EventPlace.ELSEWHERE)
         logger.error("session %s: %d events that were answered are not in the store: %s", self._session.id, count, why)
 
-    def _wanted(self, entry: Entry) -> bool:
+    def _wanted(self, entry: PendingEvent) -> bool:
         """Whether an event is still allowed and needed. If not, the caller that waits for it is answered."""
         try:
             self._session.check(entry.event)
@@ -336,7 +450,7 @@ class StoredLog:
             return False
         return True
 
-    def _happen(self, entry: Entry, *, saved: bool) -> None:
+    def _happen(self, entry: PendingEvent, *, saved: bool) -> None:
         try:
             entry.act()
         except TrieClosedError as error:
@@ -353,12 +467,12 @@ class StoredLog:
 
     async def read_on(self) -> None:
         async with self._lock:
-            in_store = bool(self._unsaved) and not self._shelf.saving.waiting_bytes
+            in_store = bool(self._unsaved) and not self._context.saving.waiting_bytes
             try:
                 await self._read()
             except StoreUnreachableError as error:
                 self.stale = True
-                self._shelf.failed(0, error)
+                self._context.failed(0, error)
                 return
             except MissingRecordError:
                 self._found(EventPlace.ELSEWHERE)  # what another router sampled was forgotten
@@ -399,11 +513,11 @@ class StoredLog:
                 self.events.number, self.time = number, event.time
             if not self._unsaved:
                 self._found(EventPlace.IN_LOG)
-            session.used = max(used, time.monotonic() - max(0.0, self._shelf.store.now() - self.time))
+            session.used = max(used, time.monotonic() - max(0.0, self._context.store.now() - self.time))
             page = ()
-        self.stale = self._shelf.saving.incomplete
+        self.stale = self._context.saving.incomplete
         if session.trie.closed and not before:
-            self._shelf.closed(session.tenant, session.id)
+            self._context.closed(session.tenant, session.id)
 
     def _replay(self, turn: TurnCommitted, records: Mapping[bytes, SpanRecord], span: TokenSpan | None = None) -> None:
         """Commit a turn of another router, or of a request that was given up (`span`). Raises DamagedRecordError."""
@@ -416,7 +530,7 @@ class StoredLog:
                 f"the log {self.events.key!r} lacks what turn {turn.generation} continues"
             ) from error
         self._book.bare(checkpoint.id, record)
-        self._shelf.held(self._session.committed(checkpoint))
+        self._context.held(self._session.committed(checkpoint))
 
     async def fill(self) -> None:
         await self._book.fill(self._session.trie)
@@ -428,4 +542,4 @@ class StoredLog:
 
     @property
     def _stamp(self) -> str:
-        return self._shelf.clock.current or DEFAULT
+        return self._context.clock.current or DEFAULT

@@ -111,7 +111,7 @@ def test_a_session_of_which_turns_cannot_be_read_says_so() -> None:
     session: Any = SimpleNamespace(
         id="a",
         trie=MessageTrie(),
-        unread=True,
+        stale=True,
         metadata=None,
         reward_info={},
         defaults=RequestDefaults(lora_path="a"),
