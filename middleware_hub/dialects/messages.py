@@ -129,7 +129,7 @@ def told(place: str, content: Any) -> str | list[Message] | None:
     With them, no request would continue another one.
     """
     if type(content) is str:
-        return without_billing(content)
+        return without_billing(content) if BILLING in content else content
     texts = _texts(place, content)
     return None if texts is None else _parts(list(filter(None, map(without_billing, texts))))
 

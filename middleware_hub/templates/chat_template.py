@@ -39,7 +39,7 @@ from middleware_hub.templates.slots import Slots
 from middleware_hub.templates.source import at_time, tells_time
 from middleware_hub.templates.system_messages import LateSystem, SystemMessages
 from middleware_hub.templates.trials import CALL, CALLED, EARLIER, RESULT, SAID, SHORT, SPOKEN, TOOL, Remembered
-from middleware_hub.templates.turn_forms import CLOSED, NOT_ONCE, Own, TurnForms, options_key
+from middleware_hub.templates.turn_forms import CLOSED, NOT_ONCE, SPOKEN_OWN, Own, TurnForms, options_key
 from router.errors import BadRequestError
 
 MOST_ASKED = 16
@@ -111,8 +111,11 @@ class ChatTemplate:
         today = at_time(source, time.time())
         for dated in dict.fromkeys(at_time(source, moment) for moment in times):
             if dated != today:
-                made = partial(ChatTemplate, dated, special_tokens, late_system=self._late_system)
-                yield self._dated.found((dated,), made)
+                found = self._dated.get((dated,))
+                if found is None:
+                    found = ChatTemplate(dated, special_tokens, late_system=self._late_system)
+                    self._dated[dated,] = found
+                yield found
 
     # What the template does with messages -----------------------------------------------------------------------------------
 
@@ -123,7 +126,8 @@ class ChatTemplate:
 
     def reads(self, messages: Iterable[Message]) -> bool:
         """Return whether the template looks for something in these messages: then no others can stand for them."""
-        return self._decisions.concern(messages)
+        found = self._decisions
+        return found.opaque or (bool(found.words) and found.concern(messages))
 
     def distrust(self) -> bool:
         """Never let messages stand for others again. Return whether that changes anything."""
@@ -144,8 +148,7 @@ class ChatTemplate:
         if options:
             check_options(options)
         placed = self._systems.placed(messages)
-        plain = [self._renderer.plain(message) for message in placed]
-        text = self._renderer.until_end(plain, tools, options, continue_final=continue_final)
+        text = self._renderer.until_end(self._renderer.plain(placed), tools, options, continue_final=continue_final)
         if placed is not messages:
             for at, message in enumerate(messages):
                 if message["role"] == "system" and not _holds(text, message.get("content") or ""):
@@ -181,16 +184,15 @@ class ChatTemplate:
             return ""
         if options:
             check_options(options)
-        last = self._forms.taken(last)
+        (last,) = self._forms.taken((last,))
         calls: Messages = last.get("tool_calls") or ()
-        following, called = [], bool(calls)
         for message in behind:
             if message["role"] == "system":
                 behind = self._placed_behind(behind)
                 break
-        for message in behind:
-            following.append(self._renderer.plain(message))
-            called = called or message["role"] == "tool" or "tool_calls" in following[-1]
+        following, called = self._renderer.plain(behind), bool(calls)
+        for message in following:
+            called = called or message["role"] == "tool" or "tool_calls" in message
         shown, whole = tools, self.reads((*earlier, last, *behind)) if whole is None else whole
         if not whole:
             plan = self._plan(options, bool(tools), called)
@@ -205,7 +207,8 @@ class ChatTemplate:
             if shown or continue_final or not all(map(_plain_option, options.values())):
                 text = render(following)
             else:
-                text = self._slots.rendered((own, self._forms.called(calls), options_key(options)), following, render)
+                key = (own, self._forms.called(calls) if calls else (), options_key(options))
+                text = self._slots.rendered(key, following, render)
         for message in following:
             # Some templates write every system message at the beginning, where nothing can be added later.
             if message["role"] in ("system", "developer") and not _holds(text, message["content"]):
@@ -223,11 +226,12 @@ class ChatTemplate:
         """
         check_options(options)
         marked = _at_the_same_turns(messages, placed := self._systems.placed(messages), marked)
-        plain = [self._renderer.plain(message) for message in placed]
+        plain = self._renderer.plain(placed)
         shown = [TOOL] if tools else None
         turns: list[tuple[str, Messages, Own]] = []
         for number, at in enumerate(marked):
-            calls: Messages = self._forms.taken(placed[at]).get("tool_calls") or ()
+            (turn,) = self._forms.taken((placed[at],))
+            calls: Messages = turn.get("tool_calls") or ()
             own = self._forms.own_of(calls, tools, shown, options)
             sentinel = f"{self._forms.sentinel}{number:06}"
             turns.append((sentinel, calls, own))
@@ -301,7 +305,7 @@ class ChatTemplate:
     def asked_here(self, text: str, messages: Messages, tools: Tools, options: Options) -> str:
         """Return the generation prompt rendered from these messages; empty if the text does not end with it."""
         try:
-            plain = [self._renderer.plain(message) for message in self._systems.placed(messages)]
+            plain = self._renderer.plain(self._systems.placed(messages))
             _, found = self._forms.parted(plain, tools, options)
         except BadRequestError:
             return ""
@@ -336,19 +340,19 @@ class ChatTemplate:
         """
         edges = tuple((text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]) for text in (one, other))
         key = (edges, bool(one.strip()), reasoning, calls, options_key(options))
-        turn: Message = {"role": "assistant", **({"reasoning_content": "Hm."} if reasoning else {})}
-        if calls:
-            turn["tool_calls"] = [CALL]
-
-        def alike() -> bool:
+        found = self._stripped.get(key)
+        if found is None:
+            turn: Message = {"role": "assistant", **({"reasoning_content": "Hm."} if reasoning else {})}
+            if calls:
+                turn["tool_calls"] = [CALL]
+            texts = []
             with suppress(BadRequestError, RenderingError):
                 check_options(options)
-                turns = (self._renderer.plain({**turn, "content": text}) for text in (one, other))
-                texts = [self._renderer.render([*SHORT, said], [TOOL] if calls else None, options) for said in turns]
-                return texts[0] == texts[1]
-            return False
-
-        return self._stripped.found(key, alike)
+                for text in (one, other):
+                    plain = self._renderer.plain([*SHORT, {**turn, "content": text}])
+                    texts.append(self._renderer.render(plain, [TOOL] if calls else None, options))
+            found = self._stripped[key] = len(texts) == 2 and texts[0] == texts[1]
+        return found
 
     def _placed_behind(self, behind: Messages) -> Messages:
         """Return the messages behind a turn as the template takes them. Raises RenderingError if one belongs before it."""
@@ -369,7 +373,7 @@ class ChatTemplate:
         continue_final: bool,
     ) -> str:
         """Return the tail in the conversation itself. The turn keeps its own text, for templates that read it."""
-        before = [self._renderer.plain(self._forms.taken(message)) for message in self._systems.placed(earlier)]
+        before = self._renderer.plain(self._forms.taken(self._systems.placed(earlier)))
         calls: Messages = last.get("tool_calls") or ()
         if calls:
             with suppress(BadRequestError, RenderingError):
@@ -377,7 +381,7 @@ class ChatTemplate:
                 return self._forms.behind(before, calls, own, following, tools, options, continue_final=continue_final)
             own = self._forms.find_own(before, calls, tools, options)
             return self._forms.behind(before, calls, own, following, tools, options, continue_final=continue_final)
-        said = self._renderer.plain(last)
+        (said,) = self._renderer.plain((last,))
         if isinstance(said["content"], str) and said["content"]:
             turn = {**said, "content": said["content"] + self._forms.sentinel}
             with suppress(RenderingError):
@@ -385,7 +389,7 @@ class ChatTemplate:
                     [*before, turn, *following], tools, options, continue_final=continue_final
                 )
                 return self._forms.after(text, 1)
-        return self._forms.behind(before, (), Own(), following, tools, options, continue_final=continue_final)
+        return self._forms.behind(before, (), SPOKEN_OWN, following, tools, options, continue_final=continue_final)
 
     def _plan(self, options: Options, tools: bool, called: bool) -> _Plan:
         """Return the plan for these options. New ones are not tried: that takes 10 ms, and a date may never recur."""
@@ -417,15 +421,15 @@ class ChatTemplate:
 
     def _tails(self, before: Iterable[Message], tools: Tools, options: Options, called: bool) -> list[str | None]:
         """Return the tails of all shapes after these messages; None for each shape that is refused."""
-        earlier = [self._renderer.plain(message) for message in before]
+        earlier = self._renderer.plain(before)
         found: list[str | None] = []
-        owns = {0: Own()}
+        owns = {0: SPOKEN_OWN}
         for calls, behind in CALLED if called else SPOKEN:
             try:
                 if len(calls) not in owns:
                     owns[len(calls)] = self._forms.find_own(earlier, calls, tools, options)
                 own = owns[len(calls)]
-                following = [self._renderer.plain(message) for message in behind]
+                following = self._renderer.plain(behind)
                 found.append(self._forms.behind(earlier, calls, own, following, tools, options))
             except (BadRequestError, RenderingError):
                 found.append(None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from typing import Any, Literal
 
@@ -86,11 +86,16 @@ class Renderer:
 
     # Messages as a template wants them --------------------------------------------------------------------------------------
 
-    def plain(self, message: Message) -> Message:
-        """Return a message without None and empty values, with a content, and arguments in the template's form."""
+    def plain(self, messages: Iterable[Message]) -> list[Message]:
+        """Return messages without None and empty values, with a content, and arguments in the template's form."""
+        found = []
+        for message in messages:
+            usual = type(message.get("content")) is str and "tool_calls" not in message and None not in message.values()
+            found.append(message if usual else self._plain(message))
+        return found
+
+    def _plain(self, message: Message) -> Message:
         content = message.get("content")
-        if type(content) is str and "tool_calls" not in message and None not in message.values():
-            return message
         plain = {name: value for name, value in message.items() if value is not None}
         plain["content"] = content if type(content) is str else self._content(plain.get("role"), content)
         calls = plain.pop("tool_calls", None)

@@ -48,24 +48,25 @@ class Slots:
 
     def rendered(self, key: object, messages: list[Message], render: Render) -> str:
         """Return `render(messages)`. `key` is everything else on which the result depends."""
-        if not self._copied(messages):
+        if self._copies is None or not self._copied(self._copies, messages):
             return render(messages)
         place = (key, *[message["role"] for message in messages])
-        around = self._known.found(place, lambda: self._around(messages, render))
+        around = self._known.get(place)
+        if around is None:
+            around = self._known[place] = self._around(messages, render)
         if not around:
             return render(messages)
         texts = (message["content"] for message in messages)
         return around[0] + "".join([piece for pair in zip(texts, around[1:], strict=True) for piece in pair])
 
-    def _copied(self, messages: Sequence[Message]) -> bool:
-        copies = self._copies
-        return copies is not None and all(
-            message["role"] in _ROLES
-            and type(message["content"]) is str
-            and copies.copied(message["content"])
-            and (message.keys() - _KEYS).isdisjoint(copies.fields)
-            for message in messages
-        )
+    @staticmethod
+    def _copied(copies: Copies, messages: Sequence[Message]) -> bool:
+        for message in messages:
+            if message["role"] not in _ROLES or type(message["content"]) is not str:
+                return False
+            if not copies.copied(message["content"]) or not (message.keys() - _KEYS).isdisjoint(copies.fields):
+                return False
+        return True
 
     def _around(self, messages: Sequence[Message], render: Render) -> tuple[str, ...]:
         slots = [f"{self._stand_in}{number:06}" for number in range(len(messages))]

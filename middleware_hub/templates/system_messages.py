@@ -65,8 +65,12 @@ class SystemMessages:
 
         Raises BadRequestError if one of them is refused (`refuse`).
         """
-        systems = [message for message in messages if message["role"] == "system"]
-        if not systems or self._unknown:
+        for message in messages:
+            if message["role"] == "system":
+                break
+        else:
+            return messages
+        if self._unknown:
             return messages
         first = self._leading(messages) if begins else 0
         front, rest = messages[:first], messages[first:]
@@ -136,7 +140,7 @@ class SystemMessages:
     # What the template does ---------------------------------------------------------------------------------------------
 
     def _attempt(self, messages: Messages) -> str | None:
-        return self._renderer.attempt(list(map(self._renderer.plain, messages)))
+        return self._renderer.attempt(self._renderer.plain(messages))
 
     @cached_property
     def _unknown(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 REMEMBERED = 1024
@@ -18,15 +18,6 @@ class Remembered(dict[tuple[object, ...], V]):
         if len(self) >= REMEMBERED and key not in self:
             self.clear()
         super().__setitem__(key, value)
-
-    def found(self, key: tuple[object, ...], find: Callable[[], V]) -> V:
-        """Return the result for this key, which `find` finds the first time."""
-        try:
-            return self[key]
-        except KeyError:
-            pass
-        value = self[key] = find()
-        return value
 
 
 def calling(*arguments: object) -> dict[str, Any]:

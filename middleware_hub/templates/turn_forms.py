@@ -39,6 +39,10 @@ class Own(NamedTuple):
     text: str = ""
 
 
+SPOKEN_OWN = Own()
+"""That of a turn without calls."""
+
+
 class Short(NamedTuple):
     """A short conversation as a template renders it: its messages, their text, and the generation prompt after it."""
 
@@ -78,34 +82,38 @@ class TurnForms:
 
         There may be one after a user's message, and another after a tool's answer; none if the template refuses a greeting.
         """
-        return self._scaffolds.found(
-            (options_key(options), bool(tools)),
-            lambda: tuple(dict.fromkeys(short.prompt for short in self._short(tools, options))),
-        )
+        key = options_key(options), bool(tools)
+        found = self._scaffolds.get(key)
+        if found is None:
+            found = tuple(dict.fromkeys(short.prompt for short in self._short(tools, options)))
+            self._scaffolds[key] = found
+        return found
 
     def header(self, tools: Tools, options: Options) -> str:
         """Return what every assistant's turn begins with in short conversations (`<|im_start|>assistant\\n`)."""
-        return self._headers.found((options_key(options), bool(tools)), lambda: self._find_header(tools, options))
-
-    def _find_header(self, tools: Tools, options: Options) -> str:
-        known = [*self.scaffolds(tools, options), *self.openings_of((), Own(), tools, options)]
-        known += self.openings_of((), Own(), tools, options, reasoning=True)
-        found, *others = [one for one in known if one] or [""]
-        for other in others:
-            found, _ = self._apart(found, other)
+        key = options_key(options), bool(tools)
+        found = self._headers.get(key)
+        if found is None:
+            known = [*self.scaffolds(tools, options), *self.openings_of((), SPOKEN_OWN, tools, options)]
+            known += self.openings_of((), SPOKEN_OWN, tools, options, reasoning=True)
+            found, *others = [one for one in known if one] or [""]
+            for other in others:
+                found, _ = self._apart(found, other)
+            self._headers[key] = found
         return found
 
     def _short(self, tools: Tools, options: Options) -> tuple[Short, ...]:
         """Return those conversations after which a model is asked to speak that the template accepts."""
-        return self._shorts.found(
-            (options_key(options), bool(tools)), lambda: tuple(self._find_short([TOOL] if tools else None, options))
-        )
-
-    def _find_short(self, tools: Tools, options: Options) -> Iterator[Short]:
-        for before in ASKING:
-            with contextlib.suppress(BadRequestError, RenderingError):
-                plain = list(map(self._renderer.plain, before))
-                yield Short(plain, *self.parted(plain, tools, options))
+        key = options_key(options), bool(tools)
+        found = self._shorts.get(key)
+        if found is None:
+            shorts = []
+            for before in ASKING:
+                with contextlib.suppress(BadRequestError, RenderingError):
+                    plain = self._renderer.plain(before)
+                    shorts.append(Short(plain, *self.parted(plain, [TOOL] if tools else None, options)))
+            found = self._shorts[key] = tuple(shorts)
+        return found
 
     def parted(self, plain: list[Message], tools: Tools, options: Options) -> tuple[str, str]:
         """Return a rendering of these messages, and the generation prompt after it. Raises BadRequestError."""
@@ -141,9 +149,11 @@ class TurnForms:
         `reasoning`: that of the turn is among them, as far as the template writes it.
         """
         key = (self.called(calls), own.place, options_key(options), bool(tools), reasoning)
-        return self._openings.found(
-            key, lambda: frozenset(self._find_openings(calls, own, tools, options, reasoning=reasoning))
-        )
+        found = self._openings.get(key)
+        if found is None:
+            found = frozenset(self._find_openings(calls, own, tools, options, reasoning=reasoning))
+            self._openings[key] = found
+        return found
 
     def _find_openings(
         self, calls: Messages, own: Own, tools: Tools, options: Options, *, reasoning: bool
@@ -153,7 +163,7 @@ class TurnForms:
             turn["reasoning_content"] = "Hm."
         answers = [{**RESULT, "tool_call_id": call.get("id"), "name": call["function"]["name"]} for call in calls]
         for behind in ([], [ASKED]):
-            after = list(map(self._renderer.plain, (*answers, *behind)))
+            after = self._renderer.plain((*answers, *behind))
             for short in self._short(tools, options):
                 with contextlib.suppress(BadRequestError, RenderingError):
                     text = self._renderer.render([*short.messages, turn, *after], [TOOL] if tools else None, options)
@@ -186,22 +196,29 @@ class TurnForms:
     def own_of(self, calls: Messages, tools: Tools, shown: Tools, options: Options) -> Own:
         """Return what a turn with such calls, or without, itself writes in a short conversation. Raises RenderingError."""
         if not calls:
-            return Own()
-        key = (self.called(calls), options_key(options), bool(tools))
-        return self._owns.found(key, lambda: self.find_own(SHORT, calls, shown, options))
+            return SPOKEN_OWN
+        key = self.called(calls), options_key(options), bool(tools)
+        found = self._owns.get(key)
+        if found is None:
+            found = self._owns[key] = self.find_own(SHORT, calls, shown, options)
+        return found
 
-    def taken(self, turn: Message) -> Message:
-        """Return a turn, with the first of its calls only if the template takes one call alone, as Llama 3.1's does.
+    def taken(self, messages: Messages) -> list[Message]:
+        """Return messages, with the first of a turn's calls only if the template takes one call alone, as Llama 3.1's does.
 
         A model may sample more of them. Its turn is never rendered, and what is written behind it is the same.
         """
-        calls: Messages = turn.get("tool_calls") or ()
-        return turn if len(calls) < 2 or not self._refuses_two else {**turn, "tool_calls": calls[:1]}
+        found = []
+        for message in messages:
+            if len(message.get("tool_calls") or ()) > 1 and self._refuses_two:
+                message = {**message, "tool_calls": message["tool_calls"][:1]}
+            found.append(message)
+        return found
 
     @cached_property
     def _refuses_two(self) -> bool:
         """Whether the template takes a turn with one call, and refuses one with two."""
-        one, two = (self._renderer.attempt([*SHORT, self._renderer.plain(turn)]) for turn in (ONE, TWO))
+        one, two = (self._renderer.attempt(self._renderer.plain([*SHORT, turn])) for turn in (ONE, TWO))
         return one is not None and two is None
 
     def called(self, calls: Messages) -> tuple[object, ...]:
@@ -214,11 +231,8 @@ class TurnForms:
         """Whether calls are written with their ids, as by Mistral's templates; assumed of one that refuses the trial."""
         found = []
         for behind in ([], [ASKED]):  # Apriel's writes them in earlier turns alone
-            turns = [
-                self._renderer.plain({**ONE, "tool_calls": [{**CALL, "id": name}]})
-                for name in ("call00000", "call00001")
-            ]
-            found.append([self._renderer.attempt([*SHORT, turn, *behind]) for turn in turns])
+            turns = [{**ONE, "tool_calls": [{**CALL, "id": name}]} for name in ("call00000", "call00001")]
+            found.append([self._renderer.attempt(self._renderer.plain([*SHORT, turn, *behind])) for turn in turns])
         return found[0][0] is None or any(one != other for one, other in found)
 
     def find_own(self, before: Messages, calls: Messages, tools: Tools, options: Options) -> Own:

@@ -123,7 +123,7 @@ class OpenAIStream:
         choice = {
             "index": index,
             "delta": {"reasoning_content": None, **delta},
-            "logprobs": _logprobs(logprobs, as_ids=self._request.tokens_as_ids),
+            "logprobs": None if logprobs is None else _logprobs(logprobs, as_ids=self._request.tokens_as_ids),
             "finish_reason": finish_reason,
             **more,
         }
@@ -151,7 +151,7 @@ def _choice(index: int, answer: Answer, request: ChatRequest) -> dict[str, Any]:
         message["function_call"] = answer.tool_calls[0].as_openai()["function"]
     elif answer.tool_calls:
         message["tool_calls"] = [_called(request, call) for call in answer.tool_calls]
-    logprobs = _logprobs(answer.logprobs, as_ids=request.tokens_as_ids)
+    logprobs = None if answer.logprobs is None else _logprobs(answer.logprobs, as_ids=request.tokens_as_ids)
     return {"index": index, "message": message, "logprobs": logprobs, **_ending(request, answer)}
 
 
@@ -207,9 +207,7 @@ def token_name(token_id: int) -> str:
     return f"token_id:{token_id}"
 
 
-def _logprobs(logprobs: Sequence[TokenLogprob] | None, *, as_ids: bool) -> dict[str, Any] | None:
-    if logprobs is None:
-        return None
+def _logprobs(logprobs: Sequence[TokenLogprob], *, as_ids: bool) -> dict[str, Any]:
     if len(logprobs) <= _PIECE:
         return {"content": [_with_alternatives(one, as_ids) for one in logprobs], "refusal": None}
     # A long reply is written piece by piece: as objects it takes ten times the memory of its JSON.

@@ -148,7 +148,9 @@ def _message(place: str, wrote: dict[str, Any]) -> tuple[Message]:
 
 
 def _assistant(place: str, wrote: dict[str, Any]) -> Message:
-    content, thought = _thought_and_said(f"{place}.content", wrote.get("content"))
+    content, thought = wrote.get("content"), ""
+    if type(content) is not str:
+        content, thought = _thought_and_said(f"{place}.content", content)
     reasoning = wrote.get("reasoning_content") or wrote.get("reasoning") or thought
     calls = wrote.get("tool_calls")
     if wrote.get("audio") is not None:
