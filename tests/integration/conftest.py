@@ -15,14 +15,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import engines
 from tests.support.asking import Asking
+from tests.support.chat_models import chat_model
 from tests.support.client import call
 from tests.support.engine_server import EngineServer, free_port
 from tests.support.engines import Engine
+from tests.support.stack import Stack, stack
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +43,27 @@ def asks() -> Iterator[list[Asking]]:
 def space() -> str:
     """A namespace that nobody else has."""
     return uuid.uuid4().hex
+
+
+Stacks = Callable[..., Stack]
+"""Returns the stack of a model, named by its chat template, whose sessions have these settings."""
+
+
+@pytest.fixture(scope="module")
+def stacks() -> Iterator[Stacks]:
+    """Stacks of one worker each, one for each model and settings that a module asks for."""
+    with contextlib.ExitStack() as entered:
+        made: dict[tuple[str, str], Stack] = {}
+
+        def one(name: str, radix: dict[str, Any] | None = None, **sessions: Any) -> Stack:
+            key = name, repr((radix, sessions))
+            if key not in made:
+                found = stack("qwen", styles=("cumulative",), folder=chat_model(name), radix=radix, sessions=sessions)
+                made[key] = entered.enter_context(found)
+            return made[key]
+
+        yield one
+        assert all(one.idle() for one in made.values())
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

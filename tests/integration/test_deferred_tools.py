@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
+from tests.integration.conftest import Stacks
 from tests.integration.test_tool_types import ENDS, WRITES, script, writes
 from tests.support.agents import AgentSession, ids_of
 from tests.support.chat_models import chat_model
-from tests.support.stack import Stack, stack
 
 SEARCH = {
     "name": "ToolSearch",
@@ -31,22 +29,8 @@ STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "str
 PLACES = pytest.mark.parametrize("place", ["session", "chat"])
 
 
-@pytest.fixture(scope="module")
-def stacks() -> Iterator[Callable[[str], Stack]]:
-    with contextlib.ExitStack() as entered:
-        made: dict[str, Stack] = {}
-
-        def one(name: str) -> Stack:
-            if name not in made:
-                made[name] = entered.enter_context(stack("qwen", styles=("cumulative",), folder=chat_model(name)))
-            return made[name]
-
-        yield one
-        assert all(one.idle() for one in made.values())
-
-
 @pytest.fixture(params=WRITES)
-def agent(request: pytest.FixtureRequest, stacks: Callable[[str], Stack]) -> AgentSession:
+def agent(request: pytest.FixtureRequest, stacks: Stacks) -> AgentSession:
     made = AgentSession.make(stacks(request.param))
     made.options["model_name"] = request.param
     return made

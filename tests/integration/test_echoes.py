@@ -6,19 +6,19 @@ token before it; the test knows where it is, because it wrote the turn.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from router.config import StoreConfig
+from tests.integration.conftest import Stacks
 from tests.support import three_dialects
 from tests.support.agents import AgentSession, Turn, ids_of, user
 from tests.support.chat_models import chat_model
@@ -287,18 +287,8 @@ def reasons(turn: Turn) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Callable[[str], Stack]]:
-    with contextlib.ExitStack() as entered:
-        made: dict[str, Stack] = {}
-
-        def of(name: str) -> Stack:
-            if name not in made:
-                found = stack("qwen", styles=("cumulative",), folder=chat_model(name), sessions={"verify_rate": 1.0})
-                made[name] = entered.enter_context(found)
-            return made[name]
-
-        yield of
-        assert all(one.idle() for one in made.values())
+def served(stacks: Stacks) -> Callable[[str], Stack]:
+    return partial(stacks, verify_rate=1.0)
 
 
 @pytest.mark.parametrize("seed", usual(range(30), *range(6)))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.integration.conftest import Stacks
 from tests.support.agents import TOOLS, AgentSession, Turn, call_text, ids_of, tool, user
 from tests.support.asking import counted
-from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel
-from tests.support.stack import Stack, stack
+from tests.support.stack import stack
 
 Opens = Callable[..., AgentSession]
 SAYS = "The answer is  four.\n\n"
@@ -30,18 +29,8 @@ THOUGHT = "<think>\nhm, let me see\n</think>\n\nThe answer is  four."
 
 
 @pytest.fixture(scope="module")
-def opens() -> Iterator[Opens]:
-    with contextlib.ExitStack() as entered:
-        made: dict[tuple[str, str], Stack] = {}
-
-        def open_one(name: str, history: str = "keep", **given: Any) -> AgentSession:
-            if (name, history) not in made:
-                found = stack("qwen", styles=("cumulative",), folder=chat_model(name), sessions={"history": history})
-                made[name, history] = entered.enter_context(found)
-            return AgentSession.make(made[name, history], **given)
-
-        yield open_one
-        assert all(one.idle() for one in made.values())
+def opens(stacks: Stacks) -> Opens:
+    return lambda name, history="keep", **given: AgentSession.make(stacks(name, history=history), **given)
 
 
 def rendered(model: ChatModel, *messages: dict[str, Any]) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.integration.conftest import Stacks
 from tests.support import three_dialects
 from tests.support.agents import TOOLS, AgentSession, user
-from tests.support.chat_models import chat_model
-from tests.support.stack import Stack, stack
 
 FORMS = {
     "qwen3": ('<tool_call>\n{"name": "look", "arguments": ', '{"where": "x"}', "}\n</tool_call>"),
@@ -28,21 +25,6 @@ FORCED: dict[str, list[Any]] = {
     "responses": ["required", {"type": "function", "name": "look"}],
     "messages": [{"type": "any"}, {"type": "tool", "name": "look"}],
 }
-Serves = Callable[[str], Stack]
-
-
-@pytest.fixture(scope="module")
-def serves() -> Iterator[Serves]:
-    with contextlib.ExitStack() as entered:
-        made: dict[str, Stack] = {}
-
-        def of(name: str) -> Stack:
-            if name not in made:
-                made[name] = entered.enter_context(stack("qwen", styles=("cumulative",), folder=chat_model(name)))
-            return made[name]
-
-        yield of
-        assert all(one.idle() for one in made.values())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -51,9 +33,9 @@ def serves() -> Iterator[Serves]:
 )
 @pytest.mark.parametrize("name", FORMS)
 def test_the_worker_gets_a_grammar_in_the_model_s_own_form(
-    serves: Serves, name: str, dialect: str, outside: bool, stream: bool
+    stacks: Stacks, name: str, dialect: str, outside: bool, stream: bool
 ) -> None:
-    served, (begin, arguments, end) = serves(name), FORMS[name]
+    served, (begin, arguments, end) = stacks(name), FORMS[name]
     (worker,) = served.workers
     path = "" if outside else AgentSession.make(served).path
     thought = "hm\n</think>\n\n" if name == "qwen3_5_think" else ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from router.config import StoreConfig
+from tests.integration.conftest import Stacks
 from tests.integration.test_tool_types import OFFERED, WRITES, respond, writes
 from tests.support.agents import AgentSession, ids_of
 from tests.support.chat_models import chat_model
@@ -20,20 +19,6 @@ RESULT = {"type": "function_call_output", "output": "done"}
 STREAMED = pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 
 
-@pytest.fixture(scope="module")
-def stacks() -> Iterator[Callable[[str], Stack]]:
-    with contextlib.ExitStack() as entered:
-        made: dict[str, Stack] = {}
-
-        def one(name: str) -> Stack:
-            if name not in made:
-                made[name] = entered.enter_context(stack("qwen", styles=("cumulative",), folder=chat_model(name)))
-            return made[name]
-
-        yield one
-        assert all(one.idle() for one in made.values())
-
-
 def agent_of(stack: Stack, name: str, **given: Any) -> AgentSession:
     made = AgentSession.make(stack, **given)
     made.options["model_name"] = name
@@ -41,7 +26,7 @@ def agent_of(stack: Stack, name: str, **given: Any) -> AgentSession:
 
 
 @pytest.fixture(params=WRITES)
-def agent(request: pytest.FixtureRequest, stacks: Callable[[str], Stack]) -> AgentSession:
+def agent(request: pytest.FixtureRequest, stacks: Stacks) -> AgentSession:
     return agent_of(stacks(request.param), request.param)
 
 
@@ -108,7 +93,7 @@ def test_a_reference_may_lack_its_type(agent: AgentSession) -> None:
     assert sent(agent)[: len(chain)] == chain
 
 
-def test_one_of_two_calls_can_be_named(stacks: Callable[[str], Stack]) -> None:
+def test_one_of_two_calls_can_be_named(stacks: Stacks) -> None:
     """A reference to the second call of a turn is that call, wherever it stood among the items."""
     agent = agent_of(stacks("qwen3"), "qwen3")
     text = look(agent) + "\n" + writes(agent, "patch", {"input": "SECOND"}).partition("I go.\n")[2]
@@ -168,7 +153,7 @@ def test_reasoning_that_comes_back_sealed_is_recognised(agent: AgentSession, str
 
 
 @pytest.mark.parametrize("edited", [False, True])
-def test_sealed_reasoning_is_in_a_prompt_that_is_rendered_again(stacks: Callable[[str], Stack], edited: bool) -> None:
+def test_sealed_reasoning_is_in_a_prompt_that_is_rendered_again(stacks: Stacks, edited: bool) -> None:
     """Under other tools nothing is appended to: the template writes the reasoning, which only the session knows."""
     agent = agent_of(stacks("qwen3"), "qwen3")
     include = ["reasoning.encrypted_content"]
@@ -217,14 +202,14 @@ class TestUnknown:
     @pytest.mark.parametrize(
         "name", ["msg_1", "rs_x_0", "", "fc_x_" + "9" * 5000, "msg_79d35046-fe79-52f4-b644-0e7520dfeb72", "a" * 5000]
     )
-    def test_ids_that_nobody_gave(self, stacks: Callable[[str], Stack], name: str) -> None:
+    def test_ids_that_nobody_gave(self, stacks: Stacks, name: str) -> None:
         agent = agent_of(stacks("qwen3"), "qwen3")
         items = [{"role": "user", "content": "Go."}, {"type": "item_reference", "id": name}]
         answer = agent.stack.post(f"{agent.path}/v1/responses", {"model": "m", "input": items})
         assert answer.status == 404
         assert len(answer.content) < 1000
 
-    def test_an_item_that_a_response_does_not_have(self, stacks: Callable[[str], Stack]) -> None:
+    def test_an_item_that_a_response_does_not_have(self, stacks: Stacks) -> None:
         agent = agent_of(stacks("qwen3"), "qwen3")
         reply, _ = respond(agent, look(agent), input="Go.", streamed=False, tools=OFFERED)
         name = reply["output"][-1]["id"][:-1] + "7"
@@ -232,7 +217,7 @@ class TestUnknown:
         answer = agent.stack.post(f"{agent.path}/v1/responses", {"model": "m", "input": items})
         assert (answer.status, name in answer.json()["error"]["message"]) == (404, True)
 
-    def test_without_a_session_it_is_the_workers_own(self, stacks: Callable[[str], Stack]) -> None:
+    def test_without_a_session_it_is_the_workers_own(self, stacks: Stacks) -> None:
         made = stacks("qwen3")
         body = {"model": "m", "input": "a", "previous_response_id": "resp_1"}
         assert "this session has not given" not in made.post("/v1/responses", body).content.decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from router.config import StoreConfig
+from tests.integration.conftest import Stacks
 from tests.support.agents import AgentSession, Turn, ids_of, tool, user
 from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel
@@ -50,19 +51,8 @@ def model_of(name: str) -> ChatModel:
 
 
 @pytest.fixture(scope="module")
-def serves() -> Iterator[Serves]:
-    with contextlib.ExitStack() as entered:
-        made: dict[tuple[str, str], Stack] = {}
-
-        def of(name: str = "qwen3", match: str = "canonical") -> Stack:
-            if (name, match) not in made:
-                sessions = {"match": match, "verify_rate": 1.0}
-                found = stack("qwen", styles=("cumulative",), folder=chat_model(name), sessions=sessions)
-                made[name, match] = entered.enter_context(found)
-            return made[name, match]
-
-        yield of
-        assert all(one.idle() for one in made.values())
+def serves(stacks: Stacks) -> Serves:
+    return lambda name="qwen3", match="canonical": stacks(name, match=match, verify_rate=1.0)
 
 
 def agent_of(served: Stack) -> AgentSession:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.integration.conftest import Stacks
 from tests.support.agents import TOOLS, AgentSession, deltas, ids_of, tool, user
-from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel
-from tests.support.stack import Stack, stack
 
 Opens = Callable[..., AgentSession]
 SAME = {"chat_template_kwargs": {"x": 1}}
@@ -19,21 +17,10 @@ SAME = {"chat_template_kwargs": {"x": 1}}
 
 
 @pytest.fixture(scope="module")
-def opens() -> Iterator[Opens]:
+def opens(stacks: Stacks) -> Opens:
     """Opens sessions: one stack for each model and way with histories."""
-    with contextlib.ExitStack() as entered:
-        made: dict[tuple[str, str], Stack] = {}
-
-        def open_one(name: str, history: str = "keep", **given: Any) -> AgentSession:
-            if (name, history) not in made:
-                radix = {"tokenizer_backend": "huggingface"}
-                sessions = {"history": history}
-                found = stack("qwen", styles=("cumulative",), folder=chat_model(name), radix=radix, sessions=sessions)
-                made[name, history] = entered.enter_context(found)
-            return AgentSession.make(made[name, history], **given)
-
-        yield open_one
-        assert all(one.idle() for one in made.values())
+    radix = {"tokenizer_backend": "huggingface"}
+    return lambda name, history="keep", **given: AgentSession.make(stacks(name, radix, history=history), **given)
 
 
 def said(message: dict[str, Any]) -> dict[str, Any]:

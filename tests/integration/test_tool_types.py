@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -15,11 +14,12 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
+from tests.integration.conftest import Stacks
 from tests.middleware_hub.parsers.formats import write_glm, write_harmony, write_hermes, write_qwen_coder
 from tests.support.agents import TOOLS, AgentSession, ids_of
 from tests.support.chat_models import chat_model
 from tests.support.client import Answer
-from tests.support.stack import Stack, events, stack
+from tests.support.stack import events
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 WRITES: dict[str, Callable[[str, dict[str, Any]], str]] = {
@@ -142,22 +142,8 @@ USES = {
 }
 
 
-@pytest.fixture(scope="module")
-def stacks() -> Iterator[Callable[[str], Stack]]:
-    with contextlib.ExitStack() as entered:
-        made: dict[str, Stack] = {}
-
-        def one(name: str) -> Stack:
-            if name not in made:
-                made[name] = entered.enter_context(stack("qwen", styles=("cumulative",), folder=chat_model(name)))
-            return made[name]
-
-        yield one
-        assert all(one.idle() for one in made.values())
-
-
 @pytest.fixture(params=WRITES)
-def agent(request: pytest.FixtureRequest, stacks: Callable[[str], Stack]) -> Iterator[AgentSession]:
+def agent(request: pytest.FixtureRequest, stacks: Stacks) -> Iterator[AgentSession]:
     made = AgentSession.make(stacks(request.param))
     made.options["model_name"] = request.param
     yield made
@@ -323,14 +309,14 @@ class TestChoices:
             ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "patch"}]}, "patch"),
         ],
     )
-    def test_only_the_chosen_tool_can_be_called(self, stacks: Callable[[str], Stack], wanted: Any, name: str) -> None:
+    def test_only_the_chosen_tool_can_be_called(self, stacks: Stacks, wanted: Any, name: str) -> None:
         made = AgentSession.make(stacks("qwen3"))
         made.options["model_name"] = "qwen3"
         reply, _ = respond(made, "x", streamed=False, input="Go.", tools=OFFERED, tool_choice=wanted)
         assert reply["tool_choice"] == wanted
         assert callable_names(made) == [name]
 
-    def test_allowed_tools_that_need_not_be_called(self, stacks: Callable[[str], Stack]) -> None:
+    def test_allowed_tools_that_need_not_be_called(self, stacks: Stacks) -> None:
         made = AgentSession.make(stacks("qwen3"))
         made.options["model_name"] = "qwen3"
         wanted = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]}
@@ -346,7 +332,7 @@ class TestChoices:
             ({"type": "allowed_tools", "mode": "all", "tools": [{"type": "local_shell"}]}, "mode"),
         ],
     )
-    def test_a_choice_that_cannot_be(self, stacks: Callable[[str], Stack], wanted: Any, words: str) -> None:
+    def test_a_choice_that_cannot_be(self, stacks: Stacks, wanted: Any, words: str) -> None:
         made = AgentSession.make(stacks("qwen3"))
         body = {"model": "m", "input": "Go.", "tools": OFFERED, "tool_choice": wanted}
         answer = made.stack.post(f"{made.path}/v1/responses", body)
@@ -409,7 +395,7 @@ def test_a_forced_call_and_another_form_of_the_reply(
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_forced_call_in_a_session_whose_replies_have_a_form(stacks: Callable[[str], Stack], stream: bool) -> None:
+def test_a_forced_call_in_a_session_whose_replies_have_a_form(stacks: Stacks, stream: bool) -> None:
     made = AgentSession.make(stacks("qwen3"), sampling_params={"regex": "a+"})
     before = len(made.stack.workers[0].log)
     body = {"model": "m", "input": "a", "tools": OFFERED[:1], "tool_choice": "required", "stream": stream}
@@ -419,7 +405,7 @@ def test_a_forced_call_in_a_session_whose_replies_have_a_form(stacks: Callable[[
     assert len(made.stack.workers[0].log) == before
 
 
-def test_allowed_tools_and_another_form_of_the_reply(stacks: Callable[[str], Stack]) -> None:
+def test_allowed_tools_and_another_form_of_the_reply(stacks: Stacks) -> None:
     made = AgentSession.make(stacks("qwen3"))
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "look"}}]}
     body = {
@@ -435,13 +421,13 @@ def test_allowed_tools_and_another_form_of_the_reply(stacks: Callable[[str], Sta
 
 
 @pytest.mark.parametrize("kind", ["web_search\r\nx-evil: 1", "web_search" + "a" * 100, "web_search é"])
-def test_a_type_that_is_no_word_reaches_no_header(stacks: Callable[[str], Stack], kind: str) -> None:
+def test_a_type_that_is_no_word_reaches_no_header(stacks: Stacks, kind: str) -> None:
     made = AgentSession.make(stacks("qwen3"))
     answer = made.stack.post(f"{made.path}/v1/responses", {"model": "m", "input": "a", "tools": [{"type": kind}]})
     assert (answer.status, answer.json()["error"]["param"]) == (400, "tools[0].type")
 
 
-def test_many_types_that_are_left_out(stacks: Callable[[str], Stack]) -> None:
+def test_many_types_that_are_left_out(stacks: Stacks) -> None:
     made = AgentSession.make(stacks("qwen3"))
     tools = [{"type": f"web_search_{number}"} for number in range(2000)]
     body = {"model": "m", "input": "a", "tools": tools, "max_output_tokens": 3}
