@@ -28,16 +28,16 @@ from router.generate.generations import Generations
 from router.http.request_record import Requests
 from router.http.upstream import AiohttpUpstream
 from router.kv_cache.watch import KvWatch
+from router.observability.kv_metrics import KvCollector
 from router.observability.logs import configure_logging
 from router.observability.loop_lag import LoopLag
 from router.observability.metrics import RouterMetrics, WorkerCollector
-from router.observability.policy_metrics import PolicyCollector
 from router.observability.tracing import Tracer
 from router.peers.metrics import PeersCollector
 from router.peers.peers import Peers
 from router.peers.presence import Presence
-from router.policies import create_policy
-from router.policies.cache_aware import CacheAware
+from router.policies import create_policy, parameters_of
+from router.policies.base import FollowsCaches, HasMetrics
 from router.policies.snapshots import PolicySnapshots
 from router.processes.joint_routes import JointRoutes, OtherProcesses
 from router.processes.supervisor import supervise
@@ -113,7 +113,7 @@ def create_app(
     requests = Requests()
     tracer = create_tracer(config.trace) if tracer is None else tracer
     workers = config.workers
-    policy = create_policy(workers.policy, workers.cache_aware, workers.max_idle)
+    policy = create_policy(workers.policy, parameters_of(workers))
     pool = WorkerPool(
         policy,
         health=workers.health,
@@ -140,14 +140,12 @@ def create_app(
     )
     worker_checks: list[WorkerCheck] = []
     checks = HealthChecks(pool, prober, workers.health, metrics.probed, worker_checks)
-    kv_watch = KvWatch(
-        pool,
-        prober,
-        policy.index if isinstance(policy, CacheAware) else None,
-        engines=table,
-    )
-    if isinstance(policy, CacheAware):
-        registry.register(PolicyCollector(policy, kv_watch.subscriptions, pool.list))
+    kv_index = policy.index if isinstance(policy, FollowsCaches) else None
+    kv_watch = KvWatch(pool, prober, kv_index, engines=table)
+    if isinstance(policy, HasMetrics):
+        registry.register(policy)
+    if isinstance(policy, FollowsCaches):
+        registry.register(KvCollector(kv_index, kv_watch.subscriptions, pool.list))
     peers = Peers(Presence(config.server.router_id, _url(config.server)))
     registry.register(PeersCollector(peers))
     admission = Admission(pool, prober, checks, allowed=allowed, patience=workers.probe_timeout)
@@ -173,7 +171,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
-        async with upstream, LoopLag(metrics), PolicySnapshots(policy, workers.cache_aware), kv_watch:
+        async with upstream, LoopLag(metrics), PolicySnapshots(policy), kv_watch:
             await peers.start()
             await fleet.begin()
             await membership.begin(urls)

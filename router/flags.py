@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from importlib import metadata
@@ -16,9 +16,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from router.config import MOVED, RADIX_TREE_MIDDLEWARE, SESSIONS_MIDDLEWARE, RouterConfig, SessionsConfig
+from router.config import MOVED, RADIX_TREE_MIDDLEWARE, SESSIONS_MIDDLEWARE, RouterConfig, SessionsConfig, WorkersConfig
 from router.config.flag import FlagSpec, Section, flag_of
 from router.errors import BadRequestError
+from router.policies import POLICIES, parameters_class
+from router.policies.base import Parameters
 from router.workers.worker import normalize_url
 
 NO_MIDDLEWARE = "none"
@@ -98,6 +100,8 @@ def parser() -> FlagParser:
         kinds = get_type_hints(section)
         for field in fields(section):
             if (flag := flag_of(field.metadata)) is not None:
+                if path + field.name == "workers.policy":
+                    flag = replace(flag, help=f"{flag.help}: {', '.join(POLICIES)}")
                 _add(group, flag, field.default, kinds[field.name], path + field.name)
     parser.add_argument_group("plug-ins").add_argument(
         "--middleware",
@@ -110,12 +114,24 @@ def parser() -> FlagParser:
 
 
 def _sections(config: Any, path: str = "") -> Iterator[tuple[str, type[Section]]]:
-    """Yield the sections of a configuration in order, each with the path to its fields and before its own sections."""
+    """Yield the sections of a configuration in order, each with the path to its fields and before its own sections.
+
+    The parameters of the policies follow the workers; the path to them is the policy's name.
+    """
     for name, kind in get_type_hints(config).items():
         if is_dataclass(kind):
             section: Any = kind
             yield f"{path}{name}.", section
+            if section is WorkersConfig:
+                yield from ((f"{policy}.", parameters) for policy, parameters in _parameters())
             yield from _sections(kind, f"{path}{name}.")
+
+
+def _parameters() -> Iterator[tuple[str, type[Parameters]]]:
+    """Yield the policies that have parameters, by name."""
+    for name in POLICIES:
+        if (kind := parameters_class(name)) is not None:
+            yield name, kind
 
 
 def _add(group: argparse._ArgumentGroup, flag: FlagSpec, default: Any, kind: Any, dest: str) -> None:
@@ -154,7 +170,22 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
             f" or use --middleware {NO_MIDDLEWARE} for a plain router"
         )
     config: RouterConfig = _made(RouterConfig, given, middlewares=middlewares)
-    return config
+    return replace(config, workers=replace(config.workers, parameters=_chosen_parameters(config.workers.policy, given)))
+
+
+def _chosen_parameters(policy: str, given: Mapping[str, Any]) -> Parameters | None:
+    """Return the parameters of a policy; None if it has none. Raises BadRequestError for flags of another policy."""
+    chosen = None
+    for name, kind in _parameters():
+        parameters = _made(kind, given, f"{name}.")
+        if name == policy:
+            chosen = parameters
+            continue
+        for field in fields(kind):
+            flag = flag_of(field.metadata)
+            if flag is not None and not field.default and getattr(parameters, field.name):
+                raise BadRequestError(f"{flag.name} is of --policy {name}, not {policy}")
+    return chosen
 
 
 def _made(config: Any, given: Mapping[str, Any], path: str = "", **values: Any) -> Any:

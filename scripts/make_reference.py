@@ -30,8 +30,8 @@ from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.records import Serials
 from router.flags import parser
+from router.observability.kv_metrics import KvCollector
 from router.observability.metrics import RouterMetrics, WorkerCollector
-from router.observability.policy_metrics import PolicyCollector
 from router.peers.metrics import PeersCollector
 from router.peers.peers import Peers
 from router.policies.cache_aware import CacheAware
@@ -68,7 +68,8 @@ def metrics() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     registry = _Registry()
     RouterMetrics(registry)
     registry.register(WorkerCollector(lambda: ()))
-    registry.register(PolicyCollector(CacheAware(), None))
+    registry.register(CacheAware())
+    registry.register(KvCollector(None, None))
     registry.register(PeersCollector(Peers()))
     ProcessCollector(registry=registry)
     measure: Any = None  # an empty tree has nothing to measure

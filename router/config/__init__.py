@@ -10,9 +10,7 @@ from router.config.server import LogFormat, LogLevel, ServerConfig, TraceConfig
 from router.config.sessions import CALL_PARSERS, REASONING_PARSERS, History, SessionsConfig
 from router.config.store import Durability, StoreConfig
 from router.config.workers import (
-    POLICY_NAMES,
     BreakerConfig,
-    CacheAwareConfig,
     HealthConfig,
     QueueConfig,
     RetryConfig,
@@ -23,14 +21,12 @@ from router.errors import BadRequestError
 __all__ = [
     "CALL_PARSERS",
     "MOVED",
-    "POLICY_NAMES",
     "RADIX_TREE_MIDDLEWARE",
     "REASONING_PARSERS",
     "SESSIONS_MIDDLEWARE",
     "AbortConfig",
     "AbortPolicy",
     "BreakerConfig",
-    "CacheAwareConfig",
     "Durability",
     "HealthConfig",
     "History",

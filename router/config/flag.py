@@ -76,6 +76,17 @@ def flag_of(metadata: Mapping[str, Any]) -> FlagSpec | None:
     return metadata.get(_KEY)
 
 
+def share(name: str, limit: int, number: int, count: int, least: int = 1) -> int:
+    """Return the share of a limit that one of `count` processes gets, counted from 1.
+
+    Raises:
+        BadRequestError: the limit, which the flag `name` sets, is less than `least` for each.
+    """
+    if limit < least * count:
+        raise BadRequestError(f"{name} {limit} is divided among --processes {count}: it must be at least {count}")
+    return limit // count + (number <= limit % count)
+
+
 @dataclass(frozen=True)
 class Section:
     """A part of the configuration. Its numbers are within their limits. `TITLE` heads its flags in `--help`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from router.config.flag import FACTOR, NOT_NEGATIVE, SHARE, UNLIMITED, Section, flag
@@ -13,48 +12,12 @@ from router.config.token_budget import reply_budget
 from router.errors import BadRequestError
 
 ENGINE_NAMES = ("auto", "sglang", "vllm")
-POLICY_NAMES = "least_inflight round_robin random power_of_two consistent_hashing manual cache_aware".split()
 
 _MILLISECONDS: dict[str, Any] = {"metavar": "MS", "scale": 1000, "limit": UNLIMITED}
 
 _FULL_WORKERS = "full workers, and the queue"
 
 _HEALTH = "the health of workers"
-
-
-@dataclass(frozen=True)
-class CacheAwareConfig(Section):
-    """The parameters of the policy cache_aware. Times are in seconds.
-
-    The fleet is out of balance where the busiest worker has more than `balance_abs` requests in flight above the idlest,
-    and more than `balance_rel` times as many. `max_tree_size` holds for characters and ids each.
-    """
-
-    TITLE = "the policy cache_aware"
-
-    threshold: float = flag(
-        "--cache-threshold", 0.3, "choose a worker that has more than this share of a prompt cached", limit=SHARE
-    )
-    balance_abs: int = flag(
-        "--balance-abs-threshold", 64, "requests by which the busiest worker may exceed the idlest", limit=NOT_NEGATIVE
-    )
-    balance_rel: float = flag(
-        "--balance-rel-threshold",
-        1.5,
-        "factor by which it may; above both, the least loaded worker is chosen",
-        limit=FACTOR,
-    )
-    eviction_interval: float = flag("--eviction-interval-secs", 60.0, "time between two evictions")
-    max_tree_size: int = flag("--max-tree-size", 1 << 26, "most characters, and most ids, of prompts to remember")
-    snapshot: Path | None = flag(
-        "--policy-snapshot",
-        None,
-        "file that keeps the remembered prompts across restarts, written at intervals and at the end",
-    )
-    snapshot_interval: float = flag("--policy-snapshot-interval-secs", 60.0, "time between two snapshots")
-    kv_events: bool = flag(
-        "--kv-events", False, "follow the cache events of workers that were started with --kv-events-config"
-    )
 
 
 @dataclass(frozen=True)
@@ -147,9 +110,9 @@ class WorkersConfig(Section):
     allow: tuple[str, ...] = flag(
         "--worker-allow", (), "network that workers may be in; repeatable", metavar="CIDR", unset="anywhere"
     )
-    policy: str = flag(
-        "--policy", "least_inflight", f"how to choose the worker for a request: {', '.join(POLICY_NAMES)}"
-    )
+    policy: str = flag("--policy", "least_inflight", "how to choose the worker for a request")
+    parameters: Section | None = None
+    """Those of the policy (`router.policies.base.Parameters`); None if it has none, or for its defaults."""
     engine: str = flag(
         "--engine", "auto", "what the workers run: sglang, vllm, or auto, which asks them; a fleet is of one engine"
     )
@@ -158,7 +121,6 @@ class WorkersConfig(Section):
         False,
         "streams of /generate hold only what is new in each event; SGLang's workers have a flag of their own for that",
     )
-    max_idle: float = flag("--max-idle-secs", 3600.0, "policy manual: how long to remember a key that is not used")
     connect_timeout: float = flag("--connect-timeout-secs", 5.0, "how long connecting to a worker may take")
     probe_timeout: float = 2.0
     request_timeout: float | None = flag(
@@ -182,7 +144,6 @@ class WorkersConfig(Section):
         "how long each worker may take to answer a call to all of them; a transfer of weights may take as long as its worker"
         " answers probes, and this long after the last answer; one that is quarantined already has 3 s",
     )
-    cache_aware: CacheAwareConfig = field(default_factory=CacheAwareConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     breaker: BreakerConfig = field(default_factory=BreakerConfig)
     retry: RetryConfig = field(default_factory=RetryConfig)
@@ -193,16 +154,6 @@ class WorkersConfig(Section):
         _ = self.networks
         if self.engine not in ENGINE_NAMES:
             raise BadRequestError(f"--engine must be one of {', '.join(ENGINE_NAMES)}, not {self.engine}")
-        if not self.routes_by_prompt:
-            if self.cache_aware.kv_events:
-                raise BadRequestError(f"--kv-events is of --policy cache_aware, not {self.policy}")
-            if self.cache_aware.snapshot is not None:
-                raise BadRequestError(f"--policy-snapshot is of --policy cache_aware, not {self.policy}")
-
-    @property
-    def routes_by_prompt(self) -> bool:
-        """Whether the policy looks at prompts."""
-        return self.policy == "cache_aware"
 
     @property
     def reply_budget(self) -> int:

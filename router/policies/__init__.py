@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from router.config.workers import CacheAwareConfig
+from router.config.workers import WorkersConfig
 from router.errors import BadRequestError
+from router.policies.base import Parameters
 from router.policies.cache_aware import CacheAware
 from router.policies.consistent_hashing import ConsistentHashing
 from router.policies.least_inflight import LeastInflight
@@ -15,7 +16,7 @@ from router.policies.random_choice import RandomChoice
 from router.policies.round_robin import RoundRobin
 from router.workers.policy import Policy
 
-POLICIES: Mapping[str, Callable[[], Policy]] = {
+POLICIES: Mapping[str, Callable[..., Policy]] = {
     "least_inflight": LeastInflight,
     "round_robin": RoundRobin,
     "random": RandomChoice,
@@ -26,21 +27,29 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
 }
 
 
-def create_policy(name: str, cache_aware: CacheAwareConfig | None = None, max_idle: float | None = None) -> Policy:
+def parameters_class(name: str) -> type[Parameters] | None:
+    """Return the class of a policy's parameters; None if it has none, or does not exist."""
+    return getattr(POLICIES.get(name), "PARAMETERS", None)
+
+
+def parameters_of(workers: WorkersConfig) -> Parameters | None:
+    """Return the parameters of the configured policy; None if it has none. Those of another policy are ignored."""
+    kind = parameters_class(workers.policy)
+    if kind is None:
+        return None
+    return workers.parameters if isinstance(workers.parameters, kind) else kind()
+
+
+def create_policy(name: str, parameters: Parameters | None = None) -> Policy:
     """Return a new policy.
 
     Args:
         name: a key of `POLICIES`.
-        cache_aware: the parameters of `cache_aware`; other policies ignore them.
-        max_idle: the parameter of `manual`, in seconds; other policies ignore it.
+        parameters: of its `PARAMETERS`; None for their defaults, and for a policy that has none.
 
     Raises:
         BadRequestError: no policy has this name; the message lists those that exist.
     """
-    if name == "cache_aware":
-        return CacheAware(cache_aware)
-    if name == "manual" and max_idle is not None:
-        return Manual(max_idle)
     if name not in POLICIES:
         raise BadRequestError(f"there is no policy {name!r}: choose one of {', '.join(POLICIES)}")
-    return POLICIES[name]()
+    return POLICIES[name]() if parameters is None else POLICIES[name](parameters)

@@ -18,21 +18,27 @@ A decision reveals nothing of other tenants' prompts: the trees hold each tenant
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import AnyStr
+from pathlib import Path
+from typing import TYPE_CHECKING, AnyStr
 
 import blake3
 import msgspec
 
-from router.config.workers import CacheAwareConfig
+from router.config.flag import FACTOR, NOT_NEGATIVE, SHARE, flag, share
 from router.kv_cache.index import KvIndex
+from router.policies.base import Parameters
 from router.prefix_tree.packed_ids import pack_ids
 from router.prefix_tree.remembered_prompts import NEGLIGIBLE, Known, RememberedPrompts
 from router.prefix_tree.snapshot import SnapshotError
 from router.prefix_tree.tree import Descent, ExactTokenTree, Key, StringTree
 from router.workers.policy import ENOUGH_CHARACTERS, ENOUGH_IDS, Decision, RouteQuery
 from router.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 _MAX_WEIGHT = 1e100
 _SLIP_IDS = 48
@@ -65,21 +71,65 @@ _EQUALS = 8
 """How many equally loaded workers are compared by their recent work."""
 
 
+@dataclass(frozen=True)
+class CacheAwareParameters(Parameters):
+    """Times are in seconds.
+
+    The fleet is out of balance where the busiest worker has more than `balance_abs` requests in flight above the idlest,
+    and more than `balance_rel` times as many. `max_tree_size` holds for characters and ids each.
+    """
+
+    TITLE = "the policy cache_aware"
+
+    threshold: float = flag(
+        "--cache-threshold", 0.3, "choose a worker that has more than this share of a prompt cached", limit=SHARE
+    )
+    balance_abs: int = flag(
+        "--balance-abs-threshold", 64, "requests by which the busiest worker may exceed the idlest", limit=NOT_NEGATIVE
+    )
+    balance_rel: float = flag(
+        "--balance-rel-threshold",
+        1.5,
+        "factor by which it may; above both, the least loaded worker is chosen",
+        limit=FACTOR,
+    )
+    eviction_interval: float = flag("--eviction-interval-secs", 60.0, "time between two evictions")
+    max_tree_size: int = flag("--max-tree-size", 1 << 26, "most characters, and most ids, of prompts to remember")
+    snapshot: Path | None = flag(
+        "--policy-snapshot",
+        None,
+        "file that keeps the remembered prompts across restarts, written at intervals and at the end",
+    )
+    snapshot_interval: float = flag("--policy-snapshot-interval-secs", 60.0, "time between two snapshots")
+    kv_events: bool = flag(
+        "--kv-events", False, "follow the cache events of workers that were started with --kv-events-config"
+    )
+
+    def of_process(self, number: int, count: int) -> CacheAwareParameters:
+        size = share("--max-tree-size", self.max_tree_size, number, count)
+        snapshot = self.snapshot
+        if snapshot is not None and number > 1:  # the first process has the file that a single one would have
+            snapshot = snapshot.with_name(f"{snapshot.name}.{number}")
+        return replace(self, max_tree_size=size, snapshot=snapshot)
+
+
 class CacheAware:
     """Chooses by balance, then by the longest cached prefix that tells workers apart, then the least loaded worker.
 
     Attributes:
+        parameters: the flags.
         index: what workers say that they have cached; None if they are not asked.
         texts: the tree of prompts that came as text.
         ids: the tree of prompts whose ids are known.
     """
 
+    PARAMETERS = CacheAwareParameters
     reads_prompts = True
 
-    def __init__(self, config: CacheAwareConfig | None = None, index: KvIndex | None = None) -> None:
-        """`index`: by default, a new one if the configuration asks for KV events."""
-        self._config = config or CacheAwareConfig()
-        self.index = index or (KvIndex() if self._config.kv_events else None)
+    def __init__(self, parameters: CacheAwareParameters | None = None, index: KvIndex | None = None) -> None:
+        """`index`: by default, a new one if the parameters ask for KV events."""
+        self.parameters = parameters or CacheAwareParameters()
+        self.index = index or (KvIndex() if self.parameters.kv_events else None)
         self.texts = StringTree()
         self.ids = ExactTokenTree()
         self._texts = RememberedPrompts(self.texts, _SLIP_CHARACTERS)
@@ -132,6 +182,18 @@ class CacheAware:
             self.index.forget(worker.url)
         self._offered, self._by_url = (), {}
 
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.metrics_core import GaugeMetricFamily  # slow to import: not for --help
+
+        remembered = GaugeMetricFamily(
+            "tito_router_policy_remembered",
+            "Prompts that cache_aware remembers, in characters and in ids; a prompt that several workers have counts for each.",
+            labels=("unit",),
+        )
+        remembered.add_metric(("characters",), self.texts.size)
+        remembered.add_metric(("ids",), self.ids.size)
+        yield remembered
+
     def dump(self) -> bytes:
         """Return a snapshot of the remembered prompts, for a restart."""
         copy = self.copy()
@@ -160,7 +222,7 @@ class CacheAware:
 
     def trim(self, most: int) -> bool:
         """Forget about `most` units beyond the configured size, least recently used first. Return whether there is more."""
-        limit = self._config.max_tree_size
+        limit = self.parameters.max_tree_size
         for tree in (self.texts, self.ids):
             if tree.size > limit:
                 tree.evict_all(max(limit, tree.size - most))
@@ -188,7 +250,7 @@ class CacheAware:
 
     def _choose(self, workers: Sequence[Worker], known: Known, length: int, slip: int) -> Decision:
         loads = {worker.inflight for worker in workers}  # few distinct numbers, however many workers
-        least, most, config = min(loads), max(loads), self._config
+        least, most, config = min(loads), max(loads), self.parameters
         if most - least > config.balance_abs and most > config.balance_rel * least:
             return Decision(self._least(workers, least), "imbalance")
         holder = None

@@ -10,10 +10,13 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import blake3
 import msgspec
 
+from router.config.flag import flag
+from router.policies.base import Parameters
 from router.policies.least_inflight import LeastInflight
 from router.workers.policy import Decision, RouteQuery
 from router.workers.worker import Worker
@@ -30,12 +33,23 @@ class _Pin(msgspec.Struct):
     inflight: int = 0
 
 
+@dataclass(frozen=True)
+class ManualParameters(Parameters):
+    """Times are in seconds."""
+
+    TITLE = "the policy manual"
+
+    max_idle: float = flag("--max-idle-secs", 3600.0, "how long to remember a key that is not used")
+
+
 class Manual:
     """Chooses the worker of the routing key; without a key, the least loaded one."""
 
-    def __init__(self, max_idle: float = 3600.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """`max_idle`: seconds after which an unused key is forgotten. A key with a request in flight is in use."""
-        self._max_idle = max_idle
+    PARAMETERS = ManualParameters
+
+    def __init__(self, parameters: ManualParameters | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """A key with a request in flight is in use, so it is not forgotten."""
+        self._max_idle = (parameters or ManualParameters()).max_idle
         self._clock = clock
         self._least = LeastInflight()
         self._pins: OrderedDict[bytes, _Pin] = OrderedDict()  # least recently used first

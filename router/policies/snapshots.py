@@ -7,7 +7,6 @@ import logging
 import os
 from pathlib import Path
 
-from router.config.workers import CacheAwareConfig
 from router.policies.cache_aware import CacheAware, PolicyCopy
 from router.prefix_tree.snapshot import SnapshotError
 from router.workers.policy import Policy
@@ -27,18 +26,17 @@ class PolicySnapshots:
     It does nothing for a policy other than `cache_aware`.
     """
 
-    def __init__(self, policy: Policy, config: CacheAwareConfig) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy if isinstance(policy, CacheAware) else None
-        self._config = config
         self._tasks: list[asyncio.Task[None]] = []
         self._writing: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> PolicySnapshots:
         if self._policy is not None:
             self._tasks.append(asyncio.create_task(self._trim(self._policy)))
-            if self._config.snapshot is not None:
-                read_snapshot(self._policy, self._config.snapshot)
-                self._tasks.append(asyncio.create_task(self._save(self._policy, self._config.snapshot)))
+            if (path := self._policy.parameters.snapshot) is not None:
+                read_snapshot(self._policy, path)
+                self._tasks.append(asyncio.create_task(self._save(self._policy, path)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -48,15 +46,15 @@ class PolicySnapshots:
             await asyncio.wait(self._tasks)
         if self._writing is not None:
             await asyncio.wait((self._writing,))
-        if self._policy is not None and self._config.snapshot is not None:
+        if self._policy is not None and (path := self._policy.parameters.snapshot) is not None:
             copy = self._policy.copy()
             while copy.step(_NODES_PER_STEP):
                 pass
-            write_snapshot(copy, self._config.snapshot)
+            write_snapshot(copy, path)
 
     async def _trim(self, policy: CacheAware) -> None:
         while True:
-            await asyncio.sleep(self._config.eviction_interval)
+            await asyncio.sleep(policy.parameters.eviction_interval)
             while policy.trim(_UNITS_PER_STEP):  # noqa: ASYNC110 - requests get their turn between the steps
                 await asyncio.sleep(0)
 
@@ -64,7 +62,7 @@ class PolicySnapshots:
         """Write a snapshot at every interval in which something changed, so that a killed router loses no more than that."""
         saved, loop = -1, asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._config.snapshot_interval)
+            await asyncio.sleep(policy.parameters.snapshot_interval)
             ticks = policy.ticks
             if ticks == saved:
                 continue

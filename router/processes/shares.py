@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
-from router.config import RouterConfig
-from router.errors import BadRequestError
+from router.config import RouterConfig, flag
+from router.policies import parameters_of
 
 Limit = TypeVar("Limit", int, "int | None")
 
@@ -41,25 +40,17 @@ def config_of(config: RouterConfig, number: int) -> RouterConfig:
     """
     count = config.server.processes
 
-    def share(flag: str, limit: Limit, least: int = 1) -> Limit:
-        if limit is None:
-            return limit
-        if limit < least * count:
-            raise BadRequestError(f"{flag} {limit} is divided among --processes {count}: it must be at least {count}")
-        return limit // count + (number <= limit % count)
+    def share(name: str, limit: Limit, least: int = 1) -> Limit:
+        return limit if limit is None else flag.share(name, limit, number, count, least)
 
-    workers, queue, cache = config.workers, config.workers.queue, config.workers.cache_aware
+    workers, queue = config.workers, config.workers.queue
     queue = replace(
         queue,
         max_inflight=share("--max-inflight", queue.max_inflight),
         max_inflight_per_worker=share("--max-inflight-per-worker", queue.max_inflight_per_worker),
         size=share("--queue-size", queue.size, least=0),
     )
-    cache = replace(
-        cache,
-        max_tree_size=share("--max-tree-size", cache.max_tree_size),
-        snapshot=None if cache.snapshot is None else _own_file(cache.snapshot, number),
-    )
+    parameters = parameters_of(workers)
     server = replace(
         config.server,
         router_id=None if config.server.router_id is None else f"{config.server.router_id}-{number}",
@@ -68,13 +59,8 @@ def config_of(config: RouterConfig, number: int) -> RouterConfig:
     return replace(
         config,
         server=server,
-        workers=replace(workers, queue=queue, cache_aware=cache),
+        workers=replace(workers, queue=queue, parameters=parameters and parameters.of_process(number, count)),
         radix=replace(config.radix, max_tokens=share("--radix-max-tokens", config.radix.token_budget)),
         store=replace(config.store, spool_max_bytes=share("--store-spool-max-bytes", config.store.spool_max_bytes)),
         sessions=replace(config.sessions, max_tokens=share("--session-max-tokens", config.sessions.token_budget)),
     )
-
-
-def _own_file(path: Path, number: int) -> Path:
-    """Return a file of one process: the first one has the file that a single process would have."""
-    return path if number == 1 else path.with_name(f"{path.name}.{number}")

@@ -13,14 +13,18 @@ from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
+from prometheus_client import generate_latest
 from tokenizers import Tokenizer
 
 from middleware_hub.client import Client
+from router.app import create_app
 from router.config import RADIX_TREE_MIDDLEWARE, AbortConfig
+from router.flags import config_from_args, parser
+from router.policies import POLICIES
 from router.workers.policy import RouteQuery
 from router.workers.worker import Worker
 from tests.integration.doc_pages import COMMANDS, ROOT, pieces, same
@@ -256,6 +260,15 @@ def test_the_policy_and_the_middleware_of_the_page_on_development(
     chosen = {policy.select(workers, RouteQuery(routing_key="a")) for _ in range(9)}
     assert len(chosen) == 1
     assert policy.select(workers, RouteQuery()) is workers[0]
+
+    monkeypatch.setitem(cast(dict[str, Any], POLICIES), "overflow", names["Overflow"])
+    flags = parser().parse_args("--middleware none --policy overflow --overflow-above 1".split())
+    app = create_app(config_from_args(flags))
+    for number in range(4):
+        app.pool.probed(app.pool.add(f"http://10.0.0.{number}:30001"), None)
+    keyed = [app.pool.lease(RouteQuery(routing_key="a")).worker for _ in range(4)]
+    assert keyed[0] is keyed[1] is not keyed[2] is not keyed[3]
+    assert "policy_overflows_total 2.0" in generate_latest(app.registry).decode()
 
     module = ModuleType("my_package.stamp")
     module.Stamp = names["Stamp"]

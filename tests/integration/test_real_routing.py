@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from router.app import RouterApp, create_app
-from router.config import RADIX_TREE_MIDDLEWARE, CacheAwareConfig, RadixConfig, RouterConfig, WorkersConfig
+from router.config import RADIX_TREE_MIDDLEWARE, RadixConfig, RouterConfig, WorkersConfig
 from router.kv_cache.index import KvIndex
-from router.policies.cache_aware import CacheAware
+from router.policies.cache_aware import CacheAware, CacheAwareParameters
 from tests.support import sglang_server
 from tests.support.client import call
 from tests.support.engine_server import free_port
@@ -48,7 +48,7 @@ def routed(workers: list[SGLangServer], policy: str, *, kv_events: bool = False)
             workers=WorkersConfig(
                 urls=tuple(worker.url for worker in workers),
                 policy=policy,
-                cache_aware=CacheAwareConfig(kv_events=kv_events),
+                parameters=CacheAwareParameters(kv_events=kv_events),
             ),
             radix=RadixConfig(tokenizer_path=str(sglang_server.model_path())),
             middlewares=(RADIX_TREE_MIDDLEWARE,),

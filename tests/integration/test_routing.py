@@ -16,12 +16,12 @@ import pytest
 from router.app import RouterApp, create_app
 from router.config import (
     RADIX_TREE_MIDDLEWARE,
-    CacheAwareConfig,
     RadixConfig,
     RouterConfig,
     ServerConfig,
     WorkersConfig,
 )
+from router.policies.cache_aware import CacheAwareParameters
 from tests.support.asking import Asking
 from tests.support.client import Answer, call
 from tests.support.serving import serve
@@ -88,7 +88,7 @@ def start(workers: list[EmbeddedWorker]) -> Start:
     def started(policy: str, middlewares: tuple[str, ...] = (), **options: Any) -> Iterator[Routed]:
         config = RouterConfig(
             workers=WorkersConfig(
-                urls=tuple(worker.url for worker in workers), policy=policy, cache_aware=CacheAwareConfig(**options)
+                urls=tuple(worker.url for worker in workers), policy=policy, parameters=CacheAwareParameters(**options)
             ),
             radix=RadixConfig(tokenizer_path=str(vocabulary("qwen"))),
             middlewares=middlewares,

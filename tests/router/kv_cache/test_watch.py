@@ -16,12 +16,12 @@ import zmq.asyncio
 from starlette.types import Receive, Scope, Send
 
 from router.app import create_app
-from router.config import CacheAwareConfig, RouterConfig, WorkersConfig
+from router.config import RouterConfig, WorkersConfig
 from router.http.responses import send_json
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
 from router.kv_cache.watch import KvWatch
-from router.policies.cache_aware import CacheAware
+from router.policies.cache_aware import CacheAware, CacheAwareParameters
 from router.workers.worker import Finding, KvFollowing, KvState, Worker, WorkerState
 from tests.router.conftest import MODEL, json_app
 from tests.support.serving import serving
@@ -76,7 +76,7 @@ def test_publishing_workers_are_followed_and_removed_workers_forgotten(monkeypat
                 serving(json_app({"/ping": {}, "/server_info": MODEL})) as other,
             ):
                 workers = WorkersConfig(
-                    urls=(one, other), policy="cache_aware", cache_aware=CacheAwareConfig(kv_events=True)
+                    urls=(one, other), policy="cache_aware", parameters=CacheAwareParameters(kv_events=True)
                 )
                 app = create_app(RouterConfig(workers=workers, middlewares=()))
                 async with serving(app):
@@ -225,7 +225,9 @@ def test_a_worker_whose_description_failed_once_is_followed_all_the_same(monkeyp
                     await described(scope, receive, send)
 
             async with serving(worker) as url:
-                workers = WorkersConfig(urls=(url,), policy="cache_aware", cache_aware=CacheAwareConfig(kv_events=True))
+                workers = WorkersConfig(
+                    urls=(url,), policy="cache_aware", parameters=CacheAwareParameters(kv_events=True)
+                )
                 app = create_app(RouterConfig(workers=workers, middlewares=()))
                 async with serving(app) as router, aiohttp.ClientSession(router) as client:
 

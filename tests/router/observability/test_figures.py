@@ -10,10 +10,9 @@ from middleware_hub.store.dictionary import DictionaryStore
 from router.http.request_record import RequestPhase, RequestRecord
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
+from router.observability.kv_metrics import KvCollector
 from router.observability.metrics import RouterMetrics
-from router.observability.policy_metrics import PolicyCollector
 from router.peers.metrics import PeersCollector
-from router.policies.cache_aware import CacheAware
 from tests.router.peers.fleets import routers
 
 
@@ -28,7 +27,7 @@ def test_outcomes_of_generations_are_there_from_the_start() -> None:
 def test_kv_events_that_were_skipped_are_counted_with_those_that_were_missed() -> None:
     registry, index = CollectorRegistry(), KvIndex()
     subscriptions = KvSubscriptions(index)
-    registry.register(PolicyCollector(CacheAware(index=index), subscriptions))
+    registry.register(KvCollector(index, subscriptions))
     index.counts["unknown_parent"] += 2
     subscriptions.counts["gaps"] += 1
     shown = generate_latest(registry).decode()

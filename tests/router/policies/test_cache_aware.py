@@ -11,11 +11,10 @@ import msgspec
 import pytest
 
 from benchmarks.routing.simulation import LOADS, PlainCacheAware, Simulation
-from router.config import CacheAwareConfig
 from router.engines.form.kv_events import AllBlocksCleared, BlockStored, KvEvent
 from router.kv_cache.index import KvIndex
 from router.policies import cache_aware
-from router.policies.cache_aware import CacheAware
+from router.policies.cache_aware import CacheAware, CacheAwareParameters
 from router.prefix_tree.snapshot import SnapshotError
 from router.workers.policy import ENOUGH_CHARACTERS, ENOUGH_IDS, RouteQuery
 from router.workers.worker import Worker
@@ -67,7 +66,7 @@ def test_a_prompt_goes_where_enough_of_it_is_cached(kind: str) -> None:
 
 @pytest.mark.parametrize(("matched", "reason"), [(50, "least_loaded"), (51, "cached")])
 def test_the_threshold_is_a_parameter(matched: int, reason: str) -> None:
-    policy, workers = CacheAware(CacheAwareConfig(threshold=0.5)), fleet(0, 0)
+    policy, workers = CacheAware(CacheAwareParameters(threshold=0.5)), fleet(0, 0)
     policy.select(workers, query("a" * 60 + "b" * 40))
     assert policy.select(workers, query("a" * matched + "c" * (100 - matched))).reason == reason
 
@@ -201,7 +200,7 @@ def test_a_large_worker_is_forgotten_in_steps_and_returns_empty(kind: str) -> No
 
 @pytest.mark.parametrize("kind", ["text", "view"])
 def test_it_says_whether_there_is_more_to_trim(kind: str) -> None:
-    policy = CacheAware(CacheAwareConfig(max_tree_size=100))
+    policy = CacheAware(CacheAwareParameters(max_tree_size=100))
     for number in range(10):
         policy.select(fleet(0, 0), query(f"{number} " * 50, kind))
     assert policy.trim(100)

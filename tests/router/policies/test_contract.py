@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config import POLICY_NAMES, CacheAwareConfig
+from router.flags import parser
 from router.policies import POLICIES, create_policy
-from router.policies.cache_aware import CacheAware
+from router.policies.cache_aware import CacheAware, CacheAwareParameters
 from router.policies.consistent_hashing import ConsistentHashing
 from router.workers.policy import Decision, ForgetsWorkers, Policy, ReadsPrompts, RouteQuery
 from router.workers.pool import Lease, WorkerPool
@@ -40,7 +40,7 @@ def fleet(count: int) -> tuple[Worker, ...]:
 
 
 def test_the_help_and_the_page_name_every_policy() -> None:
-    assert list(POLICIES) == POLICY_NAMES, "POLICY_NAMES in router/config/workers.py"
+    assert ", ".join(POLICIES) in parser().format_help().replace("\n" + " " * 24, " ")
     table = PAGE.read_text().partition("| your requests | policy |")[2].partition("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", table)) == set(POLICIES), "the table at the top of docs/routing.md"
 
@@ -136,7 +136,9 @@ def test_decisions_are_reproducible(name: str) -> None:
 def test_memory_does_not_grow_with_requests(name: str) -> None:
     """Repeated prompts add nothing, and other prompts are trimmed to the limit."""
     policy = (
-        create_policy(name, CacheAwareConfig(max_tree_size=20_000)) if name == "cache_aware" else create_policy(name)
+        create_policy(name, CacheAwareParameters(max_tree_size=20_000))
+        if name == "cache_aware"
+        else create_policy(name)
     )
     workers = fleet(1)
     asked = queries(random.Random(3), 200)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.policies import manual
-from router.policies.manual import Manual
+from router.policies.manual import Manual, ManualParameters
 from router.workers.policy import RouteQuery
 from router.workers.pool import PinnedWorkerFullError, WorkerPool
 from router.workers.worker import Worker
@@ -95,7 +95,7 @@ def test_a_key_waits_for_its_full_worker_while_others_take_other_keys() -> None:
 
 def test_an_idle_key_is_forgotten() -> None:
     clock = Clock()
-    policy, workers = Manual(10.0, clock), fleet(2)
+    policy, workers = Manual(ManualParameters(10.0), clock), fleet(2)
     for key in ("old", "new"):
         policy.select(workers, query(key))
         policy.released(query(key))
@@ -107,7 +107,7 @@ def test_an_idle_key_is_forgotten() -> None:
 
 def test_a_key_is_in_use_during_a_long_generation() -> None:
     clock = Clock()
-    pool = WorkerPool(Manual(10.0, clock))
+    pool = WorkerPool(Manual(ManualParameters(10.0), clock))
     fleet(2, pool)
     long = pool.lease(query("k"))
     clock.now += 100.0
@@ -123,7 +123,7 @@ def test_a_key_is_in_use_during_a_long_generation() -> None:
 
 def test_a_key_is_in_use_while_another_worker_has_its_request() -> None:
     clock = Clock()
-    pool = WorkerPool(Manual(10.0, clock))
+    pool = WorkerPool(Manual(ManualParameters(10.0), clock))
     fleet(3, pool)
     first = pool.lease(query("k"))
     first.release()
@@ -156,7 +156,7 @@ def test_the_number_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_key_whose_request_ended_last_holds_up_no_other() -> None:
     """Keys are forgotten in the order of their last use, which may be an end."""
     clock = Clock()
-    policy, workers = Manual(max_idle=50.0, clock=clock), fleet(2)
+    policy, workers = Manual(ManualParameters(50.0), clock), fleet(2)
     for key in "ab":
         policy.select(workers, query(key))
     for clock.now, key in (1.0, "b"), (40.0, "a"):

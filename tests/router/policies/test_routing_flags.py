@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from router.config import CacheAwareConfig, RouterConfig
+from router.config import RouterConfig
 from router.errors import BadRequestError
 from router.flags import config_from_args, parser
+from router.policies.cache_aware import CacheAwareParameters
+from router.policies.manual import ManualParameters
 
 PLAIN = ("--middleware", "none")
 
@@ -18,7 +20,7 @@ def parse_config(argv: tuple[str, ...]) -> RouterConfig:
 
 
 def test_the_defaults_are_those_of_sglangs_gateway() -> None:
-    assert parse_config(PLAIN).workers.cache_aware == CacheAwareConfig(
+    assert parse_config((*PLAIN, "--policy", "cache_aware")).workers.parameters == CacheAwareParameters(
         threshold=0.3, balance_abs=64, balance_rel=1.5, eviction_interval=60.0, max_tree_size=1 << 26
     )
 
@@ -30,8 +32,8 @@ def test_every_flag_reaches_the_configuration() -> None:
         *("--kv-events", "--policy-snapshot", "/var/lib/router/policy", "--policy-snapshot-interval-secs", "5"),
     )
     made = parse_config((*PLAIN, *flags)).workers
-    assert made.routes_by_prompt
-    assert made.cache_aware == CacheAwareConfig(0.5, 32, 1.1, 30.0, 1000, Path("/var/lib/router/policy"), 5.0, True)
+    assert made.policy == "cache_aware"
+    assert made.parameters == CacheAwareParameters(0.5, 32, 1.1, 30.0, 1000, Path("/var/lib/router/policy"), 5.0, True)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +56,10 @@ def test_invalid_values_are_refused_by_flag_name(flag: str, value: str) -> None:
 
 
 def test_manual_has_a_flag_for_idle_keys() -> None:
-    assert parse_config((*PLAIN, "--policy", "manual")).workers.max_idle == 3600
-    assert parse_config((*PLAIN, "--policy", "manual", "--max-idle-secs", "5")).workers.max_idle == 5
+    assert parse_config((*PLAIN, "--policy", "manual")).workers.parameters == ManualParameters(3600)
+    assert parse_config((*PLAIN, "--policy", "manual", "--max-idle-secs", "5")).workers.parameters == ManualParameters(
+        5
+    )
 
 
 @pytest.mark.parametrize("flags", [("--kv-events",), ("--policy-snapshot", "file")])

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from router.config import CacheAwareConfig
 from router.policies import snapshots
-from router.policies.cache_aware import CacheAware, PolicyCopy
+from router.policies.cache_aware import CacheAware, CacheAwareParameters, PolicyCopy
 from router.policies.least_inflight import LeastInflight
 from router.policies.snapshots import PolicySnapshots, read_snapshot, write_snapshot
 from router.workers.policy import RouteQuery
@@ -20,7 +19,7 @@ from router.workers.worker import Worker
 WORKERS = (Worker("http://a:1"), Worker("http://b:1"))
 
 
-def filled(config: CacheAwareConfig | None = None) -> CacheAware:
+def filled(config: CacheAwareParameters | None = None) -> CacheAware:
     policy = CacheAware(config)
     for number in range(50):
         policy.select(WORKERS, RouteQuery(text=f"{number} " * 50))
@@ -35,15 +34,15 @@ def copied(policy: CacheAware) -> PolicyCopy:
 
 
 def test_a_policy_is_trimmed_while_it_runs_and_saved_at_the_end(tmp_path: Path) -> None:
-    config = CacheAwareConfig(eviction_interval=0.001, max_tree_size=500, snapshot=tmp_path / "policy")
+    config = CacheAwareParameters(eviction_interval=0.001, max_tree_size=500, snapshot=tmp_path / "policy")
 
     async def main() -> None:
         policy = filled(config)
-        async with asyncio.timeout(30), PolicySnapshots(policy, config):
+        async with asyncio.timeout(30), PolicySnapshots(policy):
             while policy.texts.size > 500:  # noqa: ASYNC110 - a tree has no notification of changes
                 await asyncio.sleep(0.001)
         again = CacheAware(config)
-        async with PolicySnapshots(again, config):
+        async with PolicySnapshots(again):
             assert again.dump() == policy.dump()
 
     asyncio.run(main())
@@ -51,7 +50,7 @@ def test_a_policy_is_trimmed_while_it_runs_and_saved_at_the_end(tmp_path: Path) 
 
 def test_other_policies_get_no_snapshot(tmp_path: Path) -> None:
     async def main() -> None:
-        async with PolicySnapshots(LeastInflight(), CacheAwareConfig(snapshot=tmp_path / "policy")):
+        async with PolicySnapshots(LeastInflight()):
             assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())
@@ -85,11 +84,11 @@ def test_an_unreadable_or_missing_file_is_no_failure(tmp_path: Path, caplog: pyt
 def test_a_policy_is_saved_while_it_runs_if_something_is_new(tmp_path: Path) -> None:
     """So a killed router does not lose everything."""
     path = tmp_path / "policy"
-    config = CacheAwareConfig(snapshot=path, snapshot_interval=0.001)
+    config = CacheAwareParameters(snapshot=path, snapshot_interval=0.001)
 
     async def main() -> None:
         policy = filled(config)
-        async with asyncio.timeout(30), PolicySnapshots(policy, config):
+        async with asyncio.timeout(30), PolicySnapshots(policy):
             policy.select(WORKERS, RouteQuery(text="a new one " * 50))
             expected = policy.dump()
             while not path.exists():  # noqa: ASYNC110 - a file has no notification
@@ -106,7 +105,7 @@ def test_a_policy_is_saved_while_it_runs_if_something_is_new(tmp_path: Path) -> 
 
 
 def test_two_writes_never_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = CacheAwareConfig(snapshot=tmp_path / "policy", snapshot_interval=0.001)
+    config = CacheAwareParameters(snapshot=tmp_path / "policy", snapshot_interval=0.001)
     begun, go_on, order = threading.Event(), threading.Event(), list[str]()
 
     def slowly(copy: PolicyCopy, path: Path) -> None:
@@ -121,7 +120,7 @@ def test_two_writes_never_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     async def main() -> None:
         policy = filled(config)
-        async with PolicySnapshots(policy, config):
+        async with PolicySnapshots(policy):
             await asyncio.to_thread(begun.wait, 30)
             threading.Timer(0.05, go_on.set).start()
 
@@ -132,12 +131,12 @@ def test_two_writes_never_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_end_waits_for_a_write_in_progress(tmp_path: Path) -> None:
     """Then it writes what is new: never two writes at once, and never the older one last."""
     path = tmp_path / "policy"
-    config = CacheAwareConfig(snapshot=path, snapshot_interval=0.0001)
+    config = CacheAwareParameters(snapshot=path, snapshot_interval=0.0001)
 
     async def main() -> None:
         for number in range(20):
             policy = filled(config)
-            async with PolicySnapshots(policy, config):
+            async with PolicySnapshots(policy):
                 for step in range(number):
                     policy.select(WORKERS, RouteQuery(text=f"{number} {step} " * 50))
                     await asyncio.sleep(0)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from router.config import RouterConfig, ServerConfig, StoreConfig
 from router.config.token_budget import token_budget
-from router.config.workers import CacheAwareConfig, QueueConfig, WorkersConfig
+from router.config.workers import QueueConfig, WorkersConfig
 from router.errors import BadRequestError
+from router.policies.cache_aware import CacheAwareParameters
 from router.processes.shares import config_of
 from router.processes.supervisor import Backoff
 
@@ -35,7 +36,11 @@ def test_memory_is_divided_also_where_no_flag_says_how_much() -> None:
     found = shares()
     assert sum(each.radix.token_budget for each in found) == token_budget(None)
     assert sum(each.sessions.token_budget for each in found) == token_budget(None)
-    assert sum(each.workers.cache_aware.max_tree_size for each in found) == CacheAwareConfig().max_tree_size
+    parameters = [
+        cast(CacheAwareParameters, each.workers.parameters)
+        for each in shares(workers=WorkersConfig(policy="cache_aware"))
+    ]
+    assert sum(each.max_tree_size for each in parameters) == CacheAwareParameters().max_tree_size
 
 
 def test_what_has_no_limit_gets_none() -> None:
@@ -46,9 +51,9 @@ def test_what_has_no_limit_gets_none() -> None:
 
 
 def test_each_has_a_snapshot_of_its_own() -> None:
-    cache = CacheAwareConfig(snapshot=Path("a/b.snapshot"))
-    found = shares(workers=WorkersConfig(policy="cache_aware", cache_aware=cache))
-    assert [str(each.workers.cache_aware.snapshot) for each in found] == [
+    cache = CacheAwareParameters(snapshot=Path("a/b.snapshot"))
+    found = shares(workers=WorkersConfig(policy="cache_aware", parameters=cache))
+    assert [str(cast(CacheAwareParameters, each.workers.parameters).snapshot) for each in found] == [
         "a/b.snapshot",
         "a/b.snapshot.2",
         "a/b.snapshot.3",

@@ -1,4 +1,4 @@
-"""Metrics of the policy cache_aware: its memory, and the cache events of workers."""
+"""Metrics of the cache events of workers, where a policy follows them."""
 
 from __future__ import annotations
 
@@ -8,30 +8,25 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
-from router.policies.cache_aware import CacheAware
 from router.workers.worker import KvState, Worker
 
 
-class PolicyCollector(Collector):
-    """Reads the policy at each scrape. Registered only where it routes."""
+class KvCollector(Collector):
+    """Reads the index of a policy and the subscriptions at each scrape."""
 
     def __init__(
-        self, policy: CacheAware, subscriptions: KvSubscriptions | None, workers: Callable[[], Iterable[Worker]] = list
+        self,
+        index: KvIndex | None,
+        subscriptions: KvSubscriptions | None,
+        workers: Callable[[], Iterable[Worker]] = list,
     ) -> None:
         self._workers = workers
-        self._policy = policy
+        self._index = index
         self._subscriptions = subscriptions
 
     def collect(self) -> Iterator[Metric]:
-        remembered = GaugeMetricFamily(
-            "tito_router_policy_remembered",
-            "Prompts that cache_aware remembers, in characters and in ids; a prompt that several workers have counts for each.",
-            labels=("unit",),
-        )
-        remembered.add_metric(("characters",), self._policy.texts.size)
-        remembered.add_metric(("ids",), self._policy.ids.size)
-        yield remembered
         events = CounterMetricFamily(
             "tito_router_kv_events",
             "KV events of workers: batches, and what went wrong with them (gaps, lost, ...).",
@@ -51,5 +46,5 @@ class PolicyCollector(Collector):
         yield followed
 
     def _counts(self) -> Counter[str]:
-        index, subscriptions = self._policy.index, self._subscriptions
+        index, subscriptions = self._index, self._subscriptions
         return Counter() if index is None or subscriptions is None else index.counts + subscriptions.counts
