@@ -22,16 +22,16 @@ from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.dialects.responses import Responses
 from middleware_hub.hub import Hub, unrecorded
+from middleware_hub.metrics import SessionMetrics
 from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.anonymous import OpenChats
 from middleware_hub.sessions.chats import Chats
 from middleware_hub.sessions.controls import Controls, SessionCall
+from middleware_hub.sessions.exports import SessionSamples
 from middleware_hub.sessions.log.archive import Archive
 from middleware_hub.sessions.log.chat_notes import ChatNotes
-from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.registry import SessionRegistry
-from middleware_hub.sessions.samples import SessionSamples
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.generation import Backend
 from middleware_hub.sessions.turn.kept_replies import KeptReplies

@@ -18,13 +18,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.registry import Collector
 
-from middleware_hub.metrics import GroupsCollector, RadixMetrics
+from middleware_hub.metrics import GroupsCollector, RadixMetrics, SessionMetrics
 from middleware_hub.persistence import metrics as store_metrics
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.spelling import Spelling
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.tree import RadixTree
-from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.store.dictionary import DictionaryStore

@@ -80,10 +80,8 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "router.processes.child_process",
     ),
     "to fold": (
-        "middleware_hub.metrics",
         "middleware_hub.sessions.log.span_book",
         "middleware_hub.sessions.log.stored_log",
-        "middleware_hub.sessions.lost_turns",
         "middleware_hub.sessions.turn.answer",
         "middleware_hub.sessions.turn.forced_calls",
         "middleware_hub.sessions.turn.sampling",

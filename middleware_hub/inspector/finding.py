@@ -10,9 +10,10 @@ from heapq import merge
 from operator import itemgetter
 from typing import Any
 
-from middleware_hub.inspector.conversations.chain import Chain, Vocabulary, matches
+from middleware_hub.inspector.conversations.chain import Chain, matches
 from middleware_hub.inspector.conversations.conversation import ConversationView
 from middleware_hub.inspector.queries import MOST_TEXT, Parameters
+from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.errors import BadRequestError, NotFoundError
 from router.http.offload import offload
 

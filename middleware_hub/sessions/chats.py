@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -25,6 +24,7 @@ from middleware_hub.sessions.trie.memo import MemoRoom
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey, end_what_was_read
 from middleware_hub.sessions.turn.generation import MANY_LOGPROBS, TurnGeneration
 from middleware_hub.sessions.turn.kept_replies import MOST_BYTES, KeptReplies, KeptReply
+from middleware_hub.sessions.turn.turns import Turns
 from middleware_hub.spans.reply_names import check_one, of_several
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT, StoreUnreachableError
 from router.engines.form.worker_request import new_rid
@@ -46,24 +46,10 @@ PIECES_AT_ONCE = 256
 """Pieces of a stream that are written in one step. Thousands may wait: the client was slow, or it adopts a whole reply."""
 
 
-class Exchanges(Protocol):
-    """Begins the exchanges of turns; see `turn.turns`."""
-
-    def adopt(self, session: Session, key: RequestKey) -> Exchange[TurnGeneration] | None: ...
-
-    def written_again(
-        self, session: Session, request: ChatRequest, key: RequestKey, dialect: Dialect, word: bytes
-    ) -> KeptReply | None: ...
-
-    def begin(
-        self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey, *, unread: bool
-    ) -> Exchange[TurnGeneration]: ...
-
-
 class Chats:
     """Serves the turns of sessions."""
 
-    def __init__(self, turns: Exchanges, composer: Composer, models: ServedModels, kept: KeptReplies) -> None:
+    def __init__(self, turns: Turns, composer: Composer, models: ServedModels, kept: KeptReplies) -> None:
         self._turns = turns
         self._kept = kept
         self._composer = composer

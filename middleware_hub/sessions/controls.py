@@ -19,15 +19,14 @@ from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.dialects.fields import NUMBER, OBJECT, STRING, Fields
 from middleware_hub.dialects.session_fields import read_defaults, refuse_others
+from middleware_hub.metrics import SessionMetrics
 from middleware_hub.served_models import ServedModels
-from middleware_hub.sessions.call_fields import fields_of, is_on, query_of
-from middleware_hub.sessions.export.topology import topology
-from middleware_hub.sessions.exports import Exports, signs
+from middleware_hub.sessions.exports import Exports, fields_of, is_on, query_of, signs
 from middleware_hub.sessions.log.events import Completed, Rewarded, as_json
-from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import LOOK_SECONDS, Act, Session, SessionPhase
+from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
 from middleware_hub.tokenizer.vocabulary import Vocabulary, check_options
@@ -275,3 +274,39 @@ def _origin(scope: Scope) -> str:
         host = f"{server[0]}:{server[1]}" if server[1] else str(server[0])
     scheme = header(scope, b"x-forwarded-proto") or scope.get("scheme", "http")
     return f"{scheme}://{host}"
+
+
+def topology(trie: MessageTrie) -> list[dict[str, Any]]:
+    """Return every message with its samples, parents before children."""
+    nodes = list(trie.each_node())
+    numbers = {id(node): number for number, node in enumerate(nodes)}
+    return [
+        {
+            "node": number,
+            "parent": numbers.get(id(node.parent)),
+            "depth": node.depth,
+            "role": node.role,
+            "pending": not node.committed,
+            "in_flight": node.handles,
+            "excerpt": _excerpt(node.message),
+            "samples": [
+                {
+                    "generation_id": sample.id,
+                    "parent_generation": None if sample.parent is None else sample.parent.id,
+                    "finish_reason": sample.finish,
+                    "tokens": len(sample.span),
+                    "terminal": sample.terminal,
+                }
+                for sample in node.samples or ()
+            ],
+        }
+        for number, node in enumerate(nodes)
+    ]
+
+
+def _excerpt(message: bytes, characters: int = 80) -> str:
+    said = msgspec.json.decode(message)
+    content = said.get("content") or ""
+    calls = [call["function"]["name"] for call in said.get("tool_calls") or ()]
+    text = content if isinstance(content, str) else str(content)
+    return (text + "".join(f" [{name}]" for name in calls))[:characters]

@@ -1,29 +1,31 @@
-"""The calls that export a session: `finalize`, and `trajectories`, which exports it as it is."""
+"""Exports of sessions: the calls `finalize` and `trajectories` (a session as it is), and sessions as samples of groups."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, get_args
+from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub.chat.errors import SessionOverError
-from middleware_hub.sessions.call_fields import fields_of, is_on, query_of
-from middleware_hub.sessions.export.formats import FORMATS
+from middleware_hub.metrics import SessionMetrics
+from middleware_hub.sessions.export.formats import FORMATS, as_json, trajectory_json
 from middleware_hub.sessions.export.trajectories import BranchTrajectory, SharedTurns, branches
-from middleware_hub.sessions.export.trajectory_json import as_json
 from middleware_hub.sessions.log.events import Exported
-from middleware_hub.sessions.metrics import SessionMetrics
+from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY
 from middleware_hub.spans.reply_names import check_one
-from middleware_hub.store.errors import NOT_SAVED, StoreError, StoreUnreachableError
-from router.engines.form.fields import typed
+from middleware_hub.store.errors import NOT_SAVED, DamagedRecordError, StoreError, StoreUnreachableError
+from middleware_hub.trajectories.samples import Built, Member, Sample
+from router.engines.form.fields import parse_object, typed
 from router.errors import BadRequestError
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
@@ -195,3 +197,71 @@ def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
             yield b"".join(held)
             held, size = [], 0
     yield b"".join(held)
+
+
+logger = logging.getLogger(__name__)
+
+
+class SessionSamples:
+    """Implements `SampleTrajectories` for samples that are sessions."""
+
+    def __init__(self, registry: SessionRegistry) -> None:
+        self._registry = registry
+
+    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+        """Return a session as `finalize` gives it; None if there is none, or it is damaged. Raises StoreUnreachableError."""
+        try:
+            return await self._built(tenant, sample)
+        except DamagedRecordError as error:  # it must not stand in front of all samples that can be read
+            logger.error("session %r of group %r cannot be read: %s", sample.members[0].session, sample.group.id, error)
+            return None
+
+    async def _built(self, tenant: str, sample: Sample) -> Built | None:
+        session = await self._registry.reach(tenant, sample.members[0].session or "")
+        if session is None:
+            return None
+        session.visitors += 1
+        try:
+            unread = session.stale or not await filled(session)
+            check_known(session, unread=unread)
+            ends, lost = session.trie.checkpoints(terminal=True), session.lost
+            known, head = session.trie.passed_over, session.trie.head_root
+            found = list(branches(ends, session.reward_info, missing=lost, unread=unread, passed_over=known, head=head))
+            session.touch()
+        finally:
+            session.visitors -= 1
+        return Built(
+            [Raw(b"".join(trajectory_json(one))) for one in found],
+            bool(found) and all(one.exact for one in found),
+            tuple(dict.fromkeys(version for one in found for version, _, _ in one.weight_versions)),
+            session.reward_info,
+        )
+
+    async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:
+        """Note that a trainer has these sessions."""
+        for member in members:
+            with suppress(SessionOverError, StoreError):  # the session is over, or the store does not take the note
+                session = await self._registry.reach(tenant, member.session or "")
+                if session is not None:
+                    await session.happen(Exported(session.samples, time=time.time()))
+
+
+_SWITCH = {"": False, "0": False, "false": False, "1": True, "true": True}
+
+
+def fields_of(body: bytes) -> dict[str, Raw]:
+    """Return the fields of a body; an empty body has none. Raises BadRequestError."""
+    return parse_object(body) if body.strip() else {}
+
+
+def query_of(scope: Scope) -> dict[str, str]:
+    """Return the last value of each parameter in the query."""
+    return {key: values[-1] for key, values in parse_qs(scope.get("query_string", b"").decode("latin-1")).items()}
+
+
+def is_on(query: Mapping[str, str], name: str) -> bool:
+    """Return whether a switch of the query is on; without it, it is off. Raises BadRequestError for another word."""
+    found = _SWITCH.get(query.get(name, "").lower())
+    if found is None:
+        raise BadRequestError(f"`{name}` must be true or false, not {query[name]!r}")
+    return found

@@ -19,10 +19,9 @@ from typing import Any
 
 from middleware_hub.chat.errors import CapacityError, SessionExistsError, SessionOverError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction, canonical
+from middleware_hub.metrics import SessionMetrics
 from middleware_hub.sessions.log.archive import Archive
 from middleware_hub.sessions.log.events import Ended, SessionLog, id_of
-from middleware_hub.sessions.lost_turns import LostTurns
-from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session, SessionPhase
 from middleware_hub.sessions.turn.exchange import Exchange
 from middleware_hub.store.errors import DamagedRecordError
@@ -35,8 +34,33 @@ logger = logging.getLogger(__name__)
 SWEEP_SECONDS = 5.0
 _STEP = 256
 """Sessions that are listed before the event loop serves other requests."""
+_MOST_LOST = 1_000
+"""Sessions whose lost turns are remembered."""
 _READ_AT_ONCE = 32
 """Sessions that are read from the store at the same time for a list."""
+
+
+class LostTurns:
+    """Answered turns that the store may have lost, by tenant and session, until the session is read again."""
+
+    def __init__(self) -> None:
+        self._answered: dict[tuple[str, str], tuple[str, ...]] = {}
+
+    def note(self, session: Session, *, diverged: bool = False) -> None:
+        """Remember the turns of a session that are known to be lost.
+
+        `diverged`: its log lacks events that were applied here, so remember every turn.
+        """
+        answered = (*session.lost, *(one.id for one in session.trie.checkpoints() if diverged))
+        if answered:
+            self._answered[session.tenant, session.id] = answered
+            if len(self._answered) > _MOST_LOST:
+                del self._answered[next(iter(self._answered))]
+
+    def take(self, session: Session) -> tuple[str, ...]:
+        """Return the remembered turns that a session lacks after it was read again, and forget them."""
+        answered = self._answered.pop((session.tenant, session.id), ())
+        return tuple(one for one in answered if session.trie.checkpoint(one) is None)
 
 
 class SessionRegistry:

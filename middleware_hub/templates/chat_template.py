@@ -32,7 +32,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from middleware_hub.chat.messages import Message, argument_texts
+from middleware_hub.chat.messages import ChatRequest, Message, argument_texts
 from middleware_hub.templates.decisions import decisions_of
 from middleware_hub.templates.renderer import Messages, Options, Renderer, RenderingError, Tools, check_options
 from middleware_hub.templates.slots import Slots
@@ -157,6 +157,23 @@ class ChatTemplate:
                         "first message, or into a message of the user's"
                     )
         return text
+
+    def conversation(self, request: ChatRequest) -> str:
+        """Render all messages of a request; see `whole`."""
+        return self.whole(request.messages, request.tools, request.template, continue_final=request.continue_final)
+
+    def tail_of(self, request: ChatRequest, covered: int, *, whole: bool) -> str:
+        """Render what follows the first `covered` messages of a request; see `tail`."""
+        messages = request.messages
+        return self.tail(
+            messages[covered - 1],
+            messages[covered:],
+            request.tools,
+            request.template,
+            earlier=messages[: covered - 1],
+            continue_final=request.continue_final,
+            whole=whole,
+        )
 
     def tail(
         self,

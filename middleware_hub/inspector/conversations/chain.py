@@ -10,30 +10,17 @@ import codecs
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, reasons_of, unpack_logprobs
 from middleware_hub.spans.trajectory import Turn, version_runs
+from middleware_hub.tokenizer.vocabulary import Vocabulary
 
 LOOK_BACK = 64
 """Tokens before a window that are read to know whether the window begins inside a character."""
-
-
-class Vocabulary(Protocol):
-    """Spells ids; the tokenizer's vocabulary implements it."""
-
-    special_ids: frozenset[int]
-
-    def pieces(self, ids: NDArray[np.int32]) -> list[bytes]:
-        """Return the bytes of each id."""
-        ...
-
-    def piece(self, token_id: int) -> bytes:
-        """Return the bytes of one id."""
-        ...
 
 
 class SpanSlice(NamedTuple):

@@ -13,8 +13,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.inspector.conversations.chain import Chain, Vocabulary
+from middleware_hub.inspector.conversations.chain import Chain
 from middleware_hub.inspector.saved import saved_page
+from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.errors import BadRequestError
 
 WINDOW: Final = 2_000

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
+from middleware_hub.metrics import SessionMetrics
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.sessions.log.events import (
@@ -42,7 +43,6 @@ from middleware_hub.sessions.log.events import (
     tenant_prefix,
 )
 from middleware_hub.sessions.log.stored_log import LogContext, StoredLog
-from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.versions import VersionClock

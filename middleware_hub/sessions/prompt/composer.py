@@ -30,7 +30,7 @@ from middleware_hub.sessions.prompt.edited_turns import EditedTurns, manner
 from middleware_hub.sessions.prompt.join import Join, join, join_in_place
 from middleware_hub.sessions.prompt.known_text import EncodeStart, KnownText, known_behind
 from middleware_hub.sessions.prompt.splice import Resident, Splicer
-from middleware_hub.sessions.prompt.tails import Tails, conversation
+from middleware_hub.sessions.prompt.tails import Tails
 from middleware_hub.sessions.prompt.verifier import PromptVerifier
 from middleware_hub.sessions.trie.nodes import Checkpoint, IsEcho
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
@@ -98,7 +98,13 @@ class Composer:
     @cached_property
     def _edits(self) -> EditedTurns:
         return EditedTurns(
-            self._tokenizer, self._template, self._splicer, self._tails, self._make_parser, history=self._history
+            self._tokenizer,
+            self._template,
+            self._splicer.codec,
+            self._tails,
+            self._make_parser,
+            self._splicer.texts,
+            history=self._history,
         )
 
     def recognizer(self, key: KeyFunction, request: ChatRequest) -> IsEcho | None:
@@ -265,7 +271,7 @@ class Composer:
         if span is not None:
             return self._composed(None, span, span.count, await self._scaffold_at(span, request), reasons)
         try:
-            text = await _offload(request, partial(conversation, self._template, request))
+            text = await _offload(request, partial(self._template.conversation, request))
         except RenderingError as error:
             raise BadRequestError(f"the chat template cannot write this conversation: {error}") from error
         ids, known = (await self._tokenizer.encode(text, start=True), 0) if start is None else await start(text)

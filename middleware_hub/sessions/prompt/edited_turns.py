@@ -42,8 +42,7 @@ from middleware_hub.sessions.prompt.echoes import (
     shows_reasoning,
     without_reasoning,
 )
-from middleware_hub.sessions.prompt.join import OPENING, Join, join, join_in_place
-from middleware_hub.sessions.prompt.splice import Splicer
+from middleware_hub.sessions.prompt.join import OPENING, Codec, Join, join, join_in_place
 from middleware_hub.sessions.prompt.tails import Tails
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.prepared_turn import EditedMessage, PreparedTurn
@@ -126,6 +125,7 @@ class EditedTurns:
 
     Args:
         make_parser: makes a parser for the whole text of a turn, from behind its header on.
+        renderings: returns the whole conversation as it may be rendered (`Splicer.texts`).
         history: as of the `Composer`.
     """
 
@@ -133,17 +133,19 @@ class EditedTurns:
         self,
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        splicer: Splicer,
+        codec: Codec,
         tails: Tails,
         make_parser: Callable[[ChatRequest], SampledParser],
+        renderings: Callable[[Checkpoint, ChatRequest], Sequence[str]],
         *,
         history: History,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
-        self._splicer = splicer
+        self._codec = codec
         self._tails = tails
         self._make_parser = make_parser
+        self._renderings = renderings
         self._history = history
 
     def kept(
@@ -153,13 +155,13 @@ class EditedTurns:
 
         None if the echo keeps no token of any turn.
         """
-        vocabulary, codec, found = self._tokenizer.vocabulary, self._splicer.codec, list[KeptEcho]()
+        vocabulary, codec, found = self._tokenizer.vocabulary, self._codec, list[KeptEcho]()
         meant = likeliest([one for one in edited.samples if usable(one)], request.messages[edited.at - 1])
         for checkpoint in meant:
             if self._history == "keep" and (text := self._written_over(checkpoint, edited.at, request)) is not None:
                 found.append(keep(checkpoint, text, vocabulary))
         if not any(one.take for one in found):
-            rendered = self._splicer.texts(edited.samples[0], request)
+            rendered = self._renderings(edited.samples[0], request)
             for checkpoint in meant:
                 prompt = prompt_of(checkpoint, vocabulary)
                 written = [text[len(prompt) :] for text in rendered if text.startswith(prompt)]

@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt.join import Codec, Join, join
-from middleware_hub.sessions.prompt.tails import conversation, tail_behind
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, links, unpack_ids
 from middleware_hub.templates.chat_template import ChatTemplate, Transcript
@@ -71,7 +70,7 @@ class Splicer:
         Empty if the template cannot write it, or refuses it.
         """
         with suppress(BadRequestError, RenderingError):
-            return [conversation(template, request) for template in (self._template, *self.other_days(checkpoint))]
+            return [template.conversation(request) for template in (self._template, *self.other_days(checkpoint))]
         return []
 
     def residents(self, checkpoint: Checkpoint, request: ChatRequest) -> Resident:
@@ -117,9 +116,9 @@ class Splicer:
         if not tail or not template.reads([request.messages[at] for at in marked]):
             return tail
         try:
-            whole = conversation(template, request)
+            whole = template.conversation(request)
             if not whole.endswith(tail):
-                tail = tail_behind(template, request, marked[-1] + 1, whole=True)
+                tail = template.tail_of(request, marked[-1] + 1, whole=True)
             return tail if whole.endswith(tail) else None
         except (BadRequestError, RenderingError):
             return None

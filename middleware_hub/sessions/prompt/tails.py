@@ -96,13 +96,13 @@ class Tails:
         Raises:
             BadRequestError, RenderingError: see `ChatTemplate.tail`.
         """
-        text = tail_behind(self._template, request, turn.covered, whole=whole)
+        text = self._template.tail_of(request, turn.covered, whole=whole)
         if whole:
             self._require_end(text, request, request.messages[turn.covered - 1])
         if whole or not compare:
             return Tail(text, known=True)
         try:
-            full = tail_behind(self._template, request, turn.covered, whole=True)
+            full = self._template.tail_of(request, turn.covered, whole=True)
         except (BadRequestError, RenderingError) as error:
             logger.info("a tail could not be compared with a rendering of the whole: %s", error)
             return Tail(text, known=False)
@@ -120,24 +120,5 @@ class Tails:
     def _require_end(self, text: str, request: ChatRequest, last: Message) -> None:
         """Raise RenderingError if the tail depends on a turn's calls: it was rendered with other calls in their place."""
         depends = last.get("tool_calls") and self._template.reads((last,))
-        if depends and not conversation(self._template, request).endswith(text):
+        if depends and not self._template.conversation(request).endswith(text):
             raise RenderingError("what the template writes after a turn depends on what was said in it")
-
-
-def conversation(template: ChatTemplate, request: ChatRequest) -> str:
-    """Render a whole conversation. Raises BadRequestError, RenderingError."""
-    return template.whole(request.messages, request.tools, request.template, continue_final=request.continue_final)
-
-
-def tail_behind(template: ChatTemplate, request: ChatRequest, covered: int, *, whole: bool) -> str:
-    """Render what follows the first `covered` messages; see `ChatTemplate.tail`."""
-    messages = request.messages
-    return template.tail(
-        messages[covered - 1],
-        messages[covered:],
-        request.tools,
-        request.template,
-        earlier=messages[: covered - 1],
-        continue_final=request.continue_final,
-        whole=whole,
-    )

@@ -26,7 +26,6 @@ import msgspec
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt.join import Join
 from middleware_hub.sessions.prompt.splice import Splicer
-from middleware_hub.sessions.prompt.tails import conversation
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, links
 from middleware_hub.templates.chat_template import ChatTemplate
@@ -93,11 +92,11 @@ class PromptVerifier:
         """Mark a context if the ids differ from a rendering of the whole in more than sampled text."""
         parts = self._parts(span, take)
         try:
-            expected = conversation(self._template, request)
+            expected = self._template.conversation(request)
             found = self._hard_differences(expected, parts, request)
             if not found:
                 return
-            dated = [conversation(template, request) for template in self._splicer.other_days(checkpoint)]
+            dated = [template.conversation(request) for template in self._splicer.other_days(checkpoint)]
         except (BadRequestError, RenderingError) as error:
             logger.warning("a turn could not be verified: %s", error)
             return

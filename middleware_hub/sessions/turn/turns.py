@@ -12,9 +12,9 @@ from starlette.types import Scope
 
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.metrics import SessionMetrics
 from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.log.events import Touched
-from middleware_hub.sessions.metrics import SessionMetrics
 from middleware_hub.sessions.prompt.composed_prompt import (
     EDITED_TURN,
     FALLBACKS,

@@ -12,7 +12,7 @@ from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.keys import canonical
 from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.anonymous import AnonymousSession
-from middleware_hub.sessions.chats import Chats, Exchanges
+from middleware_hub.sessions.chats import Chats
 from middleware_hub.sessions.prompt.composer import Composer
 from router.errors import BadRequestError
 
@@ -55,7 +55,7 @@ def test_turns_wait_until_the_composer_is_warm(error: Exception | None) -> None:
 
     async def scenario() -> None:
         composer, dialect = SlowComposer(error), Unreadable()
-        chats = Chats(cast(Exchanges, None), cast(Composer, composer), MODELS, cast(Any, None))
+        chats = Chats(cast(Any, None), cast(Composer, composer), MODELS, cast(Any, None))
         chats.warm()
         turns = [asyncio.create_task(turn(chats, dialect)) for _ in range(3)]
         for _ in range(10):
@@ -76,7 +76,5 @@ def test_turns_wait_until_the_composer_is_warm(error: Exception | None) -> None:
 def test_without_a_server_nothing_has_to_be_warm() -> None:
     dialect = Unreadable()
     with pytest.raises(BadRequestError, match="unreadable"):
-        asyncio.run(
-            turn(Chats(cast(Exchanges, None), cast(Composer, SlowComposer()), MODELS, cast(Any, None)), dialect)
-        )
+        asyncio.run(turn(Chats(cast(Any, None), cast(Composer, SlowComposer()), MODELS, cast(Any, None)), dialect))
     assert dialect.read == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from middleware_hub.sessions.samples import SessionSamples
+from middleware_hub.sessions.exports import SessionSamples
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch
 from middleware_hub.trajectories.samples import Group, Member, Sample

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from middleware_hub.chat.errors import CapacityError, SessionExistsError, UnknownSessionError
 from middleware_hub.chat.keys import canonical
-from middleware_hub.sessions.metrics import SessionMetrics
+from middleware_hub.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.trie.nodes import SampledTurn

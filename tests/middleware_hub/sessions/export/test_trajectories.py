@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from middleware_hub.sessions.export.topology import topology
+from middleware_hub.sessions.controls import topology
+from middleware_hub.sessions.export.formats import as_json
 from middleware_hub.sessions.export.trajectories import BranchTrajectory, branches
-from middleware_hub.sessions.export.trajectory_json import as_json
 from middleware_hub.sessions.trie.nodes import Checkpoint, SampledTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids, pack_logprobs

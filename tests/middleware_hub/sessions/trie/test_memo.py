@@ -17,7 +17,7 @@ from middleware_hub.chat.keys import canonical, setting_of
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
-from middleware_hub.sessions.export.topology import topology
+from middleware_hub.sessions.controls import topology
 from middleware_hub.sessions.trie.memo import MOST_BODIES, KnownBody, Landmark, MemoRoom, MessageMemo
 from middleware_hub.sessions.trie.nodes import SampledTurn
 from middleware_hub.sessions.trie.prepared_turn import PreparedTurn

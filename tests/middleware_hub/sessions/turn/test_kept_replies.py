@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from middleware_hub.chat.keys import canonical
-from middleware_hub.sessions.metrics import SessionMetrics
+from middleware_hub.metrics import SessionMetrics
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn import kept_replies
 from middleware_hub.sessions.turn.exchange import RequestKey
