@@ -34,7 +34,7 @@ from middleware_hub.spans.answer_json import Lists
 from middleware_hub.spans.chain import printed_ids
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.tokenizer.vocabulary import check_ids, check_options, check_unmatched
-from middleware_hub.trajectories.calls import Calls
+from middleware_hub.trajectories.calls import TrajectoryCalls
 from middleware_hub.trajectories.members import HEADERS, memberships
 from middleware_hub.trajectories.sequences import Sequences
 from router.engines.form.limits import PromptLimits
@@ -81,7 +81,9 @@ class RadixTreeMiddleware:
         context.registry.register(GroupsCollector(hub.groups.counts, hub.groups.held))
         sequences = Sequences(self.tree, self.memory, lambda: hub.sessions)
         limit = self._max_body_bytes
-        trajectories = Calls(hub.groups, sequences, hub.clock, context.stopping, self.memory, max_body_bytes=limit)
+        trajectories = TrajectoryCalls(
+            hub.groups, sequences, hub.clock, context.stopping, self.memory, max_body_bytes=limit
+        )
         calls = {"generate": self._generate, "retrieve": self._retrieve, "explain": self._explain, "stats": self._stats}
         self._routes: dict[str, ASGIApp] = {
             **by_method(routes.bound(routes.RADIX_TREE, calls)),

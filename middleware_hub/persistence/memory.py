@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.spelling import Spelling
-from middleware_hub.persistence.turns import Beside, Turns, joined
+from middleware_hub.persistence.turns import Beside, TurnWriter, joined
 from middleware_hub.persistence.weight_versions import LOG, VersionLog
 from middleware_hub.radix.cut import Cut, end_of
 from middleware_hub.radix.late_answers import Doubt, doubts, passed_over
@@ -74,7 +74,7 @@ class Memory:
         self.saving = Saving(store) if saving is None else saving
         self._serials = serials
         self._versions = versions
-        self._turns = Turns(tree, self.saving, versions, spelling, self._handed_over)
+        self._turns = TurnWriter(tree, self.saving, versions, spelling, self._handed_over)
         self._max_bytes = max_bytes
         self._others = -1
         self._changes = 0  # grows with everything that is put into the tree

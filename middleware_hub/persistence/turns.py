@@ -87,7 +87,7 @@ class _Group:
     split: bool = False
 
 
-class Turns:
+class TurnWriter:
     """See the top of this file."""
 
     def __init__(

@@ -15,7 +15,7 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, chain_ids, pack_ids
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from middleware_hub.tokenizer.vocabulary import Vocabulary, check_ids, check_unmatched
-from middleware_hub.trajectories.members import Membership
+from middleware_hub.trajectories.members import GroupMembership
 from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.form.segments import FIELD, Segment, place
 from router.errors import BadRequestError
@@ -48,7 +48,7 @@ class Prompt(msgspec.Struct, frozen=True):
     reused: int
     encoded: int
     reasons: tuple[str, ...]
-    member: Membership | None = None
+    member: GroupMembership | None = None
 
     @property
     def ids(self) -> Sequence[int]:

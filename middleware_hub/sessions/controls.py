@@ -22,7 +22,7 @@ from middleware_hub.dialects.session_fields import read_defaults, refuse_others
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.exports import Exports, fields_of, is_on, query_of, signs
-from middleware_hub.sessions.log.events import Completed, Rewarded, as_json
+from middleware_hub.sessions.log.events import Completed, SessionRewarded, as_json
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import LOOK_SECONDS, Act, Session, SessionPhase
@@ -211,7 +211,7 @@ class Controls:
                 f"it is not known whether session {session.id!r} has a branch {branch!r}: the store does not answer, or lacks "
                 "what a router left that died"
             )
-        event = Rewarded(as_json(info), branch, time=time.time())
+        event = SessionRewarded(as_json(info), branch, time=time.time())
         if session.group is None:
             return await session.happen(event)
         journal = self._groups.journal(session.tenant, session.group[1])

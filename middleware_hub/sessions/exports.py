@@ -24,7 +24,7 @@ from middleware_hub.sessions.session import Act, Session
 from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.store.errors import NOT_SAVED, DamagedRecordError, StoreError, StoreUnreachableError
-from middleware_hub.trajectories.samples import Built, Member, Sample
+from middleware_hub.trajectories.samples import Built, GroupSample, Member
 from router.engines.form.fields import parse_object, typed
 from router.errors import BadRequestError
 from router.http.bodies import read_json
@@ -208,7 +208,7 @@ class SessionSamples:
     def __init__(self, registry: SessionRegistry) -> None:
         self._registry = registry
 
-    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+    async def built(self, tenant: str, sample: GroupSample, options: Mapping[str, Any]) -> Built | None:
         """Return a session as `finalize` gives it; None if there is none, or it is damaged. Raises StoreUnreachableError."""
         try:
             return await self._built(tenant, sample)
@@ -216,7 +216,7 @@ class SessionSamples:
             logger.error("session %r of group %r cannot be read: %s", sample.members[0].session, sample.group.id, error)
             return None
 
-    async def _built(self, tenant: str, sample: Sample) -> Built | None:
+    async def _built(self, tenant: str, sample: GroupSample) -> Built | None:
         session = await self._registry.reach(tenant, sample.members[0].session or "")
         if session is None:
             return None

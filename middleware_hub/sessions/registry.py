@@ -21,7 +21,7 @@ from middleware_hub.chat.errors import CapacityError, SessionExistsError, Sessio
 from middleware_hub.chat.keys import KeyFunction, canonical
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.sessions.log.archive import Archive
-from middleware_hub.sessions.log.events import Ended, SessionLog, id_of
+from middleware_hub.sessions.log.events import SessionEnded, SessionLog, id_of
 from middleware_hub.sessions.session import Session, SessionPhase
 from middleware_hub.sessions.turn.exchange import Exchange
 from middleware_hub.store.errors import DamagedRecordError
@@ -267,7 +267,7 @@ class SessionRegistry:
     async def delete(self, session: Session) -> None:
         """Forget a session, everywhere. Raises SessionOverError if that has happened already."""
         if session.log is not None and self.archive is not None:
-            await session.happen(Ended("deleted", time=time.time()))
+            await session.happen(SessionEnded("deleted", time=time.time()))
             self._owing.add(session.log)
             self.archive.deleted(session)
         self._remove(session)
@@ -327,7 +327,7 @@ class SessionRegistry:
                 self._end(session)
             elif session.expired(moment) and session.idle:
                 with suppress(SessionOverError):  # this router has missed that it ended, see `StoredLog`
-                    if await session.happen(Ended("expired", time=time.time())):
+                    if await session.happen(SessionEnded("expired", time=time.time())):
                         self._expire(session)
         await archive.sweep(lambda *name: name in self._sessions)
 

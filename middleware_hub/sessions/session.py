@@ -230,7 +230,7 @@ class Session:
         match event:
             case events.Completed():
                 self.require(Act.COMPLETE)
-            case events.Rewarded(branch=branch):
+            case events.SessionRewarded(branch=branch):
                 self.require(Act.EXPORT)
                 if branch is not None and self.trie.checkpoint(branch) is None:
                     raise UnknownSessionError(f"session {self.id!r} has no branch {branch!r}")
@@ -252,7 +252,7 @@ class Session:
     def apply(self, event: events.AnyEvent) -> None:
         """Apply an event other than a turn, which `check` has allowed."""
         match event:
-            case events.Rewarded(info=info, branch=branch):
+            case events.SessionRewarded(info=info, branch=branch):
                 self._reward(events.object_of(info), branch)
             case events.BranchEnded(generation=generation):
                 checkpoint = self.trie.checkpoint(generation)
@@ -267,7 +267,7 @@ class Session:
             case events.Exported(samples=samples):
                 # A turn that was committed meanwhile has not been exported.
                 self.exported = self.samples == samples
-            case events.Finalized() | events.Ended():
+            case events.Finalized() | events.SessionEnded():
                 self.phase = SessionPhase.FINALIZED if isinstance(event, events.Finalized) else SessionPhase.ABORTED
                 self.trie.close()
                 self._done.set()
@@ -314,7 +314,7 @@ class Session:
         return first
 
     async def abort(self) -> None:
-        self.apply(events.Ended(time=time.time(), why="aborted"))
+        self.apply(events.SessionEnded(time=time.time(), why="aborted"))
         try:
             await self.end_exchanges()
         finally:

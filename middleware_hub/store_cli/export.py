@@ -14,7 +14,7 @@ from msgspec import Raw
 from middleware_hub.sessions.export.trajectories import BranchTrajectory
 from middleware_hub.sessions.export.tree import tree_of
 from middleware_hub.sessions.log import events as session_events
-from middleware_hub.sessions.log.events import DELETED, PREFIX, Ended, read
+from middleware_hub.sessions.log.events import DELETED, PREFIX, SessionEnded, read
 from middleware_hub.spans.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined, written
 from middleware_hub.store.errors import DamagedRecordError
 from middleware_hub.store.event_log import readable
@@ -92,7 +92,7 @@ async def deleted_sessions(store: Store) -> frozenset[str]:
                 except DamagedRecordError:  # it may have been deleted
                     found.add(info.log)
                     continue
-                found |= {info.log for event in last if isinstance(event, Ended) and event.why == "deleted"}
+                found |= {info.log for event in last if isinstance(event, SessionEnded) and event.why == "deleted"}
     return frozenset(found)
 
 
@@ -134,7 +134,7 @@ class Rewards:
         heard = session_events.read(event)
         if isinstance(heard, session_events.TurnCommitted):
             self._turns[event.log, heard.generation] = heard.span
-        elif isinstance(heard, session_events.Rewarded):
+        elif isinstance(heard, session_events.SessionRewarded):
             info = session_events.object_of(heard.info)
             if heard.branch is None:
                 self._sessions.setdefault(event.log, {}).update(info)

@@ -12,11 +12,11 @@ from msgspec import Raw
 
 from middleware_hub.trajectories.choosing import Steps, groups_in_steps
 from middleware_hub.trajectories.ledger import STEP, Ledger
-from middleware_hub.trajectories.samples import Built, Sample
+from middleware_hub.trajectories.samples import Built, GroupSample
 from router.http.responses import SEND_BYTES
 
 
-def _rewards(sample: Sample, of_session: Mapping[str, Any] | None) -> dict[str, Any]:
+def _rewards(sample: GroupSample, of_session: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the reward of a sample, and those of its replies."""
     if of_session is not None:
         number = next((of_session[key] for key in ("reward", "score") if _is_number(of_session.get(key))), None)
@@ -38,7 +38,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def described(sample: Sample, built: Built) -> dict[str, Any]:
+def described(sample: GroupSample, built: Built) -> dict[str, Any]:
     """Return a sample as answers show it."""
     first = sample.members[0]
     return {

@@ -22,12 +22,12 @@ from middleware_hub.spans.reply_names import check_one
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
 from middleware_hub.trajectories.answers import described, in_pieces
-from middleware_hub.trajectories.claims import Claims, Wanted, result
+from middleware_hub.trajectories.claims import ClaimRequest, Claims, result
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.journal import Journal
 from middleware_hub.trajectories.ledger import STEP
 from middleware_hub.trajectories.members import MOST_SIZE
-from middleware_hub.trajectories.samples import Group, Member, SampleTrajectories
+from middleware_hub.trajectories.samples import Member, SampleGroup, SampleTrajectories
 from middleware_hub.trajectories.settling import Settling, reward
 from router.engines.form.fields import parse_object, typed
 from router.errors import BadRequestError, NotFoundError
@@ -44,7 +44,7 @@ MOST_REWARDS: Final = 8_192
 _REWARD: Final = frozenset({"request_id", "group_id", "rollout_id", "reward", "reward_info"})
 
 
-class Calls:
+class TrajectoryCalls:
     """Serves the calls of `TRAJECTORIES`."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Calls:
         async with ClientConnection(receive) as client:
             found = await self._claims.claim(tenant, journal, wanted)
             client.stop_watching()
-        ignored = _ignored(fields, frozenset(Wanted.__struct_fields__))
+        ignored = _ignored(fields, frozenset(ClaimRequest.__struct_fields__))
         await send_json(send, 200, await result(in_pieces({**found, **ignored})))
 
     async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -178,7 +178,7 @@ def _ignored(fields: Iterable[str], known: frozenset[str]) -> dict[str, list[str
     return {"ignored": found} if found else {}
 
 
-def wanted_of(fields: dict[str, Raw]) -> Wanted:
+def wanted_of(fields: dict[str, Raw]) -> ClaimRequest:
     """Read the body of a claim. Raises BadRequestError with the field that is wrong."""
     size = _count(fields, "group_size", MOST_SIZE)
     limit = _count(fields, "limit", MOST_SIZE)
@@ -189,7 +189,7 @@ def wanted_of(fields: dict[str, Raw]) -> Wanted:
         raise BadRequestError(f"`max_staleness` must not be negative, not {staleness}")
     logp = typed(fields, "return_logp", bool, "true or false")
     switches = ("allow_partial", "exact_only", "return_routed_experts", "return_indexer_topk", "return_top_p")
-    wanted = Wanted(
+    wanted = ClaimRequest(
         groups=_count(fields, "groups", MOST_SIZE) or (1 if limit is None else MOST_SIZE),
         limit=limit,
         group_size=size,
@@ -231,7 +231,7 @@ def _claim_id(fields: dict[str, Raw]) -> str:
     return found
 
 
-def _group(journal: Journal, name: str) -> Group:
+def _group(journal: Journal, name: str) -> SampleGroup:
     found = journal.ledger.groups.get(name)
     if found is None:
         _check_not_behind(journal)

@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from middleware_hub.trajectories.ledger import STEP, Ledger
-from middleware_hub.trajectories.samples import Group, Member, Sample
+from middleware_hub.trajectories.samples import GroupSample, Member, SampleGroup
 
-Refusal = Callable[[Sample], str | None]
+Refusal = Callable[[GroupSample], str | None]
 """Returns the reason for which a sample is not wanted; None if it is wanted."""
 
 
@@ -24,15 +24,15 @@ have 100,000 replies to look at. The ledger may have changed when the walk goes 
 GROUPS_AT_ONCE: Final = 64
 
 
-class Choice(msgspec.Struct, frozen=True):
+class ChosenGroup(msgspec.Struct, frozen=True):
     """A group that may be claimed, with its samples; `partial`: whether it is incomplete."""
 
-    group: Group
-    samples: tuple[Sample, ...]
+    group: SampleGroup
+    samples: tuple[GroupSample, ...]
     partial: bool
 
 
-def groups_in_steps(ledger: Ledger) -> Iterator[Sequence[Group]]:
+def groups_in_steps(ledger: Ledger) -> Iterator[Sequence[SampleGroup]]:
     """Return the groups that a ledger has now, oldest first, a few at a time."""
     groups = list(ledger.groups.values())
     for begin in range(0, len(groups), GROUPS_AT_ONCE):
@@ -66,7 +66,7 @@ def choosing(
     limit: int | None = None,
     size: int | None = None,
     partial_before: float | None = None,
-) -> Steps[tuple[list[Choice], Counter[str]]]:
+) -> Steps[tuple[list[ChosenGroup], Counter[str]]]:
     """Find the samples that a trainer may be given now, oldest groups first, and how many were refused, by reason.
 
     A change between two steps does no harm: the claim then gets fewer samples than were chosen.
@@ -76,8 +76,8 @@ def choosing(
         size: the size of a complete group, instead of the group's own.
         partial_before: incomplete groups count too if nothing has happened to them since that time; they come last.
     """
-    chosen: list[Choice] = []
-    partial: list[Choice] = []
+    chosen: list[ChosenGroup] = []
+    partial: list[ChosenGroup] = []
     refused: Counter[str] = Counter()
     room, looked = limit, count(1)
     for few in groups_in_steps(ledger):
@@ -97,14 +97,14 @@ def choosing(
             wanted = size or group.size
             if wanted is not None and len(found) >= wanted:
                 if room is None or wanted <= room:
-                    chosen.append(Choice(group, tuple(found[:wanted]), partial=False))
+                    chosen.append(ChosenGroup(group, tuple(found[:wanted]), partial=False))
                     room = None if room is None else room - wanted
             elif found and partial_before is not None and group.touched <= partial_before:
-                partial.append(Choice(group, tuple(found), partial=True))
+                partial.append(ChosenGroup(group, tuple(found), partial=True))
         yield
     for choice in partial[: groups - len(chosen)]:
         part = choice.samples if room is None else choice.samples[:room]
         if part:
-            chosen.append(Choice(choice.group, part, partial=True))
+            chosen.append(ChosenGroup(choice.group, part, partial=True))
             room = None if room is None else room - len(part)
     return chosen, refused

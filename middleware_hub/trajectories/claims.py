@@ -25,11 +25,11 @@ from middleware_hub.persistence.memory import Memory
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import StoreError
 from middleware_hub.trajectories.answers import described, waiting
-from middleware_hub.trajectories.choosing import Choice, Steps, choosing, overflow
+from middleware_hub.trajectories.choosing import ChosenGroup, Steps, choosing, overflow
 from middleware_hub.trajectories.events import Claimed, Judged, Released, Taken
 from middleware_hub.trajectories.journal import MOST_EVENTS, MOST_MEMBERS, Journal
 from middleware_hub.trajectories.ledger import STEP
-from middleware_hub.trajectories.samples import Built, Claim, Sample, SampleTrajectories, dropping
+from middleware_hub.trajectories.samples import Built, GroupSample, LedgerClaim, SampleTrajectories, dropping
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ LOOK_SECONDS: Final = 1.0
 """How often a claim that waits checks whether a lease is over."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class ClaimRequest(msgspec.Struct, frozen=True):
     """The request of a trainer; see `http-api.md`."""
 
     groups: int = 1
@@ -88,7 +88,7 @@ class Claims:
         self._stopping = stopping
         self._memory = memory
 
-    async def claim(self, tenant: str, journal: Journal, wanted: Wanted) -> dict[str, Any]:
+    async def claim(self, tenant: str, journal: Journal, wanted: ClaimRequest) -> dict[str, Any]:
         """Return the answer to a claim: with samples, or without any when the time is up. Raises StoreError."""
         until = time.monotonic() + wanted.wait_seconds
         lost: list[dict[str, str]] = []
@@ -110,7 +110,9 @@ class Claims:
             await asyncio.sleep(min(left, took))  # under load, news comes faster than it can be read
             await journal.wait(min(left, LOOK_SECONDS))
 
-    async def _take(self, journal: Journal, wanted: Wanted) -> tuple[list[Choice], Claim | None, Counter[str]]:
+    async def _take(
+        self, journal: Journal, wanted: ClaimRequest
+    ) -> tuple[list[ChosenGroup], LedgerClaim | None, Counter[str]]:
         """Choose samples and claim them; return no claim if there was nothing to choose.
 
         If other claims were faster, the claim holds fewer samples than were chosen.
@@ -168,7 +170,7 @@ class Claims:
             if saved:
                 await journal.read_on()
 
-    def _refusal(self, sample: Sample, wanted: Wanted) -> str | None:
+    def _refusal(self, sample: GroupSample, wanted: ClaimRequest) -> str | None:
         if wanted.exact_only and sample.inexact:
             return "inexact"
         if wanted.max_staleness is not None and self._stale(sample.versions, wanted.max_staleness):
@@ -182,9 +184,9 @@ class Claims:
         self,
         tenant: str,
         journal: Journal,
-        wanted: Wanted,
-        claim: Claim,
-        choices: Sequence[Choice],
+        wanted: ClaimRequest,
+        claim: LedgerClaim,
+        choices: Sequence[ChosenGroup],
         lost: list[dict[str, str]],
     ) -> dict[str, Any] | None:
         """Return the answer with the samples that a claim holds; None if it holds none any more."""
@@ -194,7 +196,7 @@ class Claims:
             for choice in choices:
                 asked = [one.id for one in choice.samples]
                 here = [claim.held[one] for one in asked if one in claim.held]
-                made: list[tuple[Sample, Raw]] = []
+                made: list[tuple[GroupSample, Raw]] = []
                 for sample in here:
                     built = await self._built(tenant, journal, wanted, sample, lost)
                     if built is not None:
@@ -223,12 +225,12 @@ class Claims:
             return None
         return {"claim_id": claim.id, "lease_seconds": wanted.lease_seconds, "groups": groups, "samples": answered}
 
-    async def _give_back(self, journal: Journal, claim: Claim, samples: Sequence[bytes]) -> None:
+    async def _give_back(self, journal: Journal, claim: LedgerClaim, samples: Sequence[bytes]) -> None:
         self._counts["released"] += len(samples or claim.held)
         await self._release(journal, claim.id, samples)
 
     async def _built(
-        self, tenant: str, journal: Journal, wanted: Wanted, sample: Sample, lost: list[dict[str, str]]
+        self, tenant: str, journal: Journal, wanted: ClaimRequest, sample: GroupSample, lost: list[dict[str, str]]
     ) -> Built | None:
         """Return the tokens of a sample; None if they are lost or unwanted."""
         built = await self._sequences.built(tenant, sample, wanted.retrieval)
@@ -249,7 +251,7 @@ class Claims:
         return built
 
 
-def _taking(choices: Sequence[Choice]) -> Steps[tuple[list[Taken], set[bytes]]]:
+def _taking(choices: Sequence[ChosenGroup]) -> Steps[tuple[list[Taken], set[bytes]]]:
     """Return samples as `Claimed` names them, and the ids of those that a claim has whose lease is over."""
     taking: list[Taken] = []
     over: set[bytes] = set()

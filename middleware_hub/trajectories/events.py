@@ -58,7 +58,7 @@ class Joined(GroupEvent, tag="joined", frozen=True):
     session: str
 
 
-class Ended(GroupEvent, tag="ended", frozen=True):
+class MemberEnded(GroupEvent, tag="ended", frozen=True):
     """The agent of a session is done, or the session was finalized."""
 
     session: str
@@ -157,7 +157,7 @@ class Judged(GroupEvent, tag="judged", frozen=True):
     versions: tuple[str, ...]
 
 
-class Dropped(TakingEvent, tag="dropped", frozen=True):
+class MembersDropped(TakingEvent, tag="dropped", frozen=True):
     """Replies or sessions are not handed out (any more): `dropped` by a client, `evicted` for lack of room, or `lost`.
 
     Without `before` it counts in any state.
@@ -167,4 +167,6 @@ class Dropped(TakingEvent, tag="dropped", frozen=True):
     why: str
 
 
-AnyEvent = Sampled | Joined | Ended | Rewarded | Claimed | Renewed | Acknowledged | Released | Judged | Dropped
+AnyEvent = (
+    Sampled | Joined | MemberEnded | Rewarded | Claimed | Renewed | Acknowledged | Released | Judged | MembersDropped
+)

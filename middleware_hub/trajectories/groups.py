@@ -16,7 +16,7 @@ from middleware_hub.store.chains import Stored
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.records import Event, new_id
 from middleware_hub.trajectories.choosing import overflow
-from middleware_hub.trajectories.events import Ended, Joined, Sampled
+from middleware_hub.trajectories.events import Joined, MemberEnded, Sampled
 from middleware_hub.trajectories.journal import (
     MOST_MEMBERS,
     Journal,
@@ -25,7 +25,7 @@ from middleware_hub.trajectories.journal import (
     log_key,
     stored,
 )
-from middleware_hub.trajectories.members import Membership
+from middleware_hub.trajectories.members import GroupMembership
 from middleware_hub.trajectories.samples import dropping
 
 MOST_LEDGERS: Final = 256
@@ -95,14 +95,14 @@ class Groups:
                 *(len(gone), name[1], MOST_LEDGERS),
             )
 
-    def sampled(self, namespace: Namespace, member: Membership, generation: Generation) -> list[Event]:
+    def sampled(self, namespace: Namespace, member: GroupMembership, generation: Generation) -> list[Event]:
         """Return what to append to the store together with the record of a reply. The span of the reply has an id."""
         self.counts["joined"] += 1
         assert self._saving is not None
         event = _sampled(namespace[1], member, generation, self._saving.store.now())
         return [stored(log_key(namespace[0], namespace[2]), event)]
 
-    def note(self, tree: RadixTree, namespace: Namespace, member: Membership, generation: Generation) -> None:
+    def note(self, tree: RadixTree, namespace: Namespace, member: GroupMembership, generation: Generation) -> None:
         """Enter a reply if there is no store. The tree finds it by an id as long as it holds it."""
         span = generation.span
         name = new_id()
@@ -119,7 +119,7 @@ class Groups:
             self.counts["evicted"] += len(too_many)
             logger.warning("%d replies were given up that no trainer had claimed: there were too many", len(too_many))
 
-    def joining(self, tenant: str, namespace: str, member: Membership, session: str) -> Joined:
+    def joining(self, tenant: str, namespace: str, member: GroupMembership, session: str) -> Joined:
         """Return the event of a session that is about to be made."""
         now = self.journal(tenant, namespace).now()
         return Joined(key=new_id(), group=member.group, size=member.size, session=session, time=now)
@@ -142,7 +142,7 @@ class Groups:
     async def ended(self, tenant: str, namespace: str, session: str) -> bool:
         """Note that a session has ended; return whether the store has taken it (True without a store)."""
         journal = self.journal(tenant, namespace)
-        return await journal.keep(Ended(session=session, time=journal.now()))
+        return await journal.keep(MemberEnded(session=session, time=journal.now()))
 
     async def left(self, tenant: str, namespace: str, session: str) -> None:
         """Note that a session was deleted, now or when the store is back. If a trainer holds it, the trainer keeps it."""
@@ -151,14 +151,14 @@ class Groups:
             await journal.read_on()
         except StoreUnreachableError:  # the session is gone all the same: its client must not be told otherwise
             if journal.ledger.session(session) is None:  # not read yet: a claim finds nothing of it, and drops it
-                await journal.keep(Ended(session=session, time=journal.now()))
+                await journal.keep(MemberEnded(session=session, time=journal.now()))
         member = journal.ledger.session(session)
         if member is not None and not (member.sample and member.sample.held):
             await journal.keep(dropping([member], "dropped", journal.now()))
             self.counts["dropped"] += 1
 
 
-def _sampled(lora: str, member: Membership, generation: Generation, now: float) -> Sampled:
+def _sampled(lora: str, member: GroupMembership, generation: Generation, now: float) -> Sampled:
     span = generation.span
     return Sampled(
         key=span.stored.id,

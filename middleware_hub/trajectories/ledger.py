@@ -28,10 +28,10 @@ from middleware_hub.trajectories.events import (
     Acknowledged,
     AnyEvent,
     Claimed,
-    Dropped,
-    Ended,
     Joined,
     Judged,
+    MemberEnded,
+    MembersDropped,
     Released,
     Renewed,
     Rewarded,
@@ -40,10 +40,10 @@ from middleware_hub.trajectories.events import (
     Taken,
 )
 from middleware_hub.trajectories.samples import (
-    Claim,
-    Group,
+    GroupSample,
+    LedgerClaim,
     Member,
-    Sample,
+    SampleGroup,
     Settled,
     Standing,
     member_of,
@@ -67,12 +67,12 @@ class Ledger:
 
     def __init__(self) -> None:
         self.last = 0
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, SampleGroup] = {}
         self.counts: Counter[str] = Counter()
         self._members: dict[bytes, Member] = {}
         self._names: dict[str, list[Member]] = {}
         self._sessions: dict[str, Member] = {}
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, LedgerClaim] = {}
         self._over: dict[str, None] = {}
         self._settled = Settled()
 
@@ -102,7 +102,7 @@ class Ledger:
         match event:
             case Sampled() | Joined():
                 self._join(number, event)
-            case Ended(session=session):
+            case MemberEnded(session=session):
                 if (member := self._sessions.get(session)) is not None:
                     self._end(member, event.time)
             case Rewarded():
@@ -120,7 +120,7 @@ class Ledger:
                 member = self._members.get(sample)
                 if member is not None and member.sample is not None:
                     member.sample.inexact, member.sample.versions = inexact, versions
-            case Dropped(keys=keys, why=why, before=before):
+            case MembersDropped(keys=keys, why=why, before=before):
                 yield from self._drop_all(keys, why, before)
 
     def _join(self, number: int, event: Sampled | Joined) -> None:
@@ -128,7 +128,7 @@ class Ledger:
             return
         group = self.groups.get(event.group)
         if group is None:
-            group = self.groups[event.group] = Group(event.group, members={}, sealed={}, rollouts={})
+            group = self.groups[event.group] = SampleGroup(event.group, members={}, sealed={}, rollouts={})
         group.size = group.size if event.size is None else event.size
         if isinstance(event, Joined):
             known = self._sessions.get(event.session)
@@ -168,7 +168,7 @@ class Ledger:
     def _claim(self, number: int, event: Claimed) -> Iterator[None]:
         if event.claim in self._claims:
             return
-        claim = self._claims[event.claim] = Claim(event.claim, number, held={}, taken=[])
+        claim = self._claims[event.claim] = LedgerClaim(event.claim, number, held={}, taken=[])
         for at, taken in enumerate(event.samples, 1):
             sample = self._seal(taken) if taken.before is None else self._take_over(taken)
             if sample is not None:
@@ -183,11 +183,11 @@ class Ledger:
         if not claim.held:
             self._finish(claim)
 
-    def _seal(self, taken: Taken) -> Sample | None:
+    def _seal(self, taken: Taken) -> GroupSample | None:
         here = self._known(taken)
         if not here or any(one.sample or one.done or one.group is not here[0].group for one in here):
             return None
-        sample = Sample(
+        sample = GroupSample(
             tuple(here), complete=True, inexact=any(one.inexact for one in here), versions=versions_of(here)
         )
         for one in here:
@@ -196,7 +196,7 @@ class Ledger:
         here[0].group.change()
         return sample
 
-    def _take_over(self, taken: Taken) -> Sample | None:
+    def _take_over(self, taken: Taken) -> GroupSample | None:
         member = next(iter(self._known(taken)), None)
         if member is None or member.done or member.sample is None or member.state != taken.before:
             return None  # acknowledged, dropped or claimed meanwhile
@@ -207,7 +207,7 @@ class Ledger:
         """Return the members of a sample. The events of its first ones may be trimmed, if by now all of it is settled."""
         return [member for key in taken.members if (member := self._members.get(key)) is not None]
 
-    def _take_away(self, sample: Sample) -> bool:
+    def _take_away(self, sample: GroupSample) -> bool:
         """Take a sample from a claim whose lease is over; return whether the claim still had it."""
         claim = sample.claim
         if claim is None or claim.held.pop(sample.id, None) is None:
@@ -217,7 +217,7 @@ class Ledger:
             self._finish(claim)
         return True
 
-    def _acknowledge(self, claim: Claim | None) -> Iterator[None]:
+    def _acknowledge(self, claim: LedgerClaim | None) -> Iterator[None]:
         if claim is None or claim.acknowledged is not None or claim.released:
             return
         claim.acknowledged = len(claim.held)
@@ -230,7 +230,7 @@ class Ledger:
                 yield
         self._finish(claim)
 
-    def _release(self, claim: Claim | None, samples: Sequence[bytes]) -> None:
+    def _release(self, claim: LedgerClaim | None, samples: Sequence[bytes]) -> None:
         """Give samples back: they stay sealed, and their claim does not hold them any more."""
         if claim is None:
             return
@@ -266,14 +266,14 @@ class Ledger:
             sample.claim.held.pop(sample.id, None)
         yield from self._done(sample)
 
-    def _done(self, sample: Sample) -> Iterator[None]:
+    def _done(self, sample: GroupSample) -> Iterator[None]:
         group = sample.group
         for member in sample.members:
             group.settle(member)
         group.sealed.pop(sample.id, None)
         yield from self._forget_done(group)
 
-    def _forget_done(self, group: Group) -> Iterator[None]:
+    def _forget_done(self, group: SampleGroup) -> Iterator[None]:
         """Forget a group once nothing of it is left to be claimed."""
         if group.left:
             return
@@ -295,7 +295,7 @@ class Ledger:
                 yield
         group.cut()
 
-    def _finish(self, claim: Claim) -> None:
+    def _finish(self, claim: LedgerClaim) -> None:
         self._over[claim.id] = None
         while len(self._over) > MOST_CLAIMS:
             oldest = next(iter(self._over))
@@ -303,11 +303,11 @@ class Ledger:
 
     # Finding -----------------------------------------------------------------------------------------------------------
 
-    def claim(self, name: str) -> Claim | None:
+    def claim(self, name: str) -> LedgerClaim | None:
         """Return the claim of this id; None if it is unknown, or ended long ago."""
         return self._claims.get(name)
 
-    def samples(self, group: Group) -> list[Sample]:
+    def samples(self, group: SampleGroup) -> list[GroupSample]:
         """Return all samples of a group that are not done: those that are sealed, then the others."""
         return list(group.samples())
 

@@ -14,7 +14,7 @@ MOST_NAME: Final = 128
 HEADERS: Final = (b"x-group-id", b"x-group-size", b"x-rollout-end", b"x-rollout-id")
 
 
-class Membership(msgspec.Struct, frozen=True):
+class GroupMembership(msgspec.Struct, frozen=True):
     """The group that a request names in headers: `x-group-id`, `x-group-size`, `x-rollout-id`, `x-rollout-end`."""
 
     group: str
@@ -23,7 +23,7 @@ class Membership(msgspec.Struct, frozen=True):
     ends: bool = False
 
 
-def memberships(headers: Mapping[bytes, bytes], prompts: int) -> list[Membership | None]:
+def memberships(headers: Mapping[bytes, bytes], prompts: int) -> list[GroupMembership | None]:
     """Return the membership of each prompt of a request. Raises BadRequestError.
 
     An id or end may be given once for all prompts, or once for each prompt, separated by commas.
@@ -41,7 +41,7 @@ def memberships(headers: Mapping[bytes, bytes], prompts: int) -> list[Membership
     ends = [_flag(one) for one in _each(given, b"x-rollout-end", prompts)]
     size = _size(given.get(b"x-group-size"))
     return [
-        None if group is None else Membership(group, size, rollout, end)
+        None if group is None else GroupMembership(group, size, rollout, end)
         for group, rollout, end in zip(groups, rollouts, ends, strict=True)
     ]
 

@@ -1,7 +1,7 @@
 """The parts of a ledger: members, the samples that they make, groups, claims, and what is remembered of settled groups.
 
 100,000 members may wait. Python's garbage collector does not track members and samples, because a full pass over them would
-hold up the event loop. So the ledger cuts their cycles itself (`Group.cut`).
+hold up the event loop. So the ledger cuts their cycles itself (`SampleGroup.cut`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.trajectories.events import Dropped, Reward, Sampled, State, Taken
+from middleware_hub.trajectories.events import MembersDropped, Reward, Sampled, State, Taken
 
 MOST_SETTLED: Final = 10_000
 """Members of settled groups of which something is remembered: their rewards can still be looked up."""
@@ -33,7 +33,7 @@ class Member(msgspec.Struct, eq=False, gc=False):
     """
 
     key: bytes
-    group: Group
+    group: SampleGroup
     number: int
     session: str | None = None
     root: bytes = b""
@@ -47,7 +47,7 @@ class Member(msgspec.Struct, eq=False, gc=False):
     reward: float | None = None
     info: bytes = b""
     rewarded: int = 0
-    sample: Sample | None = None
+    sample: GroupSample | None = None
     done: bool = False
 
     @property
@@ -57,7 +57,7 @@ class Member(msgspec.Struct, eq=False, gc=False):
         return None if claim is None else (claim.id, claim.renewals)
 
     def is_open(self, live: Collection[str]) -> bool:
-        """Return whether no trainer has it: it may be claimed, rewarded and dropped. `live`: as in `Sample.open_to`."""
+        """Return whether no trainer has it: it may be claimed, rewarded and dropped. `live`: as in `GroupSample.open_to`."""
         return not self.done and (self.sample is None or self.sample.open_to(live))
 
     def has(self, reward: Reward) -> bool:
@@ -69,7 +69,7 @@ class Member(msgspec.Struct, eq=False, gc=False):
         return (not self.done and self.state == reward.before) or self.has(reward)
 
 
-class Sample(msgspec.Struct, eq=False, gc=False):
+class GroupSample(msgspec.Struct, eq=False, gc=False):
     """One rollout. Its id is the key of its first member.
 
     Attributes:
@@ -80,7 +80,7 @@ class Sample(msgspec.Struct, eq=False, gc=False):
 
     members: tuple[Member, ...]
     complete: bool
-    claim: Claim | None = None
+    claim: LedgerClaim | None = None
     inexact: bool = False
     versions: tuple[str, ...] = ()
 
@@ -89,7 +89,7 @@ class Sample(msgspec.Struct, eq=False, gc=False):
         return self.members[0].key
 
     @property
-    def group(self) -> Group:
+    def group(self) -> SampleGroup:
         return self.members[0].group
 
     @property
@@ -113,7 +113,7 @@ class Sample(msgspec.Struct, eq=False, gc=False):
         return max((one for one in reversed(ends) if one.rewarded), key=lambda one: one.rewarded, default=None)
 
 
-class Group(msgspec.Struct, eq=False):
+class SampleGroup(msgspec.Struct, eq=False):
     """A group: its members in order, and the time of their last event.
 
     Attributes:
@@ -128,9 +128,9 @@ class Group(msgspec.Struct, eq=False):
     size: int | None = None
     touched: float = 0.0
     members: dict[bytes, Member] = {}
-    sealed: dict[bytes, Sample] = {}
+    sealed: dict[bytes, GroupSample] = {}
     acknowledged: int = 0
-    drafts: list[Sample] | None = None
+    drafts: list[GroupSample] | None = None
     changes: int = 0
     left: int = 0
     rollouts: dict[str, list[Member]] = {}
@@ -152,13 +152,13 @@ class Group(msgspec.Struct, eq=False):
         self.drafts = None
         self.changes += 1
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[GroupSample]:
         """Yield all samples that are not done: those that are sealed, then the others. The group may change meanwhile."""
         yield from tuple(self.sealed.values())
         if self.drafts is not None:
             yield from self.drafts
             return
-        changes, drafts = self.changes, list[Sample]()
+        changes, drafts = self.changes, list[GroupSample]()
         for draft in drafts_of(self):
             drafts.append(draft)
             yield draft
@@ -177,7 +177,7 @@ class Group(msgspec.Struct, eq=False):
         self.members, self.sealed, self.rollouts, self.drafts = {}, {}, {}, None
 
 
-class Claim(msgspec.Struct, eq=False):
+class LedgerClaim(msgspec.Struct, eq=False):
     """The samples that one trainer took.
 
     Attributes:
@@ -192,7 +192,7 @@ class Claim(msgspec.Struct, eq=False):
     id: str
     number: int
     renewals: int = 0
-    held: dict[bytes, Sample] = {}
+    held: dict[bytes, GroupSample] = {}
     taken: list[bytes] = []
     acknowledged: int | None = None
     released: bool = False
@@ -206,7 +206,7 @@ class Settled:
     """
 
     def __init__(self) -> None:
-        self._claims: dict[bytes, Claim | None] = {}
+        self._claims: dict[bytes, LedgerClaim | None] = {}
         self._standings: dict[str, Standing] = {}
         self._trained: dict[str, bytes] = {}
 
@@ -223,7 +223,7 @@ class Settled:
         if not before or self._is_in(key, before[0]):
             _put(self._claims, key, None)
 
-    def claim(self, key: bytes, before: State, claim: Claim) -> None:
+    def claim(self, key: bytes, before: State, claim: LedgerClaim) -> None:
         """Note that a claim takes a member that is not known."""
         if self._is_in(key, before):
             _put(self._claims, key, claim)
@@ -274,7 +274,7 @@ class Built(msgspec.Struct, frozen=True):
 class SampleTrajectories(Protocol):
     """Lays out samples; see `sequences` and `middleware_hub.sessions.samples`."""
 
-    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+    async def built(self, tenant: str, sample: GroupSample, options: Mapping[str, Any]) -> Built | None:
         """Return the sequences of a sample; None if some of its tokens are lost. Raises StoreError.
 
         `options`: fields of `/retrieve_from_text`, for samples of texts.
@@ -285,7 +285,7 @@ class SampleTrajectories(Protocol):
         """Note that a trainer has these replies and sessions."""
 
 
-def member_of(event: Sampled, group: Group, number: int) -> Member:
+def member_of(event: Sampled, group: SampleGroup, number: int) -> Member:
     """Return the member for a reply."""
     return Member(
         event.key,
@@ -302,13 +302,13 @@ def member_of(event: Sampled, group: Group, number: int) -> Member:
     )
 
 
-def dropping(members: Sequence[Member], why: str, time: float) -> Dropped:
+def dropping(members: Sequence[Member], why: str, time: float) -> MembersDropped:
     """Return the event that drops members unless another router takes their samples first."""
     keys, states = tuple(one.key for one in members), tuple(one.state for one in members)
-    return Dropped(keys=keys, why=why, before=states, time=time)
+    return MembersDropped(keys=keys, why=why, before=states, time=time)
 
 
-def drafts_of(group: Group) -> Iterator[Sample]:
+def drafts_of(group: SampleGroup) -> Iterator[GroupSample]:
     """Yield the samples that the open members of a group make, in the order of their ends, complete ones first.
 
     What two share is the first one's: one that ends with a reply that was lost on its way never becomes complete.
@@ -331,7 +331,7 @@ def drafts_of(group: Group) -> Iterator[Sample]:
         yield _draft(free, taken, found, complete)
 
 
-def _draft(free: dict[bytes, Member], taken: set[bytes], ends: list[Member], complete: bool) -> Sample:
+def _draft(free: dict[bytes, Member], taken: set[bytes], ends: list[Member], complete: bool) -> GroupSample:
     """Return the sample of these replies, with everything that they continue and that no earlier sample has."""
     keys = {one.key for one in ends}
     for end in ends:
@@ -342,7 +342,7 @@ def _draft(free: dict[bytes, Member], taken: set[bytes], ends: list[Member], com
             above = free.get(above.parent or b"")
     taken |= keys
     members = tuple(sorted((free[key] for key in keys), key=lambda one: one.number))
-    return Sample(members, complete, inexact=any(one.inexact for one in members), versions=versions_of(members))
+    return GroupSample(members, complete, inexact=any(one.inexact for one in members), versions=versions_of(members))
 
 
 def versions_of(members: Sequence[Member]) -> tuple[str, ...]:

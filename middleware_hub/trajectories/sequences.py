@@ -24,7 +24,7 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.answer_json import encoded
 from middleware_hub.spans.trajectory import SharedMask, flatten
 from middleware_hub.trajectories.ledger import STEP
-from middleware_hub.trajectories.samples import Built, Member, Sample, SampleTrajectories
+from middleware_hub.trajectories.samples import Built, GroupSample, Member, SampleTrajectories
 from router.http.offload import offload
 
 OUTSIDE_GROUP: Final = "outside_group"
@@ -45,7 +45,7 @@ class Sequences:
         self._memory = memory
         self._sessions = sessions
 
-    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+    async def built(self, tenant: str, sample: GroupSample, options: Mapping[str, Any]) -> Built | None:
         """Return the sequences of a sample; None if some of its tokens are lost. Raises StoreError."""
         members = sample.members
         if members[0].session is not None:

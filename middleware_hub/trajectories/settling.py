@@ -13,7 +13,7 @@ from contextlib import suppress
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.trajectories.events import Acknowledged, Released, Renewed, Reward, Rewarded
 from middleware_hub.trajectories.journal import Journal
-from middleware_hub.trajectories.samples import Claim, Group, Member, SampleTrajectories, dropping
+from middleware_hub.trajectories.samples import LedgerClaim, Member, SampleGroup, SampleTrajectories, dropping
 from router.errors import NotFoundError, RouterError
 
 
@@ -80,7 +80,7 @@ class Settling:
             raise _over(claim)
         return len(claim.held)
 
-    async def _known(self, journal: Journal, name: str) -> Claim:
+    async def _known(self, journal: Journal, name: str) -> LedgerClaim:
         await journal.read_on()
         claim = journal.ledger.claim(name)
         if claim is None:
@@ -89,7 +89,7 @@ class Settling:
             )
         return claim
 
-    async def drop(self, journal: Journal, group: Group) -> int:
+    async def drop(self, journal: Journal, group: SampleGroup) -> int:
         """Drop what no trainer holds of a group; return the number of replies and sessions."""
         live = await journal.live()
         members = [one for one in group.members.values() if one.is_open(live)]
@@ -168,7 +168,7 @@ def _called(member: Member) -> str:
     return f"rollout {member.rollout!r}" if member.rollout is not None else f"reply {next(iter(member.names), '')!r}"
 
 
-def _over(claim: Claim) -> ClaimOverError:
+def _over(claim: LedgerClaim) -> ClaimOverError:
     if claim.released and not claim.taken:
         return ClaimOverError(f"the claim {claim.id!r} was given back: its samples are handed out again")
     if claim.acknowledged is not None and not claim.taken:

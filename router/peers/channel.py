@@ -46,7 +46,7 @@ class SetBack(NamedTuple):
     number: int
 
 
-class Channel(Protocol):
+class FleetChannel(Protocol):
     """Every method but `take` may raise ChannelError.
 
     Attributes:

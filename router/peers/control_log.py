@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from router.http.time_limits import patience
-from router.peers.channel import DAMAGED, Channel, ChannelError, Entry, SetBack
+from router.peers.channel import DAMAGED, ChannelError, Entry, FleetChannel, SetBack
 from router.peers.events import ControlEvent, FleetState, Snapshot, WorkerAdded, WorkerRemoved, decoded, encoded
 
 logger = logging.getLogger(__name__)
@@ -72,11 +72,11 @@ class ControlLog:
         """
         self._handlers[kind] = handler
 
-    async def append(self, channel: Channel, event: ControlEvent, expected: int | None = None) -> int | None:
+    async def append(self, channel: FleetChannel, event: ControlEvent, expected: int | None = None) -> int | None:
         """Append an entry and return its number; None if the last one is not `expected`."""
         return await in_time(channel.append(event.KIND, encoded(event, self._token), expected))
 
-    async def read_on(self, channel: Channel) -> None:
+    async def read_on(self, channel: FleetChannel) -> None:
         """Read to the end, and apply what is there.
 
         If the store was set back, others may have gone on with the log since: all of it is read again.
@@ -102,11 +102,11 @@ class ControlLog:
             gone = [(url, there) for url, there in lost.workers.items() if now.get(url) is not there]
             self.on_set_back([WorkerAdded(url) if there else WorkerRemoved(url) for url, there in gone])
 
-    async def wait(self, channel: Channel, seconds: float) -> None:
+    async def wait(self, channel: FleetChannel, seconds: float) -> None:
         """Wait until there is more to read, for this many seconds at most."""
         await in_time(channel.wait(seconds), PATIENCE + seconds)
 
-    async def shorten(self, channel: Channel) -> None:
+    async def shorten(self, channel: FleetChannel) -> None:
         """Take a snapshot after many entries, and forget the entries long before it."""
         if self.state.entries > SNAPSHOT_EVERY:
             number = await self.append(channel, self.state.snapshot(), self.read)

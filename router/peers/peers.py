@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.peers.channel import Channel, ChannelError
+from router.peers.channel import ChannelError, FleetChannel
 from router.peers.control_log import ControlLog, in_time
 from router.peers.events import CallBegan, CallOver, ControlEvent, RouterCame, WorkerAdded, WorkerRemoved
 from router.peers.presence import LEASE_SECONDS, RENEW_SECONDS, Presence
@@ -75,7 +75,7 @@ class Peers:
         self.on_version: Callable[[str | None], Awaitable[None]] = _nothing
         """Awaited with a weight version that a call here has set at all workers, before others hear of it; with None when
         another router reports one."""
-        self._channel: Channel | None = None
+        self._channel: FleetChannel | None = None
         self._renewing = asyncio.Lock()
         self._telling = asyncio.Lock()
         self._untold: list[ControlEvent] = []
@@ -85,7 +85,7 @@ class Peers:
 
     # Beginning and end -------------------------------------------------------------------------------------------------
 
-    def join(self, channel: Channel) -> None:
+    def join(self, channel: FleetChannel) -> None:
         """Take the channel by which the others are reached. It can be used from `start` on."""
         self._channel = channel
         self.log.hear(RouterCame, lambda *_: in_time(self.presence.look(channel)))
@@ -176,7 +176,7 @@ class Peers:
             self._failed(error)
             return Heard(number, error=error.message)
 
-    async def _until_heard(self, channel: Channel, number: int, seconds: float) -> tuple[str, ...]:
+    async def _until_heard(self, channel: FleetChannel, number: int, seconds: float) -> tuple[str, ...]:
         """Wait until all others that are there have done what an entry says. Return the ids of those that left."""
         deadline, pause = time.monotonic() + seconds, _SOON
         waited: dict[str, str] = {}
@@ -217,7 +217,7 @@ class Peers:
             logger.error("other routers were not told: %s: %s", call, error)
             return Heard(error=error.message)
 
-    async def _tell_untold(self, channel: Channel) -> None:
+    async def _tell_untold(self, channel: FleetChannel) -> None:
         if not self._untold:
             return
         async with self._telling:
@@ -270,7 +270,7 @@ class Peers:
             except ChannelError as error:
                 self._failed(error)
 
-    async def _renew(self, channel: Channel, *, overdue: bool = False) -> None:
+    async def _renew(self, channel: FleetChannel, *, overdue: bool = False) -> None:
         """Announce this router. If it was not announced for a time, read on before anything else. Raises ChannelError.
 
         `overdue`: only if no other task has done it meanwhile.
@@ -285,7 +285,7 @@ class Peers:
                     break
             self.until = self.presence.until
 
-    async def _listen(self, channel: Channel) -> None:
+    async def _listen(self, channel: FleetChannel) -> None:
         """Read on whenever there is something, and stay announced."""
         looked = -math.inf
         while True:
@@ -310,7 +310,7 @@ class Peers:
                 logger.exception("what other routers tell could not be heard")
                 await asyncio.sleep(_RETRY_SECONDS)
 
-    async def _look_around(self, channel: Channel) -> None:
+    async def _look_around(self, channel: FleetChannel) -> None:
         """Look which routers are there. The calls of routers that left are over; and one router keeps the log short."""
         others = await in_time(self.presence.look(channel))
         for call in list(self.log.state.calls.values()):

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.peers.channel import Channel
+from router.peers.channel import FleetChannel
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Presence:
             self.settings,
         )
 
-    async def announce(self, channel: Channel, read: int) -> bool:
+    async def announce(self, channel: FleetChannel, read: int) -> bool:
         """Announce this router; return whether its announcement held all the time. Raises ChannelError.
 
         If it did not, `until` is unchanged: the log has to be read first (`held`).
@@ -112,11 +112,11 @@ class Presence:
         """Note that the log was read to its end after the last announcement."""
         self.until = self._begun + LEASE_SECONDS
 
-    async def leave(self, channel: Channel) -> None:
+    async def leave(self, channel: FleetChannel) -> None:
         """Take the announcement back. Raises ChannelError."""
         await channel.announce(self._name, b"", 0)
 
-    async def look(self, channel: Channel) -> Mapping[str, Announced]:
+    async def look(self, channel: FleetChannel) -> Mapping[str, Announced]:
         """Return the other routers that are there now, by token. Raises ChannelError."""
         found: dict[str, Announced] = {}
         for data in (await channel.announced()).values():

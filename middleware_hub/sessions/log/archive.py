@@ -28,8 +28,8 @@ from middleware_hub.sessions.log.events import (
     DELETED,
     PREFIX,
     Created,
-    Ended,
     Exported,
+    SessionEnded,
     TurnCommitted,
     as_json,
     id_of,
@@ -214,7 +214,7 @@ class Archive:
                     self._forgotten.clear()
                 self._forgotten.add(info.log)
                 logger.warning("session %s was forgotten: the store had no room for it", session.id)
-            session.apply(Ended(time=time.time(), why="forgotten"))
+            session.apply(SessionEnded(time=time.time(), why="forgotten"))
         except BaseException:
             self._context.held(-session.tokens)
             await session.abort()
@@ -223,7 +223,7 @@ class Archive:
             if await self._end(info.log, events.number, "expired"):
                 lost = not session.exported and session.trie.head is not None
                 self._metrics.expired(session.id, session.ttl, lost=lost)
-            session.apply(Ended(time=time.time(), why="expired"))
+            session.apply(SessionEnded(time=time.time(), why="expired"))
         if session.over:
             self._context.held(-session.tokens)
             await session.abort()
@@ -361,7 +361,7 @@ class Archive:
     async def _end(self, log: str, last: int, why: str) -> bool:
         """End a session if its log still has only its first `last` events."""
         try:
-            await self._saving.write(Batch(events=stored(log, [Ended(time=self._store.now(), why=why)], last)))
+            await self._saving.write(Batch(events=stored(log, [SessionEnded(time=self._store.now(), why=why)], last)))
         except (LogMovedError, ClosedLogError):
             return False
         return True
@@ -372,7 +372,7 @@ async def _close_log(store: Refill, log: str) -> None:
     (last,) = await store.ends([log])
     while True:
         try:
-            return await store.append(Batch(events=stored(log, [Ended(time=time.time(), why="deleted")], last)))
+            return await store.append(Batch(events=stored(log, [SessionEnded(time=time.time(), why="deleted")], last)))
         except LogMovedError as moved:
             last = moved.last
         except ClosedLogError:

@@ -112,7 +112,7 @@ class BranchEnded(SessionEvent, tag="branch_ended", frozen=True):
     generation: str
 
 
-class Rewarded(SessionEvent, tag="reward", frozen=True):
+class SessionRewarded(SessionEvent, tag="reward", frozen=True):
     """A reward was attached to the session or to a generation; `info` is JSON."""
 
     info: bytes
@@ -144,14 +144,16 @@ class Touched(SessionEvent, tag="touched", frozen=True):
     lost: str | None = None
 
 
-class Ended(SessionEvent, tag="ended", frozen=True):
+class SessionEnded(SessionEvent, tag="ended", frozen=True):
     """The session is gone: `deleted`, `expired`, or `forgotten` (the store has no room for its tokens any more)."""
 
     why: str
 
 
-AnyEvent = Created | TurnCommitted | BranchEnded | Rewarded | Completed | Finalized | Exported | Touched | Ended
-ENDS = Completed | Finalized | Ended
+AnyEvent = (
+    Created | TurnCommitted | BranchEnded | SessionRewarded | Completed | Finalized | Exported | Touched | SessionEnded
+)
+ENDS = Completed | Finalized | SessionEnded
 """After one of these, other events are allowed than before."""
 
 
@@ -250,7 +252,7 @@ def stored(log: str, events: Iterable[AnyEvent], after: int) -> list[Event]:
             log,
             str(event.__struct_config__.tag),
             _encode(event),
-            closes=DELETED if isinstance(event, Ended) else 0,
+            closes=DELETED if isinstance(event, SessionEnded) else 0,
             expected=number,
         )
         for number, event in enumerate(events, after)

@@ -39,8 +39,8 @@ from middleware_hub.sessions.log.events import (
     ENDS,
     AnyEvent,
     Created,
-    Ended,
     Exported,
+    SessionEnded,
     Touched,
     TurnCommitted,
     read,
@@ -282,7 +282,7 @@ class StoredLog:
     async def append(self, event: AnyEvent) -> bool:
         event = replace(event, time=self._context.store.now())
         saved = await self._submit(PendingEvent(event, lambda: self._session.apply(event)))
-        if isinstance(event, Exported | Ended):
+        if isinstance(event, Exported | SessionEnded):
             # The store forgets exported sessions first.
             with suppress(StoreUnreachableError):
                 self._context.store.note([Mark(self.root, self._context.serials.next(), self._stamp, retrieved=True)])
@@ -381,7 +381,7 @@ class StoredLog:
                     self._context.failed(len(events), StoreUnreachableError("it takes no writes"))
             except (LogMovedError, ClosedLogError) as moved:
                 if isinstance(moved, LogMovedError) and not moved.last:  # it ended, unnoticed here: `Archive.sweep`
-                    self._session.apply(Ended(time=time.time(), why="deleted"))
+                    self._session.apply(SessionEnded(time=time.time(), why="deleted"))
                     self._context.closed(self._session.tenant, self._session.id)
                 elif isinstance(moved, LogMovedError) and (lost := self.events.lost(moved)):
                     self._lose(lost, "it was set back")

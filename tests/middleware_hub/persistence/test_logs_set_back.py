@@ -18,7 +18,7 @@ from middleware_hub.persistence.control import StoreChannel
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.sessions.log.archive import Archive
-from middleware_hub.sessions.log.events import Rewarded
+from middleware_hub.sessions.log.events import SessionRewarded
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.store.errors import StoreUnreachableError
@@ -100,7 +100,7 @@ class Rewards:
         return self.here
 
     async def act(self, name: str) -> None:
-        await (await self.session()).happen(Rewarded(info=msgspec.json.encode({name: 1}), branch=None, time=0.0))
+        await (await self.session()).happen(SessionRewarded(info=msgspec.json.encode({name: 1}), branch=None, time=0.0))
 
     async def state(self) -> object:
         return (await self.session()).reward_info

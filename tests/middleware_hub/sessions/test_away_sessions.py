@@ -49,7 +49,7 @@ def last_words(branches: list[dict[str, Any]]) -> list[str]:
 
 def test_the_kinds_of_events_are_those_of_the_log() -> None:
     assert {events.TurnCommitted.__struct_config__.tag} == {handover.TURN}
-    assert {events.Finalized.__struct_config__.tag, events.Ended.__struct_config__.tag} == handover.OVER
+    assert {events.Finalized.__struct_config__.tag, events.SessionEnded.__struct_config__.tag} == handover.OVER
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -244,7 +244,7 @@ def test_what_waited_together_with_a_turn_that_came_too_late_is_not_lost(what: s
             await held.reached.wait()
             says.go.set()
             await waiting(session.log, 1)
-            rewarded = events.Rewarded(b'{"r": 1}', None, time=0.0)
+            rewarded = events.SessionRewarded(b'{"r": 1}', None, time=0.0)
             does = session.happen(rewarded) if what == "a reward" else one.app.registry.delete(session)
             doing = asyncio.create_task(does)
             await waiting(session.log, 2)

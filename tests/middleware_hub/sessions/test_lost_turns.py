@@ -11,7 +11,7 @@ import pytest
 from middleware_hub.sessions.exports import SessionSamples
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch
-from middleware_hub.trajectories.samples import Group, Member, Sample
+from middleware_hub.trajectories.samples import GroupSample, Member, SampleGroup
 from tests.middleware_hub.sessions.in_process import Client, Room
 from tests.middleware_hub.sessions.test_shared_sessions import BODY, Broken, exported, more, routers
 
@@ -139,7 +139,7 @@ def test_trainers_are_told_too(tmp_path: Path) -> None:
             await lose_a_turn(room)
             assert (await other.ask(more(more(BODY))).answer())[0] == 200
             (exported,) = (await room.call("GET", "/sessions/s/trajectories"))[1]["trajectories"]
-            sample = Sample((Member(b"", Group("g"), 1, "s"),), complete=True)
+            sample = GroupSample((Member(b"", SampleGroup("g"), 1, "s"),), complete=True)
             built = await SessionSamples(room.app.registry).built("", sample, {})
             assert built is not None
             assert (built.exact, exported["exact"], exported["reasons"]) == (False, False, ["unknown_reply"])
@@ -157,7 +157,7 @@ def test_trainers_get_no_session_whose_turns_cannot_be_read(tmp_path: Path) -> N
             assert (await other.ask(BODY).answer())[0] == 200
             samples, sample = (
                 SessionSamples(room.app.registry),
-                Sample((Member(b"", Group("g"), 1, "s"),), complete=True),
+                GroupSample((Member(b"", SampleGroup("g"), 1, "s"),), complete=True),
             )
             broken = Broken(room, "read")
             with pytest.raises(StoreUnreachableError):

@@ -15,10 +15,10 @@ from middleware_hub.persistence.saving import Saving
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.errors import StoreUnreachableError
-from middleware_hub.trajectories.claims import Claims, Wanted
+from middleware_hub.trajectories.claims import ClaimRequest, Claims
 from middleware_hub.trajectories.events import AnyEvent, Claimed, Released, Sampled
 from middleware_hub.trajectories.journal import MemoryJournal, StoreJournal
-from middleware_hub.trajectories.samples import Built, Member, Sample
+from middleware_hub.trajectories.samples import Built, GroupSample, Member
 from tests.middleware_hub.store.troubled import TroubledStore
 
 
@@ -43,7 +43,7 @@ class Empty:
     def __init__(self, *lost: bytes) -> None:
         self._lost = lost
 
-    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+    async def built(self, tenant: str, sample: GroupSample, options: Mapping[str, Any]) -> Built | None:
         if sample.id in self._lost:
             return None
         return Built([Raw(b"{}")], exact=True, versions=sample.versions)
@@ -68,9 +68,9 @@ def test_a_claim_without_an_answer_holds_nothing(error: BaseException) -> None:
 
     async def work() -> None:
         with pytest.raises(type(error)):
-            await claims.claim("", journal, Wanted(lease_seconds=86_400))
+            await claims.claim("", journal, ClaimRequest(lease_seconds=86_400))
         assert journal.ledger.groups["g"].sealed, "it is in the log"
-        found = await claims.claim("", journal, Wanted())
+        found = await claims.claim("", journal, ClaimRequest())
         assert [msgspec.json.decode(one)["id"] for one in found["samples"]] == [b"1".hex()]
 
     asyncio.run(work())
@@ -85,8 +85,8 @@ def test_a_claim_that_is_cut_off_when_it_gives_a_sample_back_gives_all_back() ->
 
     async def work() -> None:
         with pytest.raises(asyncio.CancelledError):
-            await claims.claim("", journal, Wanted(lease_seconds=86_400, allow_partial=True))
-        found = await claims.claim("", journal, Wanted(allow_partial=True))
+            await claims.claim("", journal, ClaimRequest(lease_seconds=86_400, allow_partial=True))
+        found = await claims.claim("", journal, ClaimRequest(allow_partial=True))
         assert [msgspec.json.decode(one)["id"] for one in found["samples"]] == [b"2".hex()]
 
     asyncio.run(work())
@@ -112,7 +112,7 @@ class LostOnTheWay(Empty):
         super().__init__()
         self._troubled, self._saving = store, saving
 
-    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+    async def built(self, tenant: str, sample: GroupSample, options: Mapping[str, Any]) -> Built | None:
         self._troubled.appends = self._troubled.reads = "raises"
         await self._saving.store.read("any")
         raise AssertionError
@@ -130,12 +130,12 @@ def test_what_a_claim_holds_is_free_again_when_the_store_is_back(laid_out: bool)
         broken = LostOnTheWay(store, saving) if laid_out else Empty()
         claims = Claims(broken, VersionClock(), Counter(), lambda: False)
         with pytest.raises(StoreUnreachableError):
-            await claims.claim("", journal if laid_out else Away(store, saving), Wanted(lease_seconds=86_400))
+            await claims.claim("", journal if laid_out else Away(store, saving), ClaimRequest(lease_seconds=86_400))
         store.mend()
         async with asyncio.timeout(60):
             while saving.away or not await saving.hand_over():  # noqa: ASYNC110  # it is no event
                 await asyncio.sleep(0.01)
-        found = await Claims(Empty(), VersionClock(), Counter(), lambda: False).claim("", journal, Wanted())
+        found = await Claims(Empty(), VersionClock(), Counter(), lambda: False).claim("", journal, ClaimRequest())
         assert [msgspec.json.decode(one)["id"] for one in found["samples"]] == [b"1".hex()]
         await saving.close()
         await saving.store.close()

@@ -12,10 +12,10 @@ import pytest
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.redis.store import RedisStore
-from middleware_hub.trajectories.claims import Claims, Wanted
+from middleware_hub.trajectories.claims import ClaimRequest, Claims
 from middleware_hub.trajectories.events import Sampled
 from middleware_hub.trajectories.journal import StoreJournal
-from middleware_hub.trajectories.samples import Built, Sample
+from middleware_hub.trajectories.samples import Built, GroupSample
 from tests.support.redis_server import empty_redis
 
 PARTIAL_AFTER = 300.0
@@ -24,7 +24,7 @@ PARTIAL_AFTER = 300.0
 class Empty:
     """Lays out samples of nothing."""
 
-    async def built(self, tenant: str, sample: Sample, options: Any) -> Built | None:
+    async def built(self, tenant: str, sample: GroupSample, options: Any) -> Built | None:
         return Built([], exact=True, versions=sample.versions)
 
     async def acknowledged(self, tenant: str, members: Any) -> None:
@@ -66,7 +66,7 @@ def test_an_incomplete_group_is_handed_out_when_it_is_old_enough(ahead: tuple[fl
             )  # fmt: skip
             await sampling.append(sampled)
             claims = Claims(Empty(), VersionClock(), Counter(), lambda: False)
-            wanted = Wanted(allow_partial=True, partial_after_seconds=PARTIAL_AFTER)
+            wanted = ClaimRequest(allow_partial=True, partial_after_seconds=PARTIAL_AFTER)
             found = await claims.claim("", claiming, wanted)
             assert len(found["samples"]) == (age > PARTIAL_AFTER)
         finally:

@@ -20,12 +20,12 @@ from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event
 from middleware_hub.trajectories import groups, journal
 from middleware_hub.trajectories.choosing import overflow
-from middleware_hub.trajectories.claims import Claims, Wanted
+from middleware_hub.trajectories.claims import ClaimRequest, Claims
 from middleware_hub.trajectories.events import (
     Acknowledged,
     AnyEvent,
     Claimed,
-    Dropped,
+    MembersDropped,
     Released,
     Renewed,
     Reward,
@@ -36,7 +36,7 @@ from middleware_hub.trajectories.events import (
 )
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.journal import MemoryJournal, StoreJournal
-from middleware_hub.trajectories.samples import Built, Member, Sample
+from middleware_hub.trajectories.samples import Built, GroupSample, Member
 from tests.middleware_hub.store.world import address_of, with_store
 from tests.support.redis_server import empty_redis
 
@@ -171,13 +171,13 @@ def test_rewards_of_one_call_count_at_a_new_router_as_they_did_at_the_others(
         "acknowledge": Acknowledged(claim="mine", time=0.0),
         "renew": Renewed(claim="mine", time=0.0),
         "release": Released(claim="mine", time=0.0),
-        "drop": Dropped(keys=(settled,), why="dropped", before=(None,), time=0.0),
+        "drop": MembersDropped(keys=(settled,), why="dropped", before=(None,), time=0.0),
     }
 
     async def work(store: Store) -> None:
         old, new = (StoreJournal(Saves(store), "groups/a/b") for _ in range(2))
         await told(old, sampled(1, "settled"), sampled(2, "left"), *(names[one] for one in between))
-        await told(old, rewards((1, state), (2, None)), Dropped(keys=(settled,), why="dropped", time=0.0))
+        await told(old, rewards((1, state), (2, None)), MembersDropped(keys=(settled,), why="dropped", time=0.0))
         assert list(old.ledger.groups) == ["left"]
         assert old.ledger.needed == 2
         await store.trim(old.log, old.ledger.needed)
@@ -193,7 +193,7 @@ def test_rewards_of_one_call_count_at_a_new_router_as_they_did_at_the_others(
 def test_events_of_old_logs_are_read() -> None:
     """They do not say in which state samples were seen. A router that has not been updated yet reads new events."""
     log, reward = "groups/a/b", Reward(b"l", 0.5, b"")
-    dropped = Dropped(keys=(b"k",), why="dropped", before=(("c", 1),), time=2.0)
+    dropped = MembersDropped(keys=(b"k",), why="dropped", before=(("c", 1),), time=2.0)
     rewarded = Rewarded(key=b"k", reward=1.0, info=b"{}", more=(reward,), before=(None,), time=2.0)
     for event, old in (
         (dropped, ["dropped", [b"k"], "dropped", 2.0]),
@@ -231,7 +231,7 @@ def test_what_nobody_claims_does_not_keep_the_log_for_ever() -> None:
     assert [member.key for member in overflow(one.ledger, 11)] == [first]
     assert len(overflow(one.ledger, 100, 4)) == 3, "of a group that goes on only what is too old"
     assert len(overflow(one.ledger, 10)) == 12, "of groups that are too many all"
-    one.happen(Dropped(keys=(first,), why="evicted", time=0.0))
+    one.happen(MembersDropped(keys=(first,), why="evicted", time=0.0))
     assert one.ledger.needed == 2
 
 
@@ -250,7 +250,7 @@ def test_looks_at_many_groups_hold_up_nobody() -> None:
     async def look() -> None:
         running = asyncio.create_task(others())
         for _ in range(2):
-            found = await Claims(Nothing(), VersionClock(), Counter(), lambda: False).claim("", one, Wanted())
+            found = await Claims(Nothing(), VersionClock(), Counter(), lambda: False).claim("", one, ClaimRequest())
             assert found["waiting"]["open_samples"] == 1_000
             turns.append(0)
         running.cancel()
@@ -263,7 +263,7 @@ def test_looks_at_many_groups_hold_up_nobody() -> None:
 class Nothing:
     """Lays out nothing."""
 
-    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+    async def built(self, tenant: str, sample: GroupSample, options: Mapping[str, Any]) -> Built | None:
         raise AssertionError
 
     async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:

@@ -14,13 +14,13 @@ from msgspec import Raw
 
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.trajectories import answers
-from middleware_hub.trajectories.calls import Calls
-from middleware_hub.trajectories.claims import Claims, Wanted, result
+from middleware_hub.trajectories.calls import TrajectoryCalls
+from middleware_hub.trajectories.claims import ClaimRequest, Claims, result
 from middleware_hub.trajectories.events import AnyEvent, Claimed, Sampled
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.journal import MemoryJournal
 from middleware_hub.trajectories.ledger import STEP
-from middleware_hub.trajectories.samples import Built, Member, Sample, dropping
+from middleware_hub.trajectories.samples import Built, GroupSample, Member, dropping
 from middleware_hub.trajectories.settling import Settling
 
 STEPS = 12
@@ -29,7 +29,7 @@ STEPS = 12
 class Empty:
     """Lays out samples of nothing, without a pause."""
 
-    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+    async def built(self, tenant: str, sample: GroupSample, options: Mapping[str, Any]) -> Built | None:
         return Built([Raw(b"{}")], exact=True, versions=sample.versions)
 
     async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:
@@ -71,7 +71,7 @@ def test_others_have_turns_while_many_samples_are_claimed_and_acknowledged(group
     claims, settling = Claims(Empty(), VersionClock(), Counter(), lambda: False), Settling(Empty(), Counter())
 
     async def work() -> None:
-        found, had = await turns(claims.claim("", journal, Wanted(groups=groups)))
+        found, had = await turns(claims.claim("", journal, ClaimRequest(groups=groups)))
         assert len(found["samples"]) == STEPS * STEP
         assert had >= 2.5 * STEPS, "they are chosen, named and noted in steps"
         count, had = await turns(settling.acknowledge("", journal, found["claim_id"]))
@@ -85,7 +85,9 @@ def test_others_have_turns_while_many_samples_are_claimed_and_acknowledged(group
 def test_others_have_turns_while_a_large_group_is_shown() -> None:
     journal, groups = filled(1), Groups()
     groups._journals["", ""] = journal
-    show = Calls(groups, Empty(), VersionClock(), lambda: False, None, max_body_bytes=1).routes["/trajectories"]
+    show = TrajectoryCalls(groups, Empty(), VersionClock(), lambda: False, None, max_body_bytes=1).routes[
+        "/trajectories"
+    ]
     scope = {"type": "http", "method": "GET", "path": "/trajectories", "query_string": b"group=g0", "headers": []}
     sent: list[Any] = []
 

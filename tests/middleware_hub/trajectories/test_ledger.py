@@ -11,8 +11,8 @@ from middleware_hub.trajectories.events import (
     Acknowledged,
     AnyEvent,
     Claimed,
-    Dropped,
     Joined,
+    MembersDropped,
     Rewarded,
     Sampled,
     Taken,
@@ -30,7 +30,7 @@ def sampled(number: int) -> Sampled:
 
 @pytest.mark.parametrize(
     "meanwhile",
-    [Acknowledged(claim="first", time=0.0), Dropped(keys=(sampled(1).key,), why="dropped", time=0.0)],
+    [Acknowledged(claim="first", time=0.0), MembersDropped(keys=(sampled(1).key,), why="dropped", time=0.0)],
     ids=type,
 )
 def test_a_sample_that_is_done_is_not_taken_over(meanwhile: AnyEvent) -> None:

@@ -16,15 +16,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from middleware_hub.trajectories.choosing import Choice, choosing
+from middleware_hub.trajectories.choosing import ChosenGroup, choosing
 from middleware_hub.trajectories.claims import result
 from middleware_hub.trajectories.events import (
     Acknowledged,
     AnyEvent,
     Claimed,
-    Dropped,
-    Ended,
     Joined,
+    MemberEnded,
+    MembersDropped,
     Released,
     Renewed,
     Rewarded,
@@ -91,7 +91,7 @@ class Oracle:
                     for name in samples or list(holder):
                         if holder.get(name) == claim:
                             del holder[name]
-                case Dropped(keys=keys, before=before):
+                case MembersDropped(keys=keys, before=before):
                     for key, state in zip(keys, before, strict=True):
                         whole = next((name for name, one in parts.items() if key in one), None)
                         last = had.get(whole or b"")
@@ -116,7 +116,7 @@ class Oracle:
         ended = {one.key for one in free.values() if isinstance(one, Sampled) and one.ended}
         for at, one in enumerate(self.events):
             if isinstance(one, Joined) and any(
-                isinstance(o, Ended) and o.session == one.session for o in self.events[at:]
+                isinstance(o, MemberEnded) and o.session == one.session for o in self.events[at:]
             ):
                 ended.add(one.key)
             if isinstance(one, Sampled) and any(isinstance(o, Rewarded) and o.key == one.key for o in self.events[at:]):
@@ -152,7 +152,7 @@ class Trainers(RuleBasedStateMachine):
         self.live: set[str] = set()
         self.numbers = itertools.count(1)
         self.claims: list[str] = []
-        self.pending: list[tuple[str, list[Choice], Any]] = []
+        self.pending: list[tuple[str, list[ChosenGroup], Any]] = []
         self.trained: Counter[bytes] = Counter()
         self.sessions = 0
 
@@ -202,7 +202,7 @@ class Trainers(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 7))
     def end(self, number: int) -> None:
-        self.append(Ended(session=f"s{number}", time=0.0))
+        self.append(MemberEnded(session=f"s{number}", time=0.0))
 
     @rule(number=st.integers(1, 12), router=st.integers(0, 1))
     def reward(self, number: int, router: int) -> None:
@@ -305,7 +305,7 @@ class Trainers(RuleBasedStateMachine):
     def drop(self, number: int, router: int) -> None:
         key = number.to_bytes(16, "big")
         member = self.member(router, key)
-        self.append(Dropped(keys=(key,), why="dropped", before=(member and member.state,), time=0.0))
+        self.append(MembersDropped(keys=(key,), why="dropped", before=(member and member.state,), time=0.0))
 
     @rule(router=st.integers(0, 1))
     def restart(self, router: int) -> None:
@@ -351,7 +351,7 @@ class Trainers(RuleBasedStateMachine):
             assert self.oracle.complete() <= open_ones
 
 
-def chosen(ledger: Ledger, live: set[str], **wanted: Any) -> list[Choice]:
+def chosen(ledger: Ledger, live: set[str], **wanted: Any) -> list[ChosenGroup]:
     return asyncio.run(result(choosing(ledger, live, lambda _: None, **wanted)))[0]
 
 

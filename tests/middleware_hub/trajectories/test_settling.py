@@ -13,9 +13,17 @@ import pytest
 
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch, Store
-from middleware_hub.trajectories.events import Acknowledged, AnyEvent, Claimed, Dropped, Ended, Joined, Sampled
+from middleware_hub.trajectories.events import (
+    Acknowledged,
+    AnyEvent,
+    Claimed,
+    Joined,
+    MemberEnded,
+    MembersDropped,
+    Sampled,
+)
 from middleware_hub.trajectories.journal import MemoryJournal, StoreJournal
-from middleware_hub.trajectories.samples import Built, Member, Sample
+from middleware_hub.trajectories.samples import Built, GroupSample, Member
 from middleware_hub.trajectories.settling import HandedOutError, Settling, reward, reward_session
 from tests.middleware_hub.store.world import address_of, with_store
 
@@ -41,7 +49,7 @@ class Slow:
 class Nothing:
     """Lays out nothing."""
 
-    async def built(self, tenant: str, sample: Sample, options: Mapping[str, Any]) -> Built | None:
+    async def built(self, tenant: str, sample: GroupSample, options: Mapping[str, Any]) -> Built | None:
         raise AssertionError
 
     async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:
@@ -124,7 +132,7 @@ def test_a_reply_that_is_dropped_in_the_same_instant_takes_no_reward() -> None:
     async def work(store: Store) -> None:
         routers = Routers(store)
         await routers.begin()
-        dropped = Dropped(keys=(sampled(1).key,), why="dropped", time=0.0)
+        dropped = MembersDropped(keys=(sampled(1).key,), why="dropped", time=0.0)
         routers.saving.meanwhile = lambda: routers.append(dropped)
         with pytest.raises(HandedOutError):
             await routers.reward(routers.here, {1: 0.5})
@@ -220,7 +228,7 @@ def test_a_reward_of_a_session_that_a_claim_overtakes_is_refused(tmp_path: Path,
             session = f"s{number}"
             key = number.to_bytes(16, "big")
             await routers.append(Joined(key=key, group=f"g{number}", size=1, session=session, time=0.0))
-            await routers.append(Ended(session=session, time=0.0))
+            await routers.append(MemberEnded(session=session, time=0.0))
 
         async def claimed_meanwhile() -> bool:
             await routers.claim(1)
