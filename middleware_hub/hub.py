@@ -12,9 +12,9 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from middleware_hub.persistence.control import StoreChannel
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.saving import Saving
+from middleware_hub.persistence.store_channel import StoreChannel
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.judge import Judge
 from middleware_hub.radix.tree import RadixTree

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.spelling import Spelling
-from middleware_hub.persistence.turns import Beside, TurnWriter, joined
+from middleware_hub.persistence.turn_writer import Beside, TurnWriter, joined
 from middleware_hub.persistence.weight_versions import LOG, VersionLog
 from middleware_hub.radix.cut import Cut, end_of
 from middleware_hub.radix.late_answers import Doubt, doubts, passed_over

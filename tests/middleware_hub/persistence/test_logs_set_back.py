@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from middleware_hub.chat.keys import canonical
 from middleware_hub.metrics import SessionMetrics
-from middleware_hub.persistence.control import StoreChannel
 from middleware_hub.persistence.saving import Saving
+from middleware_hub.persistence.store_channel import StoreChannel
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.sessions.log.archive import Archive
 from middleware_hub.sessions.log.events import SessionRewarded

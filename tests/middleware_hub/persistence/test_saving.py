@@ -10,7 +10,7 @@ import pytest
 
 from middleware_hub.persistence import saving
 from middleware_hub.persistence.saving import Append, AppendState, Saving
-from middleware_hub.persistence.turns import joined
+from middleware_hub.persistence.turn_writer import joined
 from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.guarded import GuardedStore

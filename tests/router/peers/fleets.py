@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from middleware_hub.persistence.control import StoreChannel
+from middleware_hub.persistence.store_channel import StoreChannel
 from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.protocol import Store
 from router.errors import BadRequestError

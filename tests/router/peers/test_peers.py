@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from middleware_hub.persistence.control import LOG, StoreChannel
+from middleware_hub.persistence.store_channel import LOG, StoreChannel
 from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch
