@@ -34,7 +34,7 @@ class Recalled(msgspec.Struct, frozen=True):
     source: object = None
 
 
-class Answered(Protocol):
+class AnsweredTurns(Protocol):
     """The turns that were answered here. Each is found by the id of its reply; None if it was answered elsewhere, or never."""
 
     def answered(self, reply: str) -> Message | None:
@@ -47,7 +47,7 @@ class Answered(Protocol):
 class Memo(Protocol):
     """Remembers what earlier bodies were parsed into."""
 
-    turns: Answered | None
+    turns: AnsweredTurns | None
     """The turns of the same session; None if there are none."""
 
     def recall(self, body: bytes) -> Recalled | None:

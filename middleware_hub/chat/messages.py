@@ -55,7 +55,7 @@ class Reasoning(msgspec.Struct, frozen=True):
     text: str
 
 
-class Call(msgspec.Struct, frozen=True):
+class SampledCall(msgspec.Struct, frozen=True):
     """A whole tool call as it was sampled. `arguments` is the JSON text of an object; `id` is empty if the format has none."""
 
     name: str

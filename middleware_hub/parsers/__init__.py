@@ -51,7 +51,7 @@ REASONING_NAMES: Mapping[str, type[ReasoningParser] | None] = {
 """Reasoning parsers. `harmony` is None: its call parser finds both."""
 
 
-class Calls(NamedTuple):
+class CallParsing(NamedTuple):
     """How calls are parsed: by which class, and whether it is given the tools. Without any it finds no calls."""
 
     parser: type[CallParser]
@@ -82,12 +82,12 @@ def create(
     return ReplyParser(lambda: found.of(tools), reasons(starts_inside=starts_inside))
 
 
-def calls_beside(calls: str, reasoning: str) -> Calls:
+def calls_beside(calls: str, reasoning: str) -> CallParsing:
     """Return how calls are parsed next to a reasoning parser. Raises BadRequestError, see `create`."""
     if reasoning in _HARMONY and NAMES.get(calls) is not Harmony:
         # Channels have to be separated, although calls in them are not wanted.
-        return Calls(Harmony, finds=False)
-    return Calls(call_parser(calls), finds=True)
+        return CallParsing(Harmony, finds=False)
+    return CallParsing(call_parser(calls), finds=True)
 
 
 def call_parser(name: str) -> type[CallParser]:

@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from middleware_hub.chat.messages import Call, Reasoning, Text, Tool
+from middleware_hub.chat.messages import Reasoning, SampledCall, Text, Tool
 
-Sampled = Text | Reasoning | Call
-"""The pieces of sampled text. Call parsers yield reasoning only where a format marks both alike (`harmony`)."""
+Sampled = Text | Reasoning | SampledCall
+"""The pieces of sampled text. Parsers of calls yield reasoning only where a format marks both alike (`harmony`)."""
 
 
 class SampledParser(Protocol):

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from middleware_hub.chat.messages import Call, Reasoning, Text, Tool
+from middleware_hub.chat.messages import Reasoning, SampledCall, Text, Tool
 from middleware_hub.parsers.base import Sampled
-from middleware_hub.parsers.reader import WHITE, Malformed, Reader, Reading, Tags
+from middleware_hub.parsers.reader import WHITE, Malformed, Reading, Tags, TextReader
 
 NEWLINES = "\r\n"
 
@@ -45,7 +45,7 @@ class Pieces:
             self._flush()
         self._say(Reasoning, text)
 
-    def call(self, call: Call) -> None:
+    def call(self, call: SampledCall) -> None:
         self._white.clear()
         self._end_piece()
         self._done.append(call)
@@ -85,7 +85,7 @@ class GrammarParser(ABC):
     needs_special: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self.reader = Reader()
+        self.reader = TextReader()
         self.pieces = Pieces()
         self._reading = self.read()
 
@@ -133,7 +133,7 @@ class TaggedParser(GrammarParser):
         """Whether a call was just read, and no trailer after it."""
 
     @abstractmethod
-    def call(self, opening: str) -> Reading[Call]:
+    def call(self, opening: str) -> Reading[SampledCall]:
         """Return the call whose opening tag has been read. Raises Malformed if it is not a call."""
 
     def next_opening(self) -> Reading[str]:
@@ -175,12 +175,12 @@ class SectionParser(TaggedParser):
                 return found
         return (yield from super().next_opening())
 
-    def call(self, opening: str) -> Reading[Call]:
+    def call(self, opening: str) -> Reading[SampledCall]:
         if opening not in self.beginning.tags:
             yield from self.reader.white()
             yield from self.reader.expect(self.beginning)
         return (yield from self.begun())
 
     @abstractmethod
-    def begun(self) -> Reading[Call]:
+    def begun(self) -> Reading[SampledCall]:
         """Return the call whose beginning has been read. Raises Malformed if it is not a call."""

@@ -23,8 +23,8 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
 
-from middleware_hub.chat.messages import Call
-from middleware_hub.parsers.reader import WHITE, Malformed, Reader, Reading, Tags
+from middleware_hub.chat.messages import SampledCall
+from middleware_hub.parsers.reader import WHITE, Malformed, Reading, Tags, TextReader
 
 DEEPEST = 200
 LONGEST_NUMBER = 1000
@@ -176,7 +176,7 @@ def is_json(text: str) -> bool:
     return scanner.done and not text[end:].strip(" \t\r\n")
 
 
-def json_value(reader: Reader) -> Reading[str]:
+def json_value(reader: TextReader) -> Reading[str]:
     """Return the text of the value that begins here."""
     simple = _SIMPLE.match(reader.text, reader.at)
     if simple is not None:
@@ -194,7 +194,7 @@ def json_value(reader: Reader) -> Reading[str]:
         yield from reader.more()
 
 
-def json_members(reader: Reader, allowed: Callable[[str, str], bool]) -> Reading[dict[str, str]]:
+def json_members(reader: TextReader, allowed: Callable[[str, str], bool]) -> Reading[dict[str, str]]:
     """Return the members of the object whose `{` has been read: keys decoded, values unchanged.
 
     `allowed` says whether a key may have a value that begins with this character. If not, this raises Malformed at once.
@@ -219,7 +219,7 @@ def json_members(reader: Reader, allowed: Callable[[str, str], bool]) -> Reading
         yield from reader.white()
 
 
-def json_object(reader: Reader) -> Reading[str]:
+def json_object(reader: TextReader) -> Reading[str]:
     """Return the text of the object that begins here."""
     if (yield from reader.at_end()) or reader.text[reader.at] != "{":
         raise Malformed
@@ -238,7 +238,7 @@ _USUAL = re.compile(
 """Most calls, after their `{`, in one step: a name, and arguments that are a flat object."""
 
 
-def json_call(reader: Reader, *, strict: bool, ids: re.Pattern[str] | None = None) -> Reading[Call]:
+def json_call(reader: TextReader, *, strict: bool, ids: re.Pattern[str] | None = None) -> Reading[SampledCall]:
     """Return the call whose `{` has been read.
 
     `strict` is for formats in which nothing but this object marks a call: it must have an object of arguments and no unknown
@@ -266,7 +266,7 @@ def json_call(reader: Reader, *, strict: bool, ids: re.Pattern[str] | None = Non
         raise Malformed
     number: Any = json.loads(members["id"]) if ids is not None and "id" in members else ""
     known = isinstance(number, str) and ids is not None and ids.fullmatch(number)
-    return Call(name, _arguments(given[0] if given else "null"), number if known else "")
+    return SampledCall(name, _arguments(given[0] if given else "null"), number if known else "")
 
 
 def _arguments(value: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from middleware_hub.parsers.json_text import DEEPEST
-from middleware_hub.parsers.reader import Malformed, Reader, Reading, Tags
+from middleware_hub.parsers.reader import Malformed, Reading, Tags, TextReader
 
 
 class Notation(NamedTuple):
@@ -23,11 +23,11 @@ class Notation(NamedTuple):
     openings: Tags
     closes: Tags
     follows: Tags
-    key: Callable[[Reader, str], Reading[str]]
-    scalar: Callable[[Reader, str], Reading[str]]
+    key: Callable[[TextReader, str], Reading[str]]
+    scalar: Callable[[TextReader, str], Reading[str]]
 
 
-def nested(reader: Reader, closer: str, notation: Notation) -> Reading[str]:
+def nested(reader: TextReader, closer: str, notation: Notation) -> Reading[str]:
     """Return the JSON text of the object whose opening has been read, and which ends with this closer."""
     spelled, closers = ["{"], [closer]
     first = True

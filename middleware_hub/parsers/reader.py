@@ -59,7 +59,7 @@ def _beginning(tag: str) -> str:
     return re.escape(tag[0]) + pattern
 
 
-class Reader:
+class TextReader:
     """Reads text that arrives in pieces, see the module."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Reader:
         self._kept: list[str] = []
 
     def __repr__(self) -> str:
-        return f"Reader(unread={self.text[self.at :]!r}, ended={self.ended})"
+        return f"TextReader(unread={self.text[self.at :]!r}, ended={self.ended})"
 
     def feed(self, text: str) -> None:
         """Add text. The part that was read leaves the window, so that a long call is not copied for every piece."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from middleware_hub.chat.messages import Call, Reasoning, Text
+from middleware_hub.chat.messages import Reasoning, SampledCall, Text
 from middleware_hub.parsers.base import CallParser, ReasoningParser, Sampled
 
 
@@ -96,7 +96,7 @@ class _UnclosedReasoning:
     def _passed_on(self, pieces: list[Sampled]) -> list[Sampled]:
         passed: list[Sampled] = []
         for piece in pieces:
-            if self._found or isinstance(piece, Call):
+            if self._found or isinstance(piece, SampledCall):
                 self._found.append(piece)
             else:
                 passed.append(Reasoning(piece.text))

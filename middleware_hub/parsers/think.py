@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from middleware_hub.chat.messages import Reasoning, Text
-from middleware_hub.parsers.reader import WHITE, Reader, Reading, Tags
+from middleware_hub.parsers.reader import WHITE, Reading, Tags, TextReader
 
 _NEWLINES = "\r\n"
 
@@ -43,7 +43,7 @@ class Think:
     def __init__(self, *, starts_inside: bool) -> None:
         self._starts_inside = starts_inside
         self.inside = False
-        self._reader = Reader()
+        self._reader = TextReader()
         self._said: list[Text | Reasoning] = []
         self._reading = self._read()
 

@@ -15,17 +15,17 @@ from msgspec import Raw
 from middleware_hub.spans.chain import STORE_UNREACHABLE, TokenSpan
 from middleware_hub.spans.extras import TOP_P_IDS, TOP_P_OFFSETS, Extra, Extras
 from middleware_hub.spans.per_token import ROW_FIELDS, TOP_P, TurnRows, joined, written
-from middleware_hub.spans.trajectory import Trajectory, Turn
+from middleware_hub.spans.trajectory import SampledTurn, TokenTrajectory
 from router.http.offload import offload
 
 UNLIKE_ROWS: Final = "unlike_rows"
 """The reason if replies of one sequence have rows of different widths: they are not joined."""
 Fetch = Callable[[TokenSpan, Sequence[str]], Awaitable[Mapping[str, Extra] | None]]
-_Found = Sequence[tuple[Turn, Mapping[str, Extra]]]
+_Found = Sequence[tuple[SampledTurn, Mapping[str, Extra]]]
 
 
 async def per_token_fields(
-    here: Extras, fetch: Fetch | None, flat: Trajectory, wanted: Sequence[str]
+    here: Extras, fetch: Fetch | None, flat: TokenTrajectory, wanted: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the wanted fields of an answer, and the reasons for which they may be incomplete.
 

@@ -26,7 +26,7 @@ from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.answer_json import Lists, in_pieces
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
-from middleware_hub.spans.trajectory import SharedMask, Trajectory, flatten
+from middleware_hub.spans.trajectory import SharedMask, TokenTrajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.errors import NotExactError, NotFoundError
 from router.http.offload import offload
@@ -109,8 +109,8 @@ async def _written(
 
 
 async def with_extras(
-    tree: RadixTree, memory: Memory | None, flat: Trajectory, request: RetrievalRequest
-) -> tuple[Trajectory, dict[str, Any]]:
+    tree: RadixTree, memory: Memory | None, flat: TokenTrajectory, request: RetrievalRequest
+) -> tuple[TokenTrajectory, dict[str, Any]]:
     """Return the further fields that a request wants, and the sequence with the reasons for which they may be incomplete."""
     if not request.wanted:
         return flat, {}
@@ -124,7 +124,7 @@ async def _cover(
     namespace: Namespace,
     text: str,
     recall: Recall,
-    first: Trajectory,
+    first: TokenTrajectory,
     request: RetrievalRequest,
     expected: Sequence[str],
     memory: Memory | None,
@@ -171,7 +171,7 @@ async def _cover(
 
 
 def replies_to_add(
-    tree: RadixTree, namespace: Namespace, first: Trajectory, expected: Sequence[str]
+    tree: RadixTree, namespace: Namespace, first: TokenTrajectory, expected: Sequence[str]
 ) -> list[Generation]:
     """Return the replies whose chains, with `first`, hold all expected replies whole, in the order of their recording.
 
@@ -184,7 +184,7 @@ def replies_to_add(
     return chains_to_add(first, [one for one in found if one is not None])
 
 
-def chains_to_add(first: Trajectory, replies: Iterable[Generation]) -> list[Generation]:
+def chains_to_add(first: TokenTrajectory, replies: Iterable[Generation]) -> list[Generation]:
     """Return those replies whose chains, with `first`, hold all of the replies whole, in the order of their recording."""
     held = {turn.span for turn in first.turns if turn.end - turn.start == len(turn.span)}
     listed = {one.span: one for one in replies if one.span not in held}
@@ -194,7 +194,7 @@ def chains_to_add(first: Trajectory, replies: Iterable[Generation]) -> list[Gene
     return sorted((one for span, one in listed.items() if span not in inside), key=lambda one: one.serial)
 
 
-def _cut_off(found: Trajectory, expected: Iterable[str]) -> int:
+def _cut_off(found: TokenTrajectory, expected: Iterable[str]) -> int:
     """Return how many tokens of listed replies a sequence lacks that leaves them in their middle.
 
     A reply of which it lacks only the hidden tail is whole.
@@ -204,7 +204,7 @@ def _cut_off(found: Trajectory, expected: Iterable[str]) -> int:
     return sum(span.count - kept for span, kept in cut if not wanted.isdisjoint(span.request_ids))
 
 
-def _missing(expected: Iterable[str], found: Trajectory) -> list[str]:
+def _missing(expected: Iterable[str], found: TokenTrajectory) -> list[str]:
     """Return the listed replies of which a sequence has no token."""
     return _not_among(expected, [turn.span for turn in found.turns])
 
@@ -227,7 +227,7 @@ def answer_of(
     tree: RadixTree,
     text: str,
     recall: Recall,
-    flat: Trajectory,
+    flat: TokenTrajectory,
     request: RetrievalRequest,
     missing: Sequence[str],
     cut_off: int = 0,

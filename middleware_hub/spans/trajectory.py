@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, Versions, links, reasons_of, unpack_logprobs
 
 
-class Turn(NamedTuple):
+class SampledTurn(NamedTuple):
     """A sampled reply in a sequence: its tokens are `start` to `end`, half-open.
 
     If the sequence leaves a reply in its middle, `end` is the end of the part that it keeps.
@@ -48,7 +48,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Trajectory:
+class TokenTrajectory:
     """A flattened chain: aligned arrays, one entry per token.
 
     Attributes:
@@ -64,7 +64,7 @@ class Trajectory:
     loss_mask: NDArray[np.uint8]
     logprobs: NDArray[np.float64] | None
     weight_versions: tuple[tuple[str, int, int], ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[SampledTurn, ...]
     reasons: tuple[str, ...]
 
     @property
@@ -72,19 +72,19 @@ class Trajectory:
         """Return the number of tokens from the first sampled one to the end; 0 if none was sampled."""
         return len(self.token_ids) - self.weight_versions[0][1] if self.weight_versions else 0
 
-    def because(self, *reasons: str) -> Trajectory:
+    def because(self, *reasons: str) -> TokenTrajectory:
         """Return this sequence with further reasons, each once."""
         return replace(self, reasons=tuple(dict.fromkeys((*self.reasons, *reasons)))) if reasons else self
 
 
-def flatten(span: TokenSpan | None, take: int, tail: bytes = b"") -> Trajectory:
+def flatten(span: TokenSpan | None, take: int, tail: bytes = b"") -> TokenTrajectory:
     """Flatten a chain, followed by `tail` (packed ids, encoded just now: mask 0)."""
     chain = list(links(span, take))
     chain.reverse()
     return flatten_chain(chain, tail)
 
 
-def flatten_chain(chain: Sequence[tuple[TokenSpan, int]], tail: bytes = b"") -> Trajectory:
+def flatten_chain(chain: Sequence[tuple[TokenSpan, int]], tail: bytes = b"") -> TokenTrajectory:
     """Flatten a chain given as its spans, first span first, each with the number of its tokens in the chain."""
     token_ids = np.frombuffer(
         b"".join([s.ids[: ID_BYTES * n] for s, n in chain] + ([tail] if tail else [])), dtype=np.int32
@@ -92,14 +92,14 @@ def flatten_chain(chain: Sequence[tuple[TokenSpan, int]], tail: bytes = b"") -> 
     loss_mask = np.zeros(len(token_ids), dtype=np.uint8)
     logprobs: NDArray[np.float64] | None = np.zeros(len(token_ids), dtype=np.float64)
     runs: list[tuple[str, int, int]] = []
-    turns: list[Turn] = []
+    turns: list[SampledTurn] = []
     flags = SpanFlag.NONE
     for s, n in chain:
         flags |= s.flags
         if s.versions is None or not n:
             continue
         low, high = s.offset, s.offset + n
-        turns.append(Turn(s, low, high))
+        turns.append(SampledTurn(s, low, high))
         loss_mask[low:high] = 1
         if s.logprobs is None:
             logprobs = None
@@ -113,7 +113,7 @@ def flatten_chain(chain: Sequence[tuple[TokenSpan, int]], tail: bytes = b"") -> 
     reasons = reasons_of(flags)
     if logprobs is None:
         reasons.append("no_logprobs")
-    return Trajectory(token_ids, loss_mask, logprobs, tuple(runs), tuple(turns), tuple(reasons))
+    return TokenTrajectory(token_ids, loss_mask, logprobs, tuple(runs), tuple(turns), tuple(reasons))
 
 
 def version_runs(versions: Versions, count: int) -> Iterable[tuple[str, int, int]]:
@@ -136,7 +136,7 @@ class SharedMask:
         others: the replies that the other sequences end with; each sequence is the chain up to there.
     """
 
-    def __init__(self, first: Trajectory, others: Sequence[TokenSpan]) -> None:
+    def __init__(self, first: TokenTrajectory, others: Sequence[TokenSpan]) -> None:
         self._most: dict[TokenSpan, tuple[int, int]] = {}
         self._note(0, ((turn.span, turn.end - turn.start) for turn in first.turns))
         for number, span in enumerate(others, 1):
@@ -147,7 +147,7 @@ class SharedMask:
             if size > self._most.get(span, (0, 0))[0]:
                 self._most[span] = size, number
 
-    def apply(self, number: int, sequence: Trajectory) -> None:
+    def apply(self, number: int, sequence: TokenTrajectory) -> None:
         """Set the mask of replies that belong to another sequence to 0; `number` counts the sequences from 0, the first one."""
         for turn in sequence.turns:
             if self._most[turn.span][1] != number:

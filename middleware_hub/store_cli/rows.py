@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from middleware_hub.radix.cut import Cut, end_of
 from middleware_hub.radix.node import common_length
 from middleware_hub.spans.chain import INEXACT, SpanFlag, TokenSpan, links, settle
-from middleware_hub.spans.trajectory import Trajectory, flatten
+from middleware_hub.spans.trajectory import TokenTrajectory, flatten
 from middleware_hub.store.chains import span_of
 from middleware_hub.store.paths import TextPath
 from middleware_hub.store.protocol import Query, Store
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
     record: SpanRecord
     text: str | None
-    flat: Trajectory
+    flat: TokenTrajectory
     request_ids: tuple[str, ...]
     mark: Mark | None
 

@@ -53,7 +53,7 @@ class _Plan(NamedTuple):
     tools: bool
 
 
-class Transcript(NamedTuple):
+class CutRendering(NamedTuple):
     """A rendering without some of its turns.
 
     Attributes:
@@ -234,7 +234,7 @@ class ChatTemplate:
 
     def transcript(
         self, messages: Messages, marked: Sequence[int], tools: Tools, options: Options, *, continue_final: bool = False
-    ) -> Transcript:
+    ) -> CutRendering:
         """Render everything, cut at the turns `marked` (indices of the assistant's messages, rising).
 
         Raises:
@@ -271,7 +271,7 @@ class ChatTemplate:
             if not text.startswith(own.text, at):
                 raise RenderingError(CLOSED, "scaffold", number)
             at += len(own.text)
-        return Transcript(tuple(pieces), text[at:])
+        return CutRendering(tuple(pieces), text[at:])
 
     def remarks(self, messages: Messages, known: int) -> tuple[str, ...]:
         """Return what is written otherwise than the client wrote it, behind the first `known` messages, one word each.

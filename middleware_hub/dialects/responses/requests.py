@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from middleware_hub.chat.call_ids import rejoined
-from middleware_hub.chat.dialect import Answered, Memo
+from middleware_hub.chat.dialect import AnsweredTurns, Memo
 from middleware_hub.chat.messages import FUNCTION, ChatRequest, KeyedMessage, Message, ToolCall, ToolForm
 from middleware_hub.dialects.fields import (
     ANYTHING,
@@ -176,7 +176,7 @@ def _format(given: Any) -> dict[str, Any]:
 class _Turn:
     """Collects the items of one turn of the model's, in the order in which they come."""
 
-    def __init__(self, turns: Answered | None, offered: OfferedTools) -> None:
+    def __init__(self, turns: AnsweredTurns | None, offered: OfferedTools) -> None:
         self._turns = turns
         self._offered = offered
         self.reply = ""
@@ -297,7 +297,7 @@ class _Input:
         reply: the id of the sample that the last turn of the assistant is, where that is known; else empty.
     """
 
-    def __init__(self, turns: Answered | None, offered: OfferedTools) -> None:
+    def __init__(self, turns: AnsweredTurns | None, offered: OfferedTools) -> None:
         self._turns = turns
         self._offered = offered
         self._turn: _Turn | None = None

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, reasons_of, unpack_logprobs
-from middleware_hub.spans.trajectory import Turn, version_runs
+from middleware_hub.spans.trajectory import SampledTurn, version_runs
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 
 LOOK_BACK = 64
@@ -101,9 +101,9 @@ class Chain:
         return any(part.span.sampled and part.span.logprobs is None for part in self.parts)
 
     @cached_property
-    def replies(self) -> list[Turn]:
+    def replies(self) -> list[SampledTurn]:
         """The sampled replies in it, in order."""
-        return [Turn(*part) for part in self.parts if part.span.sampled]
+        return [SampledTurn(*part) for part in self.parts if part.span.sampled]
 
     @cached_property
     def turns(self) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ class Chain:
         found: list[dict[str, Any]] = []
         for part in self.parts:
             if part.span.sampled:
-                found.append({**Turn(*part).described(), "role": "assistant", "sampled": True})
+                found.append({**SampledTurn(*part).described(), "role": "assistant", "sampled": True})
                 continue
             role = self._roles.get(part.span, "context" if found else "prompt")
             if found and not found[-1]["sampled"] and found[-1]["role"] in (role, "prompt"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from middleware_hub.chat.messages import Call
+from middleware_hub.chat.messages import SampledCall
 from middleware_hub.parsers.grammar import TaggedParser
 from middleware_hub.parsers.json_text import json_object
 from middleware_hub.parsers.reader import Reading, Tags
@@ -39,7 +39,7 @@ class DeepSeek(TaggedParser):
     opening = Tags(_CALLS, *_BEGIN.tags)
     trailer = Tags("<｜tool▁calls▁end｜>")
 
-    def call(self, opening: str) -> Reading[Call]:
+    def call(self, opening: str) -> Reading[SampledCall]:
         reader = self.reader
         if opening == _CALLS:
             yield from reader.white()
@@ -59,4 +59,4 @@ class DeepSeek(TaggedParser):
             yield from reader.expect(_FENCE_END)
             yield from reader.white()
         yield from reader.expect(_END)
-        return Call(name, arguments)
+        return SampledCall(name, arguments)

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from middleware_hub.chat.messages import Call, Tool
+from middleware_hub.chat.messages import SampledCall, Tool
 from middleware_hub.parsers.grammar import NEWLINES, SectionParser
 from middleware_hub.parsers.json_text import json_object
 from middleware_hub.parsers.reader import Malformed, Reading, Tags
@@ -52,18 +52,18 @@ class DeepSeekV32(SectionParser):
         super().__init__(tools)
         self._schemas = Schemas(tools)
 
-    def begun(self) -> Reading[Call]:
+    def begun(self) -> Reading[SampledCall]:
         reader = self.reader
         name = yield from reader.run(_NAME)
         if (yield from reader.expect(_NAME_END)) == '"/>':
-            return Call(name, "{}")
+            return SampledCall(name, "{}")
         yield from reader.white()
         if not (yield from reader.at_end()) and reader.text[reader.at] == "{":
             arguments = yield from json_object(reader)
             yield from reader.white()
             yield from reader.expect(_END)
-            return Call(name, arguments)
-        return Call(name, (yield from self._parameters(name)))
+            return SampledCall(name, arguments)
+        return SampledCall(name, (yield from self._parameters(name)))
 
     def _parameters(self, name: str) -> Reading[str]:
         reader, values = self.reader, dict[str, str]()

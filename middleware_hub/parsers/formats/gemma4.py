@@ -9,11 +9,11 @@ import json
 import re
 from typing import ClassVar
 
-from middleware_hub.chat.messages import Call
+from middleware_hub.chat.messages import SampledCall
 from middleware_hub.parsers.grammar import TaggedParser
 from middleware_hub.parsers.json_text import is_json
 from middleware_hub.parsers.nested import Notation, nested
-from middleware_hub.parsers.reader import WHITE, Malformed, Reader, Reading, Tags
+from middleware_hub.parsers.reader import WHITE, Malformed, Reading, Tags, TextReader
 
 _QUOTE, _END = '<|"|>', "<tool_call|>"
 _CALL = Tags("call:")
@@ -36,7 +36,7 @@ class Gemma4(TaggedParser):
     needs_special: ClassVar[bool] = True
     opening = Tags("<|tool_call>")
 
-    def call(self, opening: str) -> Reading[Call]:
+    def call(self, opening: str) -> Reading[SampledCall]:
         reader = self.reader
         yield from reader.expect(_CALL)
         name = yield from reader.run(_NAME)
@@ -44,10 +44,10 @@ class Gemma4(TaggedParser):
         arguments = yield from nested(reader, "}", _NOTATION)
         yield from reader.white()
         yield from reader.expect(_CALL_END)
-        return Call(name, arguments)
+        return SampledCall(name, arguments)
 
 
-def _key(reader: Reader, closer: str) -> Reading[str]:
+def _key(reader: TextReader, closer: str) -> Reading[str]:
     if (yield from reader.maybe(_KEY_QUOTE)):
         key = yield from _string(reader)
         yield from reader.white()
@@ -57,7 +57,7 @@ def _key(reader: Reader, closer: str) -> Reading[str]:
     return key
 
 
-def _string(reader: Reader) -> Reading[str]:
+def _string(reader: TextReader) -> Reading[str]:
     """Return the JSON text of the string whose opening quote has been read."""
     text = yield from reader.until(_STRING_END)
     if (yield from reader.expect(_STRING_END)) == _END:
@@ -65,7 +65,7 @@ def _string(reader: Reader) -> Reading[str]:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _scalar(reader: Reader, opened: str) -> Reading[str]:
+def _scalar(reader: TextReader, opened: str) -> Reading[str]:
     """Return a string, or a number, true, false or null; some versions of the template print null as `None`."""
     if opened:
         return (yield from _string(reader))

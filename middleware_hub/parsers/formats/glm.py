@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from middleware_hub.chat.messages import Call, Tool
+from middleware_hub.chat.messages import SampledCall, Tool
 from middleware_hub.parsers.grammar import NEWLINES, TaggedParser
 from middleware_hub.parsers.reader import WHITE, Malformed, Reading, Tags
 from middleware_hub.parsers.schema import Schemas, spell_arguments
@@ -40,7 +40,7 @@ class Glm(TaggedParser):
         super().__init__(tools)
         self._schemas = Schemas(tools)
 
-    def call(self, opening: str) -> Reading[Call]:
+    def call(self, opening: str) -> Reading[SampledCall]:
         reader, values = self.reader, dict[str, str]()
         yield from reader.white()
         name = yield from reader.run(_NAME)
@@ -60,4 +60,4 @@ class Glm(TaggedParser):
             else:
                 value = value.rstrip(NEWLINES)
             values[key] = self._schemas.spell(name, key, value)
-        return Call(name, spell_arguments(values))
+        return SampledCall(name, spell_arguments(values))

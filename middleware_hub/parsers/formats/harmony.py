@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from middleware_hub.chat.messages import Call, Tool
+from middleware_hub.chat.messages import SampledCall, Tool
 from middleware_hub.parsers.grammar import GrammarParser
 from middleware_hub.parsers.json_text import json_object
 from middleware_hub.parsers.reader import Malformed, Reading, Tags
@@ -100,7 +100,7 @@ class Harmony(GrammarParser):
             yield from reader.expect(_MESSAGE)
         return channel, recipient
 
-    def _call(self, recipient: str) -> Reading[Call]:
+    def _call(self, recipient: str) -> Reading[SampledCall]:
         reader, name = self.reader, recipient.removeprefix("functions.")
         if not self._tools or not name:
             raise Malformed
@@ -109,7 +109,7 @@ class Harmony(GrammarParser):
         yield from reader.white()
         if not (yield from reader.at_end()):
             yield from reader.expect(_CALL)
-        return Call(name, arguments)
+        return SampledCall(name, arguments)
 
     def _body(self, channel: str) -> Reading[str]:
         """Read text or reasoning as it arrives, and return the tag that begins the next message, if that ended this one."""

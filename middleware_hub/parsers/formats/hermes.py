@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from middleware_hub.chat.messages import Call
+from middleware_hub.chat.messages import SampledCall
 from middleware_hub.parsers.grammar import TaggedParser
 from middleware_hub.parsers.json_text import json_call
 from middleware_hub.parsers.reader import Reading, Tags
@@ -25,7 +25,7 @@ class Hermes(TaggedParser):
     template_tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>", "arguments")
     opening = Tags("<tool_call>")
 
-    def call(self, opening: str) -> Reading[Call]:
+    def call(self, opening: str) -> Reading[SampledCall]:
         reader = self.reader
         yield from reader.white()
         yield from reader.expect(_BRACE)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from middleware_hub.chat.messages import Call
+from middleware_hub.chat.messages import SampledCall
 from middleware_hub.parsers.grammar import TaggedParser
 from middleware_hub.parsers.json_text import json_object
 from middleware_hub.parsers.reader import Malformed, Reading, Tags
@@ -33,7 +33,7 @@ class KimiK2(TaggedParser):
     opening = Tags(_CALLS, *_BEGIN.tags)
     trailer = Tags("<|tool_calls_section_end|>")
 
-    def call(self, opening: str) -> Reading[Call]:
+    def call(self, opening: str) -> Reading[SampledCall]:
         reader = self.reader
         if opening == _CALLS:
             yield from reader.white()
@@ -49,4 +49,4 @@ class KimiK2(TaggedParser):
         arguments = yield from json_object(reader)
         yield from reader.white()
         yield from reader.expect(_END)
-        return Call(named[1], arguments, header)
+        return SampledCall(named[1], arguments, header)

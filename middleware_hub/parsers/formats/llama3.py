@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from middleware_hub.chat.messages import Call, Tool
+from middleware_hub.chat.messages import SampledCall, Tool
 from middleware_hub.parsers.grammar import TaggedParser
 from middleware_hub.parsers.json_text import json_call
 from middleware_hub.parsers.reader import Reading, Tags
@@ -45,7 +45,7 @@ class Llama3(TaggedParser):
                 return found
         return (yield from super().next_opening())
 
-    def call(self, opening: str) -> Reading[Call]:
+    def call(self, opening: str) -> Reading[SampledCall]:
         if opening == _TAG:
             yield from self.reader.white()
             yield from self.reader.expect(_BRACE)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from middleware_hub.chat.messages import Call, Tool
+from middleware_hub.chat.messages import SampledCall, Tool
 from middleware_hub.parsers.grammar import NEWLINES, SectionParser
 from middleware_hub.parsers.reader import Malformed, Reading, Tags
 from middleware_hub.parsers.schema import Schemas, spell_arguments
@@ -45,7 +45,7 @@ class MiniMaxM2(SectionParser):
         super().__init__(tools)
         self._schemas = Schemas(tools)
 
-    def begun(self) -> Reading[Call]:
+    def begun(self) -> Reading[SampledCall]:
         reader, values = self.reader, dict[str, str]()
         name = yield from reader.run(_NAME)
         yield from reader.expect(_CLOSE)
@@ -64,4 +64,4 @@ class MiniMaxM2(SectionParser):
             else:
                 value = value.rstrip(NEWLINES)
             values[key] = self._schemas.spell(name, key, value)
-        return Call(name, spell_arguments(values))
+        return SampledCall(name, spell_arguments(values))

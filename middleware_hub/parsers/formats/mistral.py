@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from middleware_hub.chat.messages import Call, Tool
+from middleware_hub.chat.messages import SampledCall, Tool
 from middleware_hub.parsers.grammar import TaggedParser
 from middleware_hub.parsers.json_text import json_call, json_object
 from middleware_hub.parsers.reader import Reading, Tags
@@ -50,7 +50,7 @@ class Mistral(TaggedParser):
         self.trailer = None
         return (yield from super().next_opening())
 
-    def call(self, opening: str) -> Reading[Call]:
+    def call(self, opening: str) -> Reading[SampledCall]:
         reader = self.reader
         yield from reader.white()
         if opening == ",":
@@ -66,7 +66,7 @@ class Mistral(TaggedParser):
             return call
         return (yield from self._named())
 
-    def _named(self) -> Reading[Call]:
+    def _named(self) -> Reading[SampledCall]:
         reader, number = self.reader, ""
         name = yield from reader.run(_WORD)
         yield from reader.white()
@@ -78,4 +78,4 @@ class Mistral(TaggedParser):
             yield from reader.expect(_ARGUMENTS)
         yield from reader.white()
         # The template would refuse any other id.
-        return Call(name, (yield from json_object(reader)), number if _ID.fullmatch(number) else "")
+        return SampledCall(name, (yield from json_object(reader)), number if _ID.fullmatch(number) else "")

@@ -15,11 +15,11 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from middleware_hub.chat.messages import Call, Tool
+from middleware_hub.chat.messages import SampledCall, Tool
 from middleware_hub.parsers.grammar import TaggedParser
 from middleware_hub.parsers.json_text import is_json
 from middleware_hub.parsers.nested import Notation, nested
-from middleware_hub.parsers.reader import Malformed, Reader, Reading, Tags
+from middleware_hub.parsers.reader import Malformed, Reading, Tags, TextReader
 
 _LIST = Tags("[")
 _NAME = re.compile(r"[\w.\-]+")
@@ -71,7 +71,7 @@ class Pythonic(TaggedParser):
                 return found
         return (yield from super().next_opening())
 
-    def call(self, opening: str) -> Reading[Call]:
+    def call(self, opening: str) -> Reading[SampledCall]:
         reader = self.reader
         if opening in self.opening.tags:
             yield from reader.white()
@@ -83,7 +83,7 @@ class Pythonic(TaggedParser):
         yield from reader.white()
         self._listed = (yield from reader.expect(_MORE_OR_END)) == ","
         self._fresh = self.bare
-        return Call(name, arguments)
+        return SampledCall(name, arguments)
 
 
 class Lfm2(Pythonic):
@@ -96,7 +96,7 @@ class Lfm2(Pythonic):
     trailer: Tags | None = Tags("<|tool_call_end|>")
 
 
-def _key(reader: Reader, closer: str) -> Reading[str]:
+def _key(reader: TextReader, closer: str) -> Reading[str]:
     """Return the name of an argument, or the string that is a key of a dictionary."""
     if closer == ")":
         key = json.dumps((yield from reader.run(_KEY)), ensure_ascii=False)
@@ -107,7 +107,7 @@ def _key(reader: Reader, closer: str) -> Reading[str]:
     return key
 
 
-def _scalar(reader: Reader, opened: str) -> Reading[str]:
+def _scalar(reader: TextReader, opened: str) -> Reading[str]:
     if opened:
         return (yield from _string(reader, opened))
     word = yield from reader.run(_BARE)
@@ -117,7 +117,7 @@ def _scalar(reader: Reader, opened: str) -> Reading[str]:
     return word
 
 
-def _string(reader: Reader, quote: str) -> Reading[str]:
+def _string(reader: TextReader, quote: str) -> Reading[str]:
     """Return the JSON text of the string whose quote has been read. As in Python, an unknown escape stays as it is."""
     pieces = []
     while True:
@@ -141,7 +141,7 @@ def _string(reader: Reader, quote: str) -> Reading[str]:
     return json.dumps(whole, ensure_ascii=False)
 
 
-def _numbered(reader: Reader, digits: int) -> Reading[str]:
+def _numbered(reader: TextReader, digits: int) -> Reading[str]:
     number = ""
     for _ in range(digits):
         number += yield from reader.expect(_DIGIT)

@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from middleware_hub.chat.messages import Call, Tool
+from middleware_hub.chat.messages import SampledCall, Tool
 from middleware_hub.parsers.grammar import TaggedParser
 from middleware_hub.parsers.reader import Malformed, Reading, Tags
 from middleware_hub.parsers.schema import Schemas, spell_arguments
@@ -43,7 +43,7 @@ class QwenCoder(TaggedParser):
         self._schemas = Schemas(tools)
         self._value_end = Tags(_PARAMETER_END, _PARAMETER, _FUNCTION_END, *self.ending.tags)
 
-    def call(self, opening: str) -> Reading[Call]:
+    def call(self, opening: str) -> Reading[SampledCall]:
         reader, values = self.reader, dict[str, str]()
         yield from reader.white()
         yield from reader.expect(_FUNCTION)
@@ -61,7 +61,7 @@ class QwenCoder(TaggedParser):
                 tag = yield from reader.expect(_PARAMETER_OR_END)
         yield from reader.white()
         yield from reader.expect(self.ending)
-        return Call(name, spell_arguments(values))
+        return SampledCall(name, spell_arguments(values))
 
     def _value(self) -> Reading[tuple[str, str]]:
         """Return a value, and the tag that ended it. `</function>` does so only at the end of the call."""

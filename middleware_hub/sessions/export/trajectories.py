@@ -26,7 +26,7 @@ from middleware_hub.chat.keys import offers_tools, system_digest, tools_of
 from middleware_hub.sessions.trie.nodes import Checkpoint, Root
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links
 from middleware_hub.spans.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined
-from middleware_hub.spans.trajectory import Turn, flatten_chain
+from middleware_hub.spans.trajectory import SampledTurn, flatten_chain
 
 ARRAYS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
 """The arrays of a trajectory with one entry for each token."""
@@ -61,7 +61,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     response_mask: NDArray[np.uint8]
     response_logprobs: NDArray[np.float64] | None
     weight_versions: tuple[tuple[str, int, int], ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[SampledTurn, ...]
     messages: tuple[bytes, ...]
     finish_reason: str
     reward_info: dict[str, Any]

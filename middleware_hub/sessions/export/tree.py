@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from middleware_hub.sessions.export.trajectories import BranchTrajectory
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.per_token import MISSING
-from middleware_hub.spans.trajectory import Turn
+from middleware_hub.spans.trajectory import SampledTurn
 
 
 class _Run(msgspec.Struct):
@@ -36,7 +36,7 @@ class _Run(msgspec.Struct):
 
     ids: NDArray[np.int32]
     start: int
-    turn: Turn | None
+    turn: SampledTurn | None
     logprobs: NDArray[np.float64] | None
     versions: tuple[tuple[str, int, int], ...]
     rows: dict[str, NDArray[np.int32]]

@@ -29,7 +29,7 @@ import msgspec
 
 from middleware_hub.chat.call_ids import is_of
 from middleware_hub.chat.keys import call_ids, said_by
-from middleware_hub.chat.messages import Call, ChatRequest, Message, Reasoning
+from middleware_hub.chat.messages import ChatRequest, Message, Reasoning, SampledCall
 from middleware_hub.parsers.base import Sampled, SampledParser
 from middleware_hub.radix.node import common_length
 from middleware_hub.sessions.prompt.echoes import (
@@ -84,10 +84,10 @@ class Alike(NamedTuple):
     same_text: bool
 
     def __call__(self, one: Sampled, other: Sampled) -> bool:
-        if isinstance(one, Call) and isinstance(other, Call):
+        if isinstance(one, SampledCall) and isinstance(other, SampledCall):
             first, second = ({"function": {"name": call.name, "arguments": call.arguments}} for call in (one, other))
             return same_call(first, second, self.schemas)
-        if isinstance(one, Call) or isinstance(other, Call):
+        if isinstance(one, SampledCall) or isinstance(other, SampledCall):
             return False
         return self._texts(one.text, other.text)
 
@@ -330,7 +330,7 @@ def _cuts(ours: str, written: str, make_parser: MakeParser, alike: Alike) -> Ite
     told = [one for one in sampled if not isinstance(one.piece, Reasoning)]
     said = [one for one in echoed if not isinstance(one.piece, Reasoning)]
     for one, other in zip(told, said, strict=False):
-        if not isinstance(one.piece, Call) and not isinstance(other.piece, Call):
+        if not isinstance(one.piece, SampledCall) and not isinstance(other.piece, SampledCall):
             equal.append((one.start, other.start))
         if not alike(one.piece, other.piece):
             break
@@ -361,7 +361,7 @@ def segments(text: str, make_parser: MakeParser) -> list[Segment]:
     found: list[Segment] = []
     pieces, ends, at = _pieces(text, make_parser), _ends_of_calls(text, make_parser), 0
     for piece in pieces:
-        if isinstance(piece, Call):
+        if isinstance(piece, SampledCall):
             end = next(ends)
             found.append(Segment(piece, at, end))
         else:
@@ -380,7 +380,7 @@ def _ends_of_calls(text: str, make_parser: MakeParser) -> Iterator[int]:
     parser, at, count = make_parser(), 0, 0
     for closer in _CLOSER.finditer(text):
         for piece in parser.feed(text[at : closer.end()]):
-            if isinstance(piece, Call):
+            if isinstance(piece, SampledCall):
                 count += 1
                 yield closer.end()
         at = closer.end()
@@ -388,7 +388,7 @@ def _ends_of_calls(text: str, make_parser: MakeParser) -> Iterator[int]:
         count += 1
 
         def has_call(end: int, number: int = count) -> bool:
-            return sum(isinstance(piece, Call) for piece in _pieces(text[:end], make_parser)) >= number
+            return sum(isinstance(piece, SampledCall) for piece in _pieces(text[:end], make_parser)) >= number
 
         yield bisect_left(range(len(text)), True, key=has_call)
 
@@ -398,17 +398,17 @@ def _pieces(text: str, make_parser: MakeParser) -> list[Sampled]:
     parser = make_parser()
     found: list[Sampled] = []
     for kind, alike in groupby([*parser.feed(text), *parser.finish()], type):
-        if kind is Call:
+        if kind is SampledCall:
             found += alike
         elif (joined := "".join(map(attrgetter("text"), alike))).strip():
             found.append(kind(joined))
     return found
 
 
-def _told(pieces: Sequence[Sampled]) -> tuple[str, list[Call]]:
+def _told(pieces: Sequence[Sampled]) -> tuple[str, list[SampledCall]]:
     """Return the text and the calls of a turn."""
-    text = "".join([one.text for one in pieces if not isinstance(one, Call | Reasoning)])
-    return text, [one for one in pieces if isinstance(one, Call)]
+    text = "".join([one.text for one in pieces if not isinstance(one, SampledCall | Reasoning)])
+    return text, [one for one in pieces if isinstance(one, SampledCall)]
 
 
 def keep(checkpoint: Checkpoint, echo: str, vocabulary: Vocabulary, *, rendered: bool = False) -> KeptEcho:

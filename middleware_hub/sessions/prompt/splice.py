@@ -26,7 +26,7 @@ from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt.join import Codec, Join, join
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, links, unpack_ids
-from middleware_hub.templates.chat_template import ChatTemplate, Transcript
+from middleware_hub.templates.chat_template import ChatTemplate, CutRendering
 from middleware_hub.templates.renderer import RenderingError
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.errors import BadRequestError
@@ -150,7 +150,7 @@ class Splicer:
         return self._template.on_other_days((first.time, first.time - LONG_TURN))
 
 
-def _transcript(template: ChatTemplate, request: ChatRequest, marked: Sequence[int]) -> Transcript:
+def _transcript(template: ChatTemplate, request: ChatRequest, marked: Sequence[int]) -> CutRendering:
     """Render a conversation with a sentinel in each marked message; see `ChatTemplate.transcript`."""
     return template.transcript(
         request.messages, marked, request.tools, request.template, continue_final=request.continue_final

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.chat.dialect import Answered, Recalled
+from middleware_hub.chat.dialect import AnsweredTurns, Recalled
 from middleware_hub.chat.keys import KeyFunction, answered_by, setting_of
 from middleware_hub.chat.messages import ChatRequest, KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.nodes import MessageNode
@@ -169,7 +169,7 @@ class MessageMemo:
     """The memo of one dialect in one session; implements `Memo`."""
 
     def __init__(
-        self, key: KeyFunction, room: MemoRoom, turns: Answered | None = None, *, most: int = MOST_BODIES
+        self, key: KeyFunction, room: MemoRoom, turns: AnsweredTurns | None = None, *, most: int = MOST_BODIES
     ) -> None:
         self.turns = turns
         self._key = key

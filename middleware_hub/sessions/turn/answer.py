@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from middleware_hub.chat.answer import Answer, SampledTokens, TokenLogprob, answer_of, finish_of
 from middleware_hub.chat.call_ids import call_id
-from middleware_hub.chat.messages import Call, ChatRequest, Message, Piece, Reasoning, Text, ToolCall
+from middleware_hub.chat.messages import ChatRequest, Message, Piece, Reasoning, SampledCall, Text, ToolCall
 from middleware_hub.parsers.base import Plain, Sampled, SampledParser
 from middleware_hub.sessions.prompt.echoes import content_of, same_calls
 from middleware_hub.tokenizer.vocabulary import Vocabulary
@@ -83,7 +83,7 @@ class AnswerBuilder:
             if streamed is not None and number == len(found) - 1:
                 logprobs = self._tokens.news(streamed)
             shown: Piece
-            if not isinstance(piece, Call):
+            if not isinstance(piece, SampledCall):
                 shown = piece
             elif self._request.parallel_calls or not self.calls:
                 shown = self._called(piece)
@@ -93,7 +93,7 @@ class AnswerBuilder:
                 shown = Text("")  # the call is hidden, but its tokens were sampled
             self.pieces.append((shown, logprobs))
 
-    def _called(self, call: Call) -> ToolCall:
+    def _called(self, call: SampledCall) -> ToolCall:
         """Give a call its id: the sampled one, to which the template's result will refer, unless this turn had it before."""
         chosen = call.id
         if not chosen or any(other.id == chosen for other in self.calls):

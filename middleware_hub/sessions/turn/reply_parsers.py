@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from middleware_hub import parsers
-from middleware_hub.chat.messages import Call, ChatRequest, Reasoning
+from middleware_hub.chat.messages import ChatRequest, Reasoning, SampledCall
 from middleware_hub.parsers.base import CallParser, ReasoningParser, Sampled, SampledParser
 from middleware_hub.parsers.formats.harmony import Harmony
 from middleware_hub.parsers.reply import ReplyParser
@@ -117,7 +117,7 @@ class ReplyParsers:
         found = [*reader.feed("x"), *reader.finish()]
         return bool(found) and isinstance(found[-1], Reasoning)
 
-    def _of(self, request: ChatRequest) -> parsers.Calls:
+    def _of(self, request: ChatRequest) -> parsers.CallParsing:
         return (
             self._no_calls if request.call_choice == "none" or not (request.tools or request.deferred) else self._calls
         )
@@ -159,7 +159,7 @@ class ResumedParser:
         self._reader = reader
         reader.feed(text)
         other.feed(text)
-        self._sent = "".join([piece.text for piece in other.finish() if not isinstance(piece, Call)])
+        self._sent = "".join([piece.text for piece in other.finish() if not isinstance(piece, SampledCall)])
 
     @property
     def inside(self) -> bool:
@@ -184,7 +184,7 @@ class ResumedParser:
     def _new(self, found: Sequence[Sampled]) -> list[Sampled]:
         new: list[Sampled] = []
         for piece in found:
-            if isinstance(piece, Call):
+            if isinstance(piece, SampledCall):
                 new.append(piece)
                 continue
             text = piece.text

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from middleware_hub.chat.messages import Call, Reasoning, Text, Tool
+from middleware_hub.chat.messages import Reasoning, SampledCall, Text, Tool
 from middleware_hub.parsers.base import CallParser, Sampled
 from middleware_hub.parsers.formats.deepseek import DeepSeek
 from middleware_hub.parsers.formats.deepseek_v32 import DeepSeekV32
@@ -203,7 +203,7 @@ class Format:
 
 
 def oracle(
-    call: Callable[[naive.Naive], Call],
+    call: Callable[[naive.Naive], SampledCall],
     openings: Sequence[str],
     trailer: str | tuple[str, ...] = "",
     bare: str = "",

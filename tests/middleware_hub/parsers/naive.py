@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from middleware_hub.chat.messages import Call, Text
+from middleware_hub.chat.messages import SampledCall, Text
 from middleware_hub.parsers.base import Sampled
 
 WHITE = " \t\r\n"
@@ -153,7 +153,7 @@ class Naive:
 
 def parse(
     text: str,
-    call: Callable[[Naive], Call],
+    call: Callable[[Naive], SampledCall],
     openings: Sequence[str],
     trailer: str | tuple[str, ...] = "",
     bare: str = "",
@@ -161,7 +161,7 @@ def parse(
 ) -> list[Sampled]:
     """All of it. `bare`: what opens a call only at the beginning, or behind another one. `further`: what opens one only behind
     another one, when no trailer came between. A call may say both `trailer` and `further` itself, or that one comes `again`."""
-    read, stretches, fresh, inside = Naive(text), list[str | Call]([""]), True, False
+    read, stretches, fresh, inside = Naive(text), list[str | SampledCall]([""]), True, False
 
     def say(more: str) -> None:
         assert isinstance(stretches[-1], str)
@@ -199,10 +199,10 @@ def parse(
     return without_margins(stretches)
 
 
-def without_margins(stretches: Sequence[str | Call]) -> list[Sampled]:
+def without_margins(stretches: Sequence[str | SampledCall]) -> list[Sampled]:
     found: list[Sampled] = []
     for number, stretch in enumerate(stretches):
-        if isinstance(stretch, Call):
+        if isinstance(stretch, SampledCall):
             found.append(stretch)
             continue
         last = number == len(stretches) - 1

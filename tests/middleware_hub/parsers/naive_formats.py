@@ -7,12 +7,12 @@ import re
 from contextlib import suppress
 from typing import Any
 
-from middleware_hub.chat.messages import Call, Reasoning
+from middleware_hub.chat.messages import Reasoning, SampledCall
 from middleware_hub.parsers.base import Sampled
 from tests.middleware_hub.parsers.naive import NUMBER, WHITE, Fault, Naive, without_margins
 
 
-def envelope(read: Naive, *, strict: bool, ids: str = "(?!)") -> Call:
+def envelope(read: Naive, *, strict: bool, ids: str = "(?!)") -> SampledCall:
     """An object with `name` and `arguments`, its brace gone over."""
     found: dict[str, str] = {}
     read.white()
@@ -58,10 +58,10 @@ def envelope(read: Naive, *, strict: bool, ids: str = "(?!)") -> Call:
         raise Fault
     number = json.loads(found.get("id", '""'))
     known = isinstance(number, str) and re.fullmatch(ids, number)
-    return Call(json.loads(found["name"]), arguments, number if known else "")
+    return SampledCall(json.loads(found["name"]), arguments, number if known else "")
 
 
-def hermes(read: Naive) -> Call:
+def hermes(read: Naive) -> SampledCall:
     read.need("<tool_call>")
     read.white()
     read.need("{")
@@ -71,7 +71,7 @@ def hermes(read: Naive) -> Call:
     return call
 
 
-def qwen_coder(read: Naive, end: str = "</tool_call>") -> Call:
+def qwen_coder(read: Naive, end: str = "</tool_call>") -> SampledCall:
     values = {}
     read.need(end.replace("/", ""))
     read.white()
@@ -96,14 +96,14 @@ def qwen_coder(read: Naive, end: str = "</tool_call>") -> Call:
             tag = read.need("<parameter=", "</function>")
     read.white()
     read.need(end)
-    return Call(name, spelled(values))
+    return SampledCall(name, spelled(values))
 
 
-def seed_oss(read: Naive) -> Call:
+def seed_oss(read: Naive) -> SampledCall:
     return qwen_coder(read, "</seed:tool_call>")
 
 
-def glm(read: Naive) -> Call:
+def glm(read: Naive) -> SampledCall:
     values = {}
     read.need("<tool_call>")
     read.white()
@@ -121,7 +121,7 @@ def glm(read: Naive) -> Call:
         if tag == "</arg_value>":
             read.white()
             tag = read.need("<arg_key>", "</tool_call>")
-    return Call(name, spelled(values))
+    return SampledCall(name, spelled(values))
 
 
 def value_of(read: Naive, close: str, parameter: str, invoke: str, *ends: str) -> tuple[str, str]:
@@ -150,7 +150,7 @@ def spelled(values: dict[str, str]) -> str:
     return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in values.items()) + "}"
 
 
-def deepseek(read: Naive) -> Call:
+def deepseek(read: Naive) -> SampledCall:
     if read.need("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>") == "<｜tool▁calls▁begin｜>":
         read.white()
         read.need("<｜tool▁call▁begin｜>")
@@ -169,22 +169,22 @@ def deepseek(read: Naive) -> Call:
         read.need("```")
         read.white()
     read.need("<｜tool▁call▁end｜>")
-    return Call(name, arguments)
+    return SampledCall(name, arguments)
 
 
-def deepseek_v32(read: Naive) -> Call:
+def deepseek_v32(read: Naive) -> SampledCall:
     if read.has("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"):
         read.white()
     read.need('<｜DSML｜invoke name="')
     name, values = read.name(), {}
     if read.need('">', '"/>') == '"/>':
-        return Call(name, "{}")
+        return SampledCall(name, "{}")
     read.white()
     if read.char() == "{":
         arguments = read.object()
         read.white()
         read.need("</｜DSML｜invoke>")
-        return Call(name, arguments)
+        return SampledCall(name, arguments)
     tag = read.need('<｜DSML｜parameter name="', "</｜DSML｜invoke>")
     while tag != "</｜DSML｜invoke>":
         key = read.word(lambda char: char not in '<>"\r\n')
@@ -197,10 +197,10 @@ def deepseek_v32(read: Naive) -> Call:
             values[key] = json.dumps(value, ensure_ascii=False)
         else:
             values[key] = typed(name if kind == '">' else "", key, value)
-    return Call(name, spelled(values))
+    return SampledCall(name, spelled(values))
 
 
-def minimax_m2(read: Naive) -> Call:
+def minimax_m2(read: Naive) -> SampledCall:
     if read.has("<minimax:tool_call>"):
         read.white()
     read.need('<invoke name="')
@@ -213,10 +213,10 @@ def minimax_m2(read: Naive) -> Call:
         read.need('">')
         value, tag = value_of(read, "</parameter>", '<parameter name="', "invoke", "</minimax:tool_call>")
         values[key] = typed(name, key, value)
-    return Call(name, spelled(values))
+    return SampledCall(name, spelled(values))
 
 
-def kimi_k2(read: Naive) -> Call:
+def kimi_k2(read: Naive) -> SampledCall:
     if read.has("<|tool_calls_section_begin|>"):
         read.white()
     read.need("<|tool_call_begin|>")
@@ -231,10 +231,10 @@ def kimi_k2(read: Naive) -> Call:
     arguments = read.object()
     read.white()
     read.need("<|tool_call_end|>")
-    return Call(name, arguments, header)
+    return SampledCall(name, arguments, header)
 
 
-def mistral(read: Naive) -> Call:
+def mistral(read: Naive) -> SampledCall:
     listed = bool(read.has(","))
     if not listed:
         read.need("[TOOL_CALLS]")
@@ -257,12 +257,12 @@ def mistral(read: Naive) -> Call:
         else:
             read.has("[ARGS]")
         read.white()
-        call = Call(name, read.object(), number if re.fullmatch("[0-9A-Za-z]{9}", number) else "")
+        call = SampledCall(name, read.object(), number if re.fullmatch("[0-9A-Za-z]{9}", number) else "")
     read.trailer, read.further = ("]", ",") if listed else ("", "")
     return call
 
 
-def pythonic(read: Naive) -> Call:
+def pythonic(read: Naive) -> SampledCall:
     if read.has("<|python_start|>", "<|tool_call_start|>"):
         read.white()
         read.need("[")
@@ -288,7 +288,7 @@ def pythonic(read: Naive) -> Call:
         raise Fault
     read.white()
     read.again = read.need(",", "]") == ","
-    return Call(name, "{" + ", ".join(members) + "}")
+    return SampledCall(name, "{" + ", ".join(members) + "}")
 
 
 def pythonic_value(read: Naive, depth: int) -> str:
@@ -359,7 +359,7 @@ def pythonic_string(read: Naive) -> str:
     return json.dumps(said, ensure_ascii=False)
 
 
-def gemma4(read: Naive) -> Call:
+def gemma4(read: Naive) -> SampledCall:
     read.need("<|tool_call>")
     read.need("call:")
     name = read.name()
@@ -368,7 +368,7 @@ def gemma4(read: Naive) -> Call:
     value = gemma4_value(read, 0)
     read.white()
     read.need("<tool_call|>")
-    return Call(name, json.dumps(value, ensure_ascii=False))
+    return SampledCall(name, json.dumps(value, ensure_ascii=False))
 
 
 def gemma4_value(read: Naive, depth: int) -> Any:
@@ -406,7 +406,7 @@ def gemma4_value(read: Naive, depth: int) -> Any:
     return json.loads("null" if word == "None" else word)
 
 
-def llama3(read: Naive) -> Call:
+def llama3(read: Naive) -> SampledCall:
     if read.need("<|python_tag|>", "{") == "<|python_tag|>":
         read.white()
         read.need("{")
@@ -415,7 +415,7 @@ def llama3(read: Naive) -> Call:
 
 def harmony(text: str) -> list[Sampled]:
     """Text and calls in order, and all of the reasoning in front."""
-    stretches, reasoning, at = list[str | Call]([""]), "", 0
+    stretches, reasoning, at = list[str | SampledCall]([""]), "", 0
     header = re.compile(
         r"(?:(?P<start><\|start\|>assistant)(?P<first> to=[^\s<>\"]{1,256}+)?|(?P<only> to=[^\s<>\"]{1,256}+))?"
         r"<\|channel\|>(?P<channel>analysis|commentary|final)[ \t\r\n]*"
@@ -458,6 +458,6 @@ def harmony(text: str) -> list[Sampled]:
         except Fault:
             say(text[at : read.at])
         else:
-            stretches += [Call(name, arguments), ""]
+            stretches += [SampledCall(name, arguments), ""]
         at = read.at
     return [*([Reasoning(reasoning)] if reasoning else []), *without_margins(stretches)]

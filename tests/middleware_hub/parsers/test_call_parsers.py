@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from middleware_hub.chat.messages import Call, Reasoning, Text
+from middleware_hub.chat.messages import Reasoning, SampledCall, Text
 from middleware_hub.parsers.base import Sampled
 from middleware_hub.parsers.formats.harmony import Harmony
 from middleware_hub.parsers.formats.hermes import Hermes
@@ -32,7 +32,7 @@ many = settings(max_examples=examples(200))
 
 
 def loaded(pieces: list[Sampled]) -> list[object]:
-    return [(piece.name, json.loads(piece.arguments)) if isinstance(piece, Call) else piece for piece in pieces]
+    return [(piece.name, json.loads(piece.arguments)) if isinstance(piece, SampledCall) else piece for piece in pieces]
 
 
 # Properties of all of them -----------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_a_call_comes_with_its_last_character_and_not_before(made: Format) -> No
         text = write("f", {"a": {"b": [1, "}"]}})
         parser, found = made.parser(TOOLS), list[Sampled]()
         end = len(made.up_to_the_call(text))
-        whole = Call("f", '{"a": {"b": [1, "}"]}}', made.ids.get(write.__name__, ""))
+        whole = SampledCall("f", '{"a": {"b": [1, "}"]}}', made.ids.get(write.__name__, ""))
         for at, char in enumerate(text):
             assert found == ([] if at < end else [whole])
             found += parser.feed(char)
@@ -201,15 +201,15 @@ def test_a_parser_may_be_finished_without_having_been_fed(made: Format) -> None:
 def test_arguments_keep_their_very_characters(arguments: str, expected: str | None) -> None:
     """Strict JSON: half a surrogate pair, a raw newline, a trailing comma are none."""
     text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
-    assert run(Hermes(TOOLS), [text]) == [Text(text) if expected is None else Call("f", expected)]
+    assert run(Hermes(TOOLS), [text]) == [Text(text) if expected is None else SampledCall("f", expected)]
 
 
 @pytest.mark.parametrize(
     ("inner", "call"),
     [
-        ('{"name": "f"}', Call("f", "{}")),
-        ('{"arguments": {}, "name": "f", "id": 7}', Call("f", "{}")),
-        ('{"name": "f", "parameters": {"a": 1}}', Call("f", '{"a": 1}')),
+        ('{"name": "f"}', SampledCall("f", "{}")),
+        ('{"arguments": {}, "name": "f", "id": 7}', SampledCall("f", "{}")),
+        ('{"name": "f", "parameters": {"a": 1}}', SampledCall("f", '{"a": 1}')),
         ('{"name": "f", "parameters": {}, "arguments": {}}', None),
         ('{"name": " "}', None),
         ('{"name": 5}', None),
@@ -221,7 +221,7 @@ def test_arguments_keep_their_very_characters(arguments: str, expected: str | No
         ("", None),
     ],
 )
-def test_what_a_json_call_needs(inner: str, call: Call | None) -> None:
+def test_what_a_json_call_needs(inner: str, call: SampledCall | None) -> None:
     text = f"<tool_call>{inner}</tool_call>"
     assert run(Hermes(TOOLS), [text]) == [call or Text(text)]
 
@@ -255,7 +255,7 @@ def test_a_parameter_without_an_end_ends_where_the_next_one_begins(name: str, mi
     for at, (key, value) in enumerate({"path": "x", "depth": "2", "deep": "true"}.items()):
         text += parameter.format(key, value) + ("" if at in missing else close)
     text += end
-    call = Call("g", '{"path": "x", "depth": 2, "deep": true}')
+    call = SampledCall("g", '{"path": "x", "depth": 2, "deep": true}')
     for pieces in ([text], list(text)):
         assert run(FORMATS[name].parser(TOOLS), pieces) == [call]
         assert run(FORMATS[name].parser(TOOLS), [*pieces, "Done."]) == [call, Text("Done.")]
@@ -265,13 +265,13 @@ def test_the_end_of_a_function_may_stand_in_a_value_that_has_its_own_end() -> No
     value = "a </function> b\n</function>"
     text = f"<tool_call>\n<function=g>\n<parameter=s>\n{value}\n</parameter>\n</function>\n</tool_call>"
     for pieces in ([text], list(text)):
-        assert run(FORMATS["qwen-coder"].parser(TOOLS), pieces) == [Call("g", json.dumps({"s": value}))]
+        assert run(FORMATS["qwen-coder"].parser(TOOLS), pieces) == [SampledCall("g", json.dumps({"s": value}))]
 
 
 # White space -------------------------------------------------------------------------------------------------------------
 
 CALL = '<tool_call>{"name": "f"}</tool_call>'
-F = Call("f", "{}")
+F = SampledCall("f", "{}")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_broken_call_does_not_hide_the_next_one() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ('{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}};', [F, Call("g", "{}")]),
+        ('{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}};', [F, SampledCall("g", "{}")]),
         ('{"type": "function", "name": "f", "parameters": {}}', [F]),
         ('{"name": "Ada", "age": 36}', [Text('{"name": "Ada", "age": 36}')]),
         ('{"name": "f"}', [Text('{"name": "f"}')]),
@@ -418,7 +418,7 @@ def test_deepseek_hands_out_each_call_of_several() -> None:
     begin, end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
     assert parser.feed(f"<｜tool▁calls▁begin｜>{begin}f<｜tool▁sep｜>{{}}{end}") == [F]
     fenced = f"\n{begin}function<｜tool▁sep｜>g\n```json\n{{}}\n```{end}"
-    assert parser.feed(fenced) == [Call("g", "{}")]
+    assert parser.feed(fenced) == [SampledCall("g", "{}")]
     assert parser.feed("<｜tool▁calls▁end｜>") == []
     assert parser.finish() == []
 
@@ -451,7 +451,11 @@ DSML = '<｜DSML｜invoke name="f"/>'
         ("pythonic", "[f(), [f()]", [F, Text(" [f()]")]),
         ("pythonic", "<|python_start|>[f()]<|python_end|> x [f()]", [F, Text(" x [f()]")]),
         ("mistral", '[TOOL_CALLS] [{"name": "f"} , {"name": "f"}]', [F, F]),
-        ("mistral", '[TOOL_CALLS][{"name": "f"}, {"name": "f", "id": "9Ae3bDc2F"}]', [F, Call("f", "{}", "9Ae3bDc2F")]),
+        (
+            "mistral",
+            '[TOOL_CALLS][{"name": "f"}, {"name": "f", "id": "9Ae3bDc2F"}]',
+            [F, SampledCall("f", "{}", "9Ae3bDc2F")],
+        ),
         ("mistral", '[TOOL_CALLS][{"name": "f"},,{"name": "f"}]', [F, Text(',,{"name": "f"}]')]),
         ("mistral", '[TOOL_CALLS][{"name": "f"}],{"name": "f"}', [F, Text(',{"name": "f"}')]),
         ("mistral", "[TOOL_CALLS]f[ARGS]{}]", [F, Text("]")]),
@@ -468,7 +472,7 @@ def test_further_calls_count_only_inside_an_open_section_or_list(name: str, text
 @pytest.mark.parametrize(("given", "kept"), [("9Ae3bDc2F", "9Ae3bDc2F"), ("9Ae3bDc2", ""), ("call_1234", "")])
 def test_mistral_keeps_an_id_that_its_template_takes(given: str, kept: str) -> None:
     assert run(FORMATS["mistral"].parser(TOOLS), [f"[TOOL_CALLS]f[CALL_ID]{given}[ARGS]{{}}"]) == [
-        Call("f", "{}", kept)
+        SampledCall("f", "{}", kept)
     ]
 
 
@@ -488,7 +492,7 @@ def test_a_dsml_parameter_says_whether_it_is_a_string(attribute: str, value: str
     parameter = f'<｜DSML｜parameter name="{key}"{attribute}>{value}</｜DSML｜parameter>'
     text = f'<｜DSML｜function_calls><｜DSML｜invoke name="f">{parameter}</｜DSML｜invoke></｜DSML｜function_calls>'
     expected = '"5"' if key == "s" and not attribute else expected
-    assert run(FORMATS["deepseek-v32"].parser(TOOLS), [text]) == [Call("f", f'{{"{key}": {expected}}}')]
+    assert run(FORMATS["deepseek-v32"].parser(TOOLS), [text]) == [SampledCall("f", f'{{"{key}": {expected}}}')]
 
 
 @pytest.mark.parametrize(
@@ -515,7 +519,7 @@ def test_harmony_tells_thought_speech_and_calls_apart() -> None:
         '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
         "<|start|>assistant<|channel|>final<|message|>Done."
     )
-    expected = [Reasoning("Hm."), Text("Looking."), Call("f", '{"a": 1}'), Text("Done.")]
+    expected = [Reasoning("Hm."), Text("Looking."), SampledCall("f", '{"a": 1}'), Text("Done.")]
     assert run(Harmony(TOOLS), [text]) == expected
     assert run(Harmony(TOOLS), list(text)) == expected
 
@@ -532,7 +536,7 @@ def test_harmony_streams_what_is_thought_and_said() -> None:
 def test_harmony_lacks_the_stop_token_that_ends_a_call() -> None:
     """Engines take it off. JSON that is not complete is a cut call."""
     header = " to=functions.f<|channel|>commentary json<|message|>"
-    assert run(Harmony(TOOLS), [header + '{"a": 1}']) == [Call("f", '{"a": 1}')]
+    assert run(Harmony(TOOLS), [header + '{"a": 1}']) == [SampledCall("f", '{"a": 1}')]
     assert run(Harmony(TOOLS), [header + '{"a": 1']) == [Text(header + '{"a": 1')]
     assert run(Harmony(TOOLS), [header + "{} and more"]) == [Text(header + "{} and more")]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from middleware_hub.chat.messages import Call, Reasoning, Text
+from middleware_hub.chat.messages import Reasoning, SampledCall, Text
 from middleware_hub.parsers import (
     NAMES,
     REASONING_NAMES,
@@ -25,7 +25,7 @@ from tests.middleware_hub.parsers.formats import CHARACTERS, TOOLS, chunked, run
 from tests.support.family_templates import FAMILIES
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-F = Call("f", '{"a": 1}')
+F = SampledCall("f", '{"a": 1}')
 
 
 def thinking(kind: type[Think]) -> st.SearchStrategy[str]:
@@ -113,7 +113,7 @@ UNCLOSED = {
 def test_a_call_ends_reasoning_that_is_never_closed(calls: str) -> None:
     text = UNCLOSED[calls]
     found = run(create(calls, "none", TOOLS, starts_inside=False), [text])
-    assert [type(one) for one in found] == [Call]
+    assert [type(one) for one in found] == [SampledCall]
 
     def read(whole: str) -> list[Sampled]:
         read = [run(create(calls, "think", TOOLS, starts_inside=True), pieces) for pieces in ([whole], list(whole))]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.chat.messages import Message, Tool
-from middleware_hub.templates.chat_template import ChatTemplate, Transcript
+from middleware_hub.templates.chat_template import ChatTemplate, CutRendering
 from middleware_hub.templates.renderer import RenderingError
 from router.errors import BadRequestError
 from tests.conftest import examples
@@ -53,7 +53,7 @@ class Case(NamedTuple):
     tools: list[Tool] | None
     options: dict[str, Any]
 
-    def transcript(self, template: ChatTemplate, **more: bool) -> Transcript:
+    def transcript(self, template: ChatTemplate, **more: bool) -> CutRendering:
         return template.transcript(self.messages, self.marked, self.tools, self.options, **more)
 
 
@@ -309,7 +309,7 @@ def test_what_looks_like_a_sentinel_is_a_text() -> None:
     template = ChatTemplate(LOOP, {})
     looks = f"sentinel{'0' * 24}000001"
     found = template.transcript([user(looks), said(looks), user(looks), said("d"), user("e")], [1, 3], None, {})
-    assert found == Transcript((f"[user]{looks};\n", f";\n[user]{looks};\n"), ";\n[user]e;\n[assistant]")
+    assert found == CutRendering((f"[user]{looks};\n", f";\n[user]{looks};\n"), ";\n[user]e;\n[assistant]")
 
 
 @pytest.mark.parametrize("opening", ["[assistant]", "[user]", ";\n", "[assistant]b"])
