@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import ClassVar
 
 from middleware_hub.chat.messages import Reasoning, SampledCall, Text, Tool
 from middleware_hub.parsers.base import Sampled
 from middleware_hub.parsers.reader import WHITE, Malformed, Reading, Tags, TextReader
+from middleware_hub.parsers.schema import Schemas
 
 NEWLINES = "\r\n"
 
@@ -131,6 +133,10 @@ class TaggedParser(GrammarParser):
         self.tools = tools
         self.unclosed = False
         """Whether a call was just read, and no trailer after it."""
+
+    @cached_property
+    def schemas(self) -> Schemas:
+        return Schemas(self.tools)
 
     @abstractmethod
     def call(self, opening: str) -> Reading[SampledCall]:

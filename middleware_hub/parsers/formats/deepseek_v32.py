@@ -14,14 +14,13 @@ the end of a parameter, the value ends where the next parameter begins, or the c
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import ClassVar
 
-from middleware_hub.chat.messages import SampledCall, Tool
+from middleware_hub.chat.messages import SampledCall
 from middleware_hub.parsers.grammar import NEWLINES, SectionParser
 from middleware_hub.parsers.json_text import json_object
 from middleware_hub.parsers.reader import Malformed, Reading, Tags
-from middleware_hub.parsers.schema import Schemas, spell_arguments, spell_string, spell_untyped
+from middleware_hub.parsers.schema import spell_arguments, spell_string, spell_untyped
 
 _NAME = re.compile(r"[^\s<>{}\"]+")
 _KEY = re.compile(r"[^<>\"\r\n]+")
@@ -47,10 +46,6 @@ class DeepSeekV32(SectionParser):
     opening = Tags("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")
     beginning = Tags(_BEGINNING)
     trailer = Tags(*_ENDS)
-
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        super().__init__(tools)
-        self._schemas = Schemas(tools)
 
     def begun(self) -> Reading[SampledCall]:
         reader = self.reader
@@ -85,5 +80,5 @@ class DeepSeekV32(SectionParser):
             elif kind == _JSON:
                 values[key] = spell_untyped(value)
             else:
-                values[key] = self._schemas.spell(name, key, value)
+                values[key] = self.schemas.spell(name, key, value)
         return spell_arguments(values)

@@ -11,13 +11,12 @@ A model may leave out the end of a value. It then ends where the next key begins
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import ClassVar
 
-from middleware_hub.chat.messages import SampledCall, Tool
+from middleware_hub.chat.messages import SampledCall
 from middleware_hub.parsers.grammar import NEWLINES, TaggedParser
 from middleware_hub.parsers.reader import WHITE, Malformed, Reading, Tags
-from middleware_hub.parsers.schema import Schemas, spell_arguments
+from middleware_hub.parsers.schema import spell_arguments
 
 _NAME = re.compile(r"[^\s<>{}\"]+")
 _END = "</tool_call>"
@@ -35,10 +34,6 @@ class Glm(TaggedParser):
     template_tags: ClassVar[tuple[str, ...]] = ("<tool_call>", "<arg_key>", "<arg_value>")
     needs_special: ClassVar[bool] = True
     opening = Tags("<tool_call>")
-
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        super().__init__(tools)
-        self._schemas = Schemas(tools)
 
     def call(self, opening: str) -> Reading[SampledCall]:
         reader, values = self.reader, dict[str, str]()
@@ -59,5 +54,5 @@ class Glm(TaggedParser):
                 tag = yield from reader.expect(_KEY_OR_END)
             else:
                 value = value.rstrip(NEWLINES)
-            values[key] = self._schemas.spell(name, key, value)
+            values[key] = self.schemas.spell(name, key, value)
         return SampledCall(name, spell_arguments(values))

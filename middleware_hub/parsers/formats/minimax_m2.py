@@ -12,13 +12,12 @@ A model may leave out the end of a parameter. The value then ends where the next
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import ClassVar
 
-from middleware_hub.chat.messages import SampledCall, Tool
+from middleware_hub.chat.messages import SampledCall
 from middleware_hub.parsers.grammar import NEWLINES, SectionParser
 from middleware_hub.parsers.reader import Malformed, Reading, Tags
-from middleware_hub.parsers.schema import Schemas, spell_arguments
+from middleware_hub.parsers.schema import spell_arguments
 
 _NAME = re.compile(r"[^\s<>{}\"]+")
 _KEY = re.compile(r"[^<>\"\r\n]+")
@@ -41,10 +40,6 @@ class MiniMaxM2(SectionParser):
     beginning = Tags(_BEGINNING)
     trailer = Tags(_END)
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        super().__init__(tools)
-        self._schemas = Schemas(tools)
-
     def begun(self) -> Reading[SampledCall]:
         reader, values = self.reader, dict[str, str]()
         name = yield from reader.run(_NAME)
@@ -63,5 +58,5 @@ class MiniMaxM2(SectionParser):
                 raise Malformed
             else:
                 value = value.rstrip(NEWLINES)
-            values[key] = self._schemas.spell(name, key, value)
+            values[key] = self.schemas.spell(name, key, value)
         return SampledCall(name, spell_arguments(values))

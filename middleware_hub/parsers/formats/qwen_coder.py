@@ -20,7 +20,7 @@ from typing import ClassVar
 from middleware_hub.chat.messages import SampledCall, Tool
 from middleware_hub.parsers.grammar import TaggedParser
 from middleware_hub.parsers.reader import Malformed, Reading, Tags
-from middleware_hub.parsers.schema import Schemas, spell_arguments
+from middleware_hub.parsers.schema import spell_arguments
 
 _NAME = re.compile(r"[^\s<>{}\"]+")
 _KEY = re.compile(r"[^<>\r\n]+")
@@ -40,7 +40,6 @@ class QwenCoder(TaggedParser):
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
-        self._schemas = Schemas(tools)
         self._value_end = Tags(_PARAMETER_END, _PARAMETER, _FUNCTION_END, *self.ending.tags)
 
     def call(self, opening: str) -> Reading[SampledCall]:
@@ -55,7 +54,7 @@ class QwenCoder(TaggedParser):
             key = yield from reader.run(_KEY)
             yield from reader.expect(_CLOSE)
             value, tag = yield from self._value()
-            values[key] = self._schemas.spell(name, key, value.removeprefix("\n").removesuffix("\n"))
+            values[key] = self.schemas.spell(name, key, value.removeprefix("\n").removesuffix("\n"))
             if tag == _PARAMETER_END:
                 yield from reader.white()
                 tag = yield from reader.expect(_PARAMETER_OR_END)
