@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from middleware_hub.chat.answer import ReplyHead
-from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.dialects.anthropic import replies, requests
 from router.errors import RouterError
 
@@ -16,12 +14,10 @@ class Anthropic:
     parse = staticmethod(requests.parse)
     parse_count = staticmethod(requests.parse_count)
     whole = staticmethod(replies.whole)
+    stream = staticmethod(replies.AnthropicStream)
 
     def count(self, tokens: int) -> bytes:
         return msgspec.json.encode({"input_tokens": tokens})
-
-    def stream(self, request: ChatRequest, head: ReplyHead) -> replies.AnthropicStream:
-        return replies.AnthropicStream(request, head)
 
     def error(self, error: RouterError) -> bytes:
         return msgspec.json.encode(replies.error_body(error))

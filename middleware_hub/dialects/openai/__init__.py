@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from middleware_hub.chat.answer import ReplyHead
-from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.dialects.openai import replies, requests
 from router.errors import RouterError
 
@@ -15,9 +13,7 @@ class OpenAI:
 
     parse = staticmethod(requests.parse)
     whole = staticmethod(replies.whole)
-
-    def stream(self, request: ChatRequest, head: ReplyHead) -> replies.OpenAIStream:
-        return replies.OpenAIStream(request, head)
+    stream = staticmethod(replies.OpenAIStream)
 
     def error(self, error: RouterError) -> bytes:
         return msgspec.json.encode(replies.error_body(error))

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-from middleware_hub.chat.answer import ReplyHead
-from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.dialects.openai.replies import error_body
 from middleware_hub.dialects.responses import replies, requests
 from router.errors import RouterError
@@ -19,9 +17,7 @@ class Responses:
 
     parse = staticmethod(requests.parse)
     whole = staticmethod(replies.whole)
-
-    def stream(self, request: ChatRequest, head: ReplyHead) -> replies.ResponsesStream:
-        return replies.ResponsesStream(request, head)
+    stream = staticmethod(replies.ResponsesStream)
 
     def error(self, error: RouterError) -> bytes:
         return msgspec.json.encode(error_body(error))
