@@ -28,7 +28,7 @@ from router.http.reply import CollectedReply
 from router.http.request_record import RequestRecord
 from router.http.request_state import with_state
 from router.http.upstream import UpstreamBrokenError
-from router.workers.worker_check import WorkerCheck
+from router.workers.worker import WorkerCheck
 
 logger = logging.getLogger(__name__)
 

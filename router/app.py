@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router import plugins
 from router.auth.cross_site import CrossSiteCheck
 from router.auth.key_check import KeyCheck
-from router.auth.keys import Keys
+from router.auth.keys import ApiKeys
 from router.config import RouterConfig, ServerConfig, TraceConfig
 from router.engines.table import engines, fleet_paths
 from router.errors import BadRequestError
@@ -45,22 +45,20 @@ from router.proxy.engine_upstream import EngineUpstream
 from router.proxy.outbound import RequestReader
 from router.proxy.proxy import Proxy
 from router.routes import ControlRoutes, Lifecycle
-from router.serving.entrance import Check, Entrance
-from router.serving.instance import Instance
-from router.serving.listening import listen, reserve
+from router.serving.entrance import Check, Entrance, Instance
+from router.serving.listener import listen, reserve
 from router.serving.server import serve
 from router.workers.admission import Admission
 from router.workers.allowed import AllowedWorkers
 from router.workers.fleet_engine import FleetEngine, known_worker
 from router.workers.health import HealthChecks
-from router.workers.membership import Membership
+from router.workers.membership import FleetMembership
 from router.workers.names import DESCRIPTIONS, WorkerNames
 from router.workers.policy import ReadsPrompts
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
 from router.workers.queue import RequestQueue
-from router.workers.worker import normalize_url
-from router.workers.worker_check import WorkerCheck
+from router.workers.worker import WorkerCheck, normalize_url
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +103,7 @@ def create_app(
         shared: what the middlewares share, by its type; given where several routers of one process share it, too.
         others: the other processes, where this is one of several (`--processes`).
     """
-    keys = Keys(config.server.api_keys, config.server.admin_keys)
+    keys = ApiKeys(config.server.api_keys, config.server.admin_keys)
     instance = Instance(None if others is None else others.instance)
     allowed = AllowedWorkers(config.workers.networks)
     registry = CollectorRegistry()
@@ -149,7 +147,7 @@ def create_app(
     peers = Peers(Presence(config.server.router_id, _url(config.server)))
     registry.register(PeersCollector(peers))
     admission = Admission(pool, prober, checks, allowed=allowed, patience=workers.probe_timeout)
-    membership = Membership(pool, admission, peers, WorkerNames(partial(prober.description, paths=DESCRIPTIONS)))
+    membership = FleetMembership(pool, admission, peers, WorkerNames(partial(prober.description, paths=DESCRIPTIONS)))
     lifecycle = Lifecycle()
     fleet = Fleet(
         pool,

@@ -14,7 +14,7 @@ from router.config import RouterConfig
 from router.errors import BadRequestError
 from router.observability.tracing import Tracer
 from router.peers.peers import Peers
-from router.workers.worker_check import WorkerCheck
+from router.workers.worker import WorkerCheck
 
 
 @dataclass(frozen=True)

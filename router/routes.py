@@ -24,7 +24,7 @@ from router.http.request_state import request_state
 from router.http.responses import send_json
 from router.peers.peers import Heard, Peers
 from router.workers.admission import Admission
-from router.workers.membership import Membership
+from router.workers.membership import FleetMembership
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker, WorkerState, normalize_url
 
@@ -65,13 +65,13 @@ class ControlRoutes:
         registry: CollectorRegistry,
         lifecycle: Lifecycle,
         requests: Requests,
-        membership: Membership | None = None,
+        membership: FleetMembership | None = None,
         *,
         max_body_bytes: int = MAX_CONTROL_BODY_BYTES,
     ) -> None:
         self._pool = pool
         self._max_body_bytes = min(max_body_bytes, MAX_CONTROL_BODY_BYTES)
-        self._membership = membership or Membership(pool, admission, Peers())
+        self._membership = membership or FleetMembership(pool, admission, Peers())
         self._registry = registry
         self._lifecycle = lifecycle
         self._requests = requests

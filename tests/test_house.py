@@ -36,10 +36,7 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "worker.cli",
         "router.routes",
     ),
-    "a core without a framework, or without a loop, below an edge": (
-        "router.processes.joint_answers",
-        "router.proxy.attempts",
-    ),
+    "a core without a framework, or without a loop, below an edge": ("router.proxy.attempts",),
     "a noun with a theory of its own, at the top of its file": (
         "middleware_hub.inspector.branches",
         "middleware_hub.inspector.conversations.text_conversation",
@@ -65,6 +62,9 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "router.generate.abort_retries",
         "router.kv_cache.positional_indexer",
         "router.peers.control_log",
+        "router.processes.child_process",
+        "router.serving.connection",
+        "router.serving.large_pages",
     ),
     "one task of several that its importer has": (
         "middleware_hub.inspector.api",
@@ -77,7 +77,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "worker.http.admission",
         "router.engines.vllm.generation",
         "router.engines.vllm.replies",
-        "router.processes.child_process",
     ),
     "to fold": (
         "middleware_hub.sessions.log.span_book",
@@ -88,10 +87,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.turn.worker_reply",
         "middleware_hub.sessions.turn.written_again",
         "router.http.packed_bodies",
-        "router.serving.connection",
-        "router.serving.descriptors",
-        "router.serving.event_loop",
-        "router.serving.large_pages",
     ),
 }
 """Modules (`*`: any name) that only one module of their folder imports, by the reason why they are not a part of it."""

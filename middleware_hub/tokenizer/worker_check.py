@@ -13,7 +13,7 @@ import msgspec
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.engine import Call
 from router.engines.json import JSON_ERRORS
-from router.workers.worker_check import WorkerCheck
+from router.workers.worker import WorkerCheck
 
 TEXT: Final = (
     "The 1,234 quick brown foxes' naïve café: 北京大学, привет, 🙂👍\n\n\tdef f(x):  return x**2 # <think>\n</think>\n\n"

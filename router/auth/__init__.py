@@ -1,1 +1,1 @@
-"""Keys, permissions, and who is calling."""
+"""Keys and permissions."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from starlette.types import Scope
 
 from router.auth.key_check import key_of
-from router.auth.keys import Keys
+from router.auth.keys import ApiKeys
 from router.auth.permissions import Right, needed
 from router.errors import ForbiddenError
 from router.http.headers import header
@@ -23,7 +23,7 @@ _TELLING = frozenset({b"sec-fetch-site", b"origin"})
 class CrossSiteCheck:
     """Lets a browser's request in if a page of this router sent it, or nobody did (a typed address), or it has a key."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
 
     def __call__(self, scope: Scope) -> None:

@@ -6,9 +6,8 @@ import logging
 
 from starlette.types import Scope
 
-from router.auth.keys import Keys
-from router.auth.meant_paths import meant_path
-from router.auth.permissions import Right, needed
+from router.auth.keys import ApiKeys
+from router.auth.permissions import Right, meant_path, needed
 from router.errors import BadRequestError, ForbiddenError, UnauthorizedError
 from router.http.headers import header
 from router.http.request_record import Caller
@@ -23,7 +22,7 @@ ACT_AS = b"x-tenant"
 class KeyCheck:
     """Lets a request in if its key (`Authorization: Bearer`) has the right that its path needs, and notes its tenant."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
         if keys.tenants:
             logger.info("tenants: %s", ", ".join(keys.tenants))

@@ -14,7 +14,7 @@ _NAMED = re.compile(r"(?:([A-Za-z0-9_.-]+):)?(.*)", re.DOTALL)
 _WRITABLE = re.compile(r"[!-~]+")
 
 
-class Keys:
+class ApiKeys:
     """`--api-key [TENANT:]KEY` and `--admin-key KEY`.
 
     Only digests are kept. They have one length, so a comparison always takes the same time.

@@ -14,7 +14,7 @@ from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
-from router.workers.worker import ROUTABLE, Finding, KvFollowing, KvState, Worker
+from router.workers.worker import ROUTABLE, KvFollowing, KvState, ProbeResult, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class KvWatch:
         if worker.state not in ROUTABLE:
             self._asked.discard(url)
             return
-        if isinstance(info, Finding):
+        if isinstance(info, ProbeResult):
             self._ask_again(url, info.complaint or info.refusal or "it does not answer this router")
             return
         self._again.pop(url, None)

@@ -19,13 +19,13 @@ import sys
 from collections.abc import Callable
 
 from router.errors import RouterError
-from router.processes.channel import Channel, receive_first, send_last
-from router.processes.joint_routes import Answers
+from router.processes.joint_routes import JointRoutes
 from router.processes.messages import (
     Failed,
     Heartbeat,
     HeartbeatReply,
     Message,
+    MessageChannel,
     ProcessQuery,
     QueryResult,
     QueryResults,
@@ -33,10 +33,12 @@ from router.processes.messages import (
     Scrape,
     Scraped,
     Start,
+    receive_first,
+    send_last,
 )
 from router.processes.shares import Setup
+from router.serving.listener import ConnectionBoard, SharedListener
 from router.serving.server import CANNOT_START, serve_from
-from router.serving.shared_listener import ConnectionBoard, SharedListener
 
 PARENT_SECONDS = 3.0
 """How long to wait for the parent, which itself waits `supervisor.ANSWER_SECONDS` for the other processes."""
@@ -89,12 +91,12 @@ class ParentLink:
         self.number = number
         self.instance = instance
         self._listener = listener
-        self._channel = Channel(connection, self._heard)
-        self._answers: Answers | None = None
+        self._channel = MessageChannel(connection, self._heard)
+        self._answers: JointRoutes | None = None
         self._connect: Callable[[], asyncio.Protocol] | None = None
         self._living: asyncio.Task[None] | None = None
 
-    def answer_with(self, answers: Answers) -> None:
+    def answer_with(self, answers: JointRoutes) -> None:
         self._answers = answers
 
     async def scrape(self) -> bytes | None:

@@ -11,15 +11,15 @@ import socket
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 
-from router.processes.channel import Channel
-from router.processes.log_lines import LineWriter
 from router.processes.messages import (
     Failed,
     Heartbeat,
     HeartbeatReply,
     Message,
+    MessageChannel,
     ProcessQuery,
     QueryResult,
     Ready,
@@ -32,6 +32,43 @@ PROGRAM = "router.processes.child"
 
 STACKS_SECONDS = 0.3
 """How long a process that hangs may take to write down what its threads do."""
+
+LONGEST_LINE = 1 << 20
+"""Bytes after which a line is written in pieces: a process that never ends its line must not fill the parent's memory."""
+
+
+class LineWriter:
+    """Makes one log of several: writes whole lines of processes to stderr, each with the number of its process.
+
+    Those of process 2 follow `2| `; lines of JSON hold the number themselves.
+    """
+
+    def __init__(self, *, numbered: bool) -> None:
+        self._numbered = numbered
+        self._rest: defaultdict[int, bytes] = defaultdict(bytes)
+
+    def write(self, number: int, data: bytes) -> None:
+        """Take what a process has written, and write the lines that are complete."""
+        whole, newline, rest = (self._rest[number] + data).rpartition(b"\n")
+        if len(rest) > LONGEST_LINE:
+            whole, newline, rest = whole + newline + rest, b"\n", b""
+        self._rest[number] = rest
+        if newline:
+            self._out(number, whole)
+
+    def end(self, number: int) -> None:
+        """Write what is left of a process that has ended."""
+        if rest := self._rest.pop(number, b""):
+            self._out(number, rest)
+
+    def _out(self, number: int, lines: bytes) -> None:
+        if self._numbered:
+            mark = b"%d| " % number
+            lines = mark + lines.replace(b"\n", b"\n" + mark)
+        with contextlib.suppress(OSError):  # as logging does: stderr has no reader any more
+            sys.stderr.flush()
+            sys.stderr.buffer.write(lines + b"\n")
+            sys.stderr.buffer.flush()
 
 
 class ChildProcess:
@@ -62,7 +99,7 @@ class ChildProcess:
         self._answer = answer
         self._draining = False
         self._ready = asyncio.Event()
-        self._channel: Channel
+        self._channel: MessageChannel
         self._process: Process
         self._ended: asyncio.Task[int]
 
@@ -79,7 +116,7 @@ class ChildProcess:
                 process_group=0,  # a Ctrl-C is the parent's to pass on, once
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
             )
-        self._channel = Channel(ours, self._heard)
+        self._channel = MessageChannel(ours, self._heard)
         await self._channel.open()
         self._channel.tell_first(pickle.dumps(setup))
         self._ended = asyncio.create_task(self._live())

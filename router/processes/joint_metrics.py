@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from router.processes.messages import Family, Sample
+from router.processes.messages import Family, MetricSample
 
 PARENT = 0
 """The number of the parent among the processes."""
@@ -47,7 +47,7 @@ def families_of(registry: CollectorRegistry) -> list[Family]:
             metric.name,
             metric.type,
             metric.documentation,
-            [Sample(sample.name, dict(sample.labels), float(sample.value)) for sample in metric.samples],
+            [MetricSample(sample.name, dict(sample.labels), float(sample.value)) for sample in metric.samples],
         )
         for metric in registry.collect()
     ]
@@ -84,7 +84,7 @@ class JointMetrics(Collector):
                 metric.add_sample(sample.name, sample.labels, value)
             yield metric
 
-    def _not_less(self, sample: Sample) -> float:
+    def _not_less(self, sample: MetricSample) -> float:
         """Return the value, never less than the one before: summed in another order, seconds differ in their last bit.
 
         Prometheus takes the smallest step back for a new start, and counts everything once more.
@@ -110,15 +110,15 @@ def _one(same: list[Family]) -> Family:
         joined = _least(samples)
     else:
         join = _JOINS.get(first.name, sum) if first.kind == "gauge" else sum
-        values: dict[Key, tuple[Sample, list[float]]] = {}
+        values: dict[Key, tuple[MetricSample, list[float]]] = {}
         for sample in samples:
             values.setdefault(_key(sample), (sample, []))[1].append(sample.value)
-        joined = [Sample(sample.name, sample.labels, join(each)) for sample, each in values.values()]
+        joined = [MetricSample(sample.name, sample.labels, join(each)) for sample, each in values.values()]
     return Family(first.name, first.kind, first.text, joined)
 
 
-def _least(samples: list[Sample]) -> list[Sample]:
-    found: dict[str, Sample] = {}
+def _least(samples: list[MetricSample]) -> list[MetricSample]:
+    found: dict[str, MetricSample] = {}
     for sample in samples:
         known = found.get(sample.labels["worker"])
         if known is None or sample.value < known.value:
@@ -126,5 +126,5 @@ def _least(samples: list[Sample]) -> list[Sample]:
     return list(found.values())
 
 
-def _key(sample: Sample) -> Key:
+def _key(sample: MetricSample) -> Key:
     return sample.name, tuple(sorted(sample.labels.items()))

@@ -1,12 +1,15 @@
 """The routes that answer for all processes, whichever of them is asked.
 
+Each function that joins answers gets JSON objects, its own process's first.
+
 This layer stands inside the check of keys: a caller that may see one process may see all. A question to another process does
 not pass through its layer, and does not count as a request there.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
@@ -16,25 +19,26 @@ from router.errors import RouterError
 from router.http.request_record import Caller, RequestRecord
 from router.http.request_state import first_state, with_state
 from router.http.responses import send_json
-from router.processes.joint_answers import Join, Json, join_for
 from router.processes.joint_metrics import families_of
 from router.processes.messages import Family, QueryResult
+from router.workers.worker import KvState
 
 _VERSIONS = {"asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "scheme": "http"}
 
 
-class Answers(Protocol):
-    """What a process can report about itself."""
+Json = dict[str, Any]
+Join = Callable[[Sequence[Json]], Json]
 
-    def families(self) -> list[Family]:
-        """Return the metrics of the process."""
+_BREAKERS = ("closed", "half_open", "open")
+_KV_STATES = [state.value for state in KvState]
+"""The worst one first."""
 
-    async def look(self, path: str, query: bytes) -> tuple[int, bytes]:
-        """Return the status and body of its own answer to a GET."""
+_ALIKE = frozenset({"weight_version", "weight_versions", "records", "roots", "logs", "error"})
+"""What is the same for all processes: the fleet's versions, and the size of their store."""
 
 
 class OtherProcesses(Protocol):
-    """The way to the other processes; `parent_link` implements it.
+    """The way to the other processes. (A process makes its routes, so these know `ParentLink` only by its methods.)
 
     Attributes:
         number: of this process.
@@ -44,8 +48,8 @@ class OtherProcesses(Protocol):
     number: int
     instance: bytes
 
-    def answer_with(self, answers: Answers) -> None:
-        """Let others see this process."""
+    def answer_with(self, answers: JointRoutes) -> None:
+        """Let others see this process: its metrics, and its own answers to GETs."""
 
     async def scrape(self) -> bytes | None:
         """Return the metrics of all processes as Prometheus text; None if the parent does not answer."""
@@ -82,6 +86,7 @@ class JointRoutes:
             await self._app(scope, receive, send)
 
     def families(self) -> list[Family]:
+        """Return the metrics of this process."""
         return families_of(self._registry)
 
     async def look(self, path: str, query: bytes) -> tuple[int, bytes]:
@@ -145,3 +150,78 @@ def _labelled(seen: QueryResult) -> Json:
 
 async def _nothing() -> Message:
     return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def join_for(path: str) -> Join | None:
+    """Return how answers to a GET of this path are joined; None for a path that any process answers alone."""
+    if path.startswith("/workers/"):
+        return worker
+    return _JOINS.get(path)
+
+
+def worker(answers: Sequence[Json]) -> Json:
+    """Describe one worker: its load at all processes, and otherwise the worst of the processes' descriptions."""
+    least = min(answers, key=lambda one: bool(one["is_healthy"]))
+    breaker = max((one["circuit_breaker"] for one in answers), key=_BREAKERS.index)
+    found = {**least, "load": sum(one["load"] for one in answers), "circuit_breaker": breaker}
+    followed = [one["kv_events"] for one in answers if one.get("kv_events") is not None]
+    if followed:
+        found["kv_events"] = min(followed, key=lambda one: _KV_STATES.index(one["state"]))
+    return found
+
+
+def workers(answers: Sequence[Json]) -> Json:
+    found: dict[str, list[Json]] = {}
+    for answer in answers:
+        for one in answer["workers"]:
+            found.setdefault(one["id"], []).append(one)
+    return {**answers[0], "workers": [worker(same) for same in found.values()], "total": len(found)}
+
+
+def health(answers: Sequence[Json]) -> Json:
+    """Answer with the fewest workers that a process sees: it may be the one that gets the next request."""
+    return {**answers[0], "workers": min(answer["workers"] for answer in answers)}
+
+
+def requests(answers: Sequence[Json]) -> Json:
+    found = [one for answer in answers for one in answer["requests"]]
+    found.sort(key=lambda one: str(one["begun_at"]))
+    return {**answers[0], "requests": found, "total": len(found)}
+
+
+def tree_stats(answers: Sequence[Json]) -> Json:
+    """Add up what each process holds and has counted; a conversation that several hold counts for each."""
+    joined = _summed(answers)
+    stores = [answer["store"] for answer in answers if "store" in answer]
+    if stores:
+        sizes = [store["bytes"] for store in stores if "bytes" in store]
+        joined["store"] = {**_summed(stores), **({"bytes": max(sizes)} if sizes else {})}
+    return joined
+
+
+def _summed(answers: Sequence[Json]) -> Json:
+    """Add up all numbers, and those in dictionaries by their names.
+
+    What is true of one is true of all; everything else is taken from the first that has it.
+    """
+    found: Json = {}
+    for answer in answers:
+        for name, value in answer.items():
+            known = found.get(name)
+            if known is None or name in _ALIKE:
+                found.setdefault(name, value)
+            elif isinstance(value, dict):
+                found[name] = _summed([known, value])
+            elif isinstance(value, bool):
+                found[name] = known or value
+            elif isinstance(value, int | float):
+                found[name] = known + value
+    return found
+
+
+_JOINS: dict[str, Join] = {
+    "/workers": workers,
+    "/health": health,
+    "/debug/requests": requests,
+    "/radix_tree/stats": tree_stats,
+}

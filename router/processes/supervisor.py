@@ -20,13 +20,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from router.config import RouterConfig
 from router.errors import BadRequestError
 from router.observability.logs import configure_logging
-from router.processes.child_process import ChildProcess
+from router.processes.child_process import ChildProcess, LineWriter
 from router.processes.joint_metrics import PARENT, JointMetrics, families_of
-from router.processes.log_lines import LineWriter
 from router.processes.messages import Message, ProcessQuery, QueryResults, Scrape, Scraped
 from router.processes.shares import Setup, config_of
-from router.serving.listening import listen, reserve, url_of
-from router.serving.shared_listener import ABSENT, ConnectionBoard
+from router.serving.listener import ABSENT, ConnectionBoard, listen, reserve, url_of
 from router.serving.signals import is_hangup, stop_signals
 
 logger = logging.getLogger(__name__)

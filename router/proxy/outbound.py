@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 from starlette.types import Message, Receive, Scope
 
-from router.auth.meant_paths import meant_path
+from router.auth.permissions import meant_path
 from router.engines.form.outcome import lacks_path
 from router.engines.form.worker_request import RoutePrompt, WorkerRequest, route_prompt
 from router.engines.json import JSON_ERRORS, decode_any, decode_object, split_items

@@ -12,12 +12,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 import time
 from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.errors import ClientDisconnectedError, RequestTimeoutError, RouterError, StoppedError, UpstreamError
+from router.errors import (
+    ClientDisconnectedError,
+    LoopError,
+    RequestTimeoutError,
+    RouterError,
+    StoppedError,
+    UpstreamError,
+)
 from router.http.disconnect import ClientMessages, served_client
 from router.http.headers import HeaderList
 from router.http.request_record import REQUEST_ID, RequestRecord, Requests
@@ -30,6 +38,8 @@ from router.observability.tracing import Span, Tracer, untraced
 from router.random_ids import random_id
 
 logger = logging.getLogger(__name__)
+
+INSTANCE = b"x-tito-router-instance"
 
 _sane = re.compile(rb"[!-~]{1,128}").fullmatch
 
@@ -136,6 +146,26 @@ class Entrance:
                 raise
             self.fault = error
             await send({"type": "lifespan.startup.failed", "message": ""})
+
+
+class Instance:
+    """The id of this router, which goes along with probes. Processes that share a port share it, too.
+
+    So a router that is among its own workers is recognized before a request goes round in circles: a probe that comes back to
+    this process, by any way, was sent to this router. Names and addresses do not show that: one host has too many of them.
+
+    Attributes:
+        headers: for a probe of a worker.
+    """
+
+    def __init__(self, name: bytes | None = None) -> None:
+        self._mark = INSTANCE, secrets.token_hex(16).encode() if name is None else name
+        self.headers: HeaderList = [self._mark]
+
+    def check(self, scope: Scope) -> None:
+        """Refuse a probe of this process, before the check of keys, because probes carry none. Raises LoopError."""
+        if self._mark in scope["headers"]:
+            raise LoopError("this is the router that asks")
 
 
 class _Reply:

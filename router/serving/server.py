@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event, current_thread, main_thread
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
@@ -23,10 +23,7 @@ from router.config.server import ServerConfig
 from router.errors import RouterError
 from router.serving import large_pages
 from router.serving.connection import Limits, limited_by
-from router.serving.descriptors import connections_for, raise_limit
-from router.serving.event_loop import new_event_loop
-from router.serving.listening import url_of
-from router.serving.shared_listener import SharedListener
+from router.serving.listener import SharedListener, url_of
 from router.serving.signals import HURRY, is_hangup, stop_signals
 
 logger = logging.getLogger(__name__)
@@ -46,6 +43,13 @@ SWITCH_SECONDS = 0.0005
 With CPython's 5 ms, a thread that gives up its turn more often than that, for a moment (numpy does), keeps it: who waits begins
 to wait again each time. So a file of 200,000 tokens, made in a thread, held up the event loop for 100 ms; now it is 2.
 """
+
+
+SPARE = 64
+"""Descriptors for everything but connections: logs, the tokenizer's files, the listening socket."""
+
+PLENTY = 1 << 20
+"""Stands for a limit that is infinite or unknown."""
 
 
 class DrainingApp(Protocol):
@@ -90,6 +94,32 @@ def serve_from(source: ConnectionSource, app: DrainingApp, config: ServerConfig)
     return 1 if server.force_exit else 0
 
 
+def raise_limit() -> int:
+    """Raise the soft limit of open files, and so of connections, to the hard one. Return the limit in force."""
+    if sys.platform == "win32":
+        return PLENTY
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        if soft != hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            logger.info("open files: the limit was %d, and is %s now", soft, _shown(hard, resource.RLIM_INFINITY))
+            soft = hard
+    except (OSError, ValueError) as error:  # some systems have a lower limit elsewhere
+        logger.warning("open files: the limit stays at %d: %s", soft, error)
+    return PLENTY if soft == resource.RLIM_INFINITY else soft
+
+
+def connections_for(descriptors: int) -> int:
+    """Return how many clients fit: each of them may need a connection to a worker, too."""
+    return max(1, (descriptors - SPARE) // 2)
+
+
+def _shown(limit: int, infinity: int) -> str:
+    return "none" if limit == infinity else str(limit)
+
+
 def _limits(config: ServerConfig, on_count: Callable[[int], None] | None) -> Limits:
     possible = connections_for(raise_limit())
     most = possible if config.max_connections is None else config.max_connections
@@ -110,6 +140,36 @@ def _spare_the_collector() -> None:
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
+
+
+if sys.platform == "win32":
+    new_event_loop = asyncio.new_event_loop
+
+else:
+    import uvloop
+
+    class _Loop(uvloop.Loop):
+        async def getaddrinfo(
+            self,
+            host: Any,
+            port: Any,
+            *,
+            family: int = 0,
+            type: int = 0,
+            proto: int = 0,
+            flags: int = 0,
+        ) -> list[Any]:
+            """Look up a name in a thread. For an IP address no thread is needed.
+
+            uvloop's `sock_connect` names no type, and then uvloop asks one of its four threads for an IP address, too. Names
+            whose servers do not answer hold these threads, and no worker could be connected to meanwhile.
+            """
+            kind = type or socket.SOCK_STREAM
+            return await super().getaddrinfo(host, port, family=family, type=kind, proto=proto, flags=flags)
+
+    def new_event_loop() -> asyncio.AbstractEventLoop:
+        """Return a new event loop of uvloop's."""
+        return _Loop()
 
 
 class _DrainingServer(uvicorn.Server):

@@ -18,14 +18,14 @@ from router.workers.allowed import AllowedWorkers
 from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober, for_now
-from router.workers.worker import Finding, Worker, normalize_url
+from router.workers.worker import ProbeResult, Worker, normalize_url
 
 logger = logging.getLogger(__name__)
 
 STARTUP_PATIENCE = 1.0
 """Seconds that the start of the router waits for answers. Slower workers are admitted as silent."""
 
-_SILENT = Finding("it has not answered yet")
+_SILENT = ProbeResult("it has not answered yet")
 
 
 class Admission:
@@ -54,14 +54,14 @@ class Admission:
         url = normalize_url(url)
         return self.take_in(url, await self.examine(url))
 
-    async def check(self, url: str, found: Finding | None = None) -> None:
+    async def check(self, url: str, found: ProbeResult | None = None) -> None:
         """Raise BadRequestError for a (normalized) URL at which no worker may be, or at which this was found."""
         await self._allowed.check(url)
         refused = None if found is None else self._prober.checked(url, found).refusal
         if refused is not None:
             raise BadRequestError(refused)
 
-    async def examine(self, url: str) -> Finding:
+    async def examine(self, url: str) -> ProbeResult:
         """Return what there is at a (normalized) URL. Raise BadRequestError if it is refused."""
         await self.check(url)
         try:
@@ -91,7 +91,7 @@ class Admission:
             else:
                 self.take_in(url, found)
 
-    def take_in(self, url: str, found: Finding) -> Worker:
+    def take_in(self, url: str, found: ProbeResult) -> Worker:
         """Register a worker of which this was found, and begin to probe it."""
         worker = self._pool.add(url)
         # Another engine may have come in since the question. The health checks ask again, and then it is refused.

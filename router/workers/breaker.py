@@ -14,7 +14,8 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable
-from typing import Protocol
+
+from router.config.workers import BreakerConfig
 
 
 class BreakerState(enum.Enum):
@@ -25,45 +26,22 @@ class BreakerState(enum.Enum):
     HALF_OPEN = "half_open"
 
 
-class Thresholds(Protocol):
-    """How many failures, or successes, in a row it takes to change a state."""
-
-    @property
-    def failure_threshold(self) -> int: ...
-    @property
-    def success_threshold(self) -> int: ...
-
-
-class BreakerSettings(Thresholds, Protocol):
-    """The parameters of a breaker. It stays open for `timeout` seconds, and never opens unless it is `enabled`."""
-
-    @property
-    def timeout(self) -> float: ...
-    @property
-    def enabled(self) -> bool: ...
-
-
-class _Disabled:
-    """Settings of a breaker that never opens."""
-
-    failure_threshold = success_threshold = 1
-    timeout = 0.0
-    enabled = False
+_DISABLED = BreakerConfig(enabled=False)
 
 
 class Breaker:
     """Counts a worker's failures, and keeps requests from it after too many of them."""
 
-    __slots__ = ("_clock", "_in_a_row", "_opened_at", "_settings", "_trial", "on_change", "state")
+    __slots__ = ("_clock", "_config", "_in_a_row", "_opened_at", "_trial", "on_change", "state")
 
     def __init__(
         self,
-        settings: BreakerSettings | None = None,
+        config: BreakerConfig = _DISABLED,
         clock: Callable[[], float] = time.monotonic,
         on_change: Callable[[BreakerState], None] | None = None,
     ) -> None:
         """`clock` returns seconds; `on_change` is called with each new state."""
-        self._settings: BreakerSettings = settings or _Disabled()
+        self._config = config
         self._clock = clock
         self._in_a_row = 0
         self._opened_at = 0.0
@@ -82,7 +60,7 @@ class Breaker:
         """Seconds until an open breaker lets a trial through; 0 for others."""
         if self.state is not BreakerState.OPEN:
             return 0.0
-        return max(0.0, self._opened_at + self._settings.timeout - self._clock())
+        return max(0.0, self._opened_at + self._config.timeout - self._clock())
 
     def begin(self) -> bool:
         """Note that a request is sent. Return whether it is a trial, whose end the caller reports to `trial_over`."""
@@ -102,17 +80,17 @@ class Breaker:
             self._in_a_row = 0
         elif self.state is BreakerState.HALF_OPEN:
             self._in_a_row += 1
-            if self._in_a_row >= self._settings.success_threshold:
+            if self._in_a_row >= self._config.success_threshold:
                 self._in_a_row = 0
                 self._move_to(BreakerState.CLOSED)
 
     def failed(self) -> None:
         """Note a failure by the worker's own fault."""
-        if not self._settings.enabled:
+        if not self._config.enabled:
             return
         if self.state is BreakerState.CLOSED:
             self._in_a_row += 1
-            if self._in_a_row >= self._settings.failure_threshold:
+            if self._in_a_row >= self._config.failure_threshold:
                 self._open()
         elif self.state is BreakerState.HALF_OPEN:
             self._open()

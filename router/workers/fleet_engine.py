@@ -15,7 +15,7 @@ from router.engines.engine import Engine, KnownWorker
 from router.engines.sglang.engine import SGLANG
 from router.errors import NotFoundError
 from router.workers.pool import WorkerPool
-from router.workers.worker import Finding
+from router.workers.worker import ProbeResult
 
 AUTO = "auto"
 
@@ -42,7 +42,7 @@ class FleetEngine:
         self.spoken = self._table[name]
         self._on_speak(self.spoken)
 
-    def checked(self, url: str, found: Finding) -> Finding:
+    def checked(self, url: str, found: ProbeResult) -> ProbeResult:
         """Return what was found at a URL, as a refusal if it runs another engine than the fleet."""
         if found.engine is None or found.refusal is not None:
             return found

@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from router.config.workers import HealthConfig
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober, for_now
-from router.workers.worker import Finding, Worker, WorkerState
-from router.workers.worker_check import WorkerCheck
+from router.workers.worker import ProbeResult, Worker, WorkerCheck, WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class HealthChecks:
         elif worker.stranger:
             found = for_now(await self._prober.introduction(worker.url))
             if found.refusal is not None:  # for a moment, another server may answer at its URL
-                found = Finding(complaint=found.refusal)
+                found = ProbeResult(complaint=found.refusal)
         else:
             found = await self._prober.probe(
                 worker.url, wants_version=self._config.version_gate or worker.version is None

@@ -9,42 +9,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from router.errors import BadRequestError, NotFoundError
 from router.peers.events import WorkerAdded, WorkerRemoved
 from router.peers.peers import Heard, Peers
+from router.workers.admission import Admission
 from router.workers.names import WorkerNames
 from router.workers.pool import WorkerPool
-from router.workers.worker import Finding, Worker, WorkerState, normalize_url
+from router.workers.worker import ProbeResult, Worker, WorkerState, normalize_url
 
 logger = logging.getLogger(__name__)
 
 
-class WorkerAdmission(Protocol):
-    """Where workers come in: `Admission`."""
-
-    async def check(self, url: str, found: Finding | None = None) -> None:
-        """Raise BadRequestError for a (normalized) URL at which no worker may be, or at which this was found."""
-
-    async def examine(self, url: str) -> Finding:
-        """Return what there is at a (normalized) URL. Raise BadRequestError if it is refused."""
-        ...
-
-    def take_in(self, url: str, found: Finding) -> Worker:
-        """Register a worker of which this was found, and begin to probe it."""
-        ...
-
-    async def admit_all(self, urls: Iterable[str]) -> None:
-        """Register several workers in this order. Refused ones are logged and left out."""
-
-
-class Membership:
+class FleetMembership:
     """The pool of this router, kept equal to those of the others."""
 
-    def __init__(
-        self, pool: WorkerPool, admission: WorkerAdmission, peers: Peers, names: WorkerNames | None = None
-    ) -> None:
+    def __init__(self, pool: WorkerPool, admission: Admission, peers: Peers, names: WorkerNames | None = None) -> None:
         """`names`: knows other names of a worker; by default each URL is another worker."""
         self.peers = peers
         self._names = names
@@ -131,7 +111,7 @@ class Membership:
         url = normalize_url(event.url)
         if not own:
             url = await self._known_as(url)
-        found = Finding(
+        found = ProbeResult(
             event.complaint,
             version=event.version,
             absent=event.absent,
@@ -152,7 +132,7 @@ class Membership:
             logger.info("worker %s was added at another router", url)
             self._admission.take_in(url, found)
 
-    async def _is_refused(self, url: str, found: Finding | None = None) -> bool:
+    async def _is_refused(self, url: str, found: ProbeResult | None = None) -> bool:
         """Return whether a worker that another router has added may not be here."""
         if url == self.peers.presence.url:
             logger.warning("another router has added %s as a worker, which is this router: it is left out", url)
@@ -173,12 +153,12 @@ class Membership:
             logger.info("worker %s was removed at another router", event.url)
 
 
-def _told(url: str, found: Finding | Worker) -> WorkerAdded:
+def _told(url: str, found: ProbeResult | Worker) -> WorkerAdded:
     return WorkerAdded(
         url,
         found.complaint,
         found.version,
-        isinstance(found, Finding) and found.absent,
+        isinstance(found, ProbeResult) and found.absent,
         found.engine,
         tuple(sorted(found.abilities)),
     )

@@ -20,14 +20,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.engines.json import JSON_ERRORS
-from router.workers.worker import Finding
+from router.workers.worker import ProbeResult
 
 LOOK_UP_SECONDS = 2.0
 """How long looking up a name, or connecting to an address, may take. A name that takes longer is no other worker's."""
 
 DESCRIPTIONS = ("/server_info", "/get_server_info")
 
-Describe = Callable[[str], Awaitable[bytes | Finding | None]]
+Describe = Callable[[str], Awaitable[bytes | ProbeResult | None]]
 
 
 class _Described(msgspec.Struct):

@@ -15,7 +15,7 @@ from router.config.workers import BreakerConfig, HealthConfig
 from router.errors import NotFoundError, NoWorkerError
 from router.workers.breaker import Breaker, BreakerState
 from router.workers.policy import Decision, ForgetsWorkers, LearnsReplies, PinsKeys, Policy, RouteQuery
-from router.workers.worker import ROUTABLE, Finding, Worker, WorkerState, normalize_url, worker_id
+from router.workers.worker import ROUTABLE, ProbeResult, Worker, WorkerState, normalize_url, worker_id
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class WorkerPool:
         """The workers that get new requests."""
         return self._routable
 
-    def introduced(self, worker: Worker, found: Finding) -> None:
+    def introduced(self, worker: Worker, found: ProbeResult) -> None:
         """Note what a worker said about its engine, if it did."""
         if found.engine is not None:
             worker.engine, worker.abilities = found.engine, found.abilities

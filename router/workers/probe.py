@@ -22,7 +22,7 @@ from router.engines.sglang.engine import SGLANG
 from router.errors import LoopError
 from router.http.time_limits import patience
 from router.http.upstream import ConnectFailedError, NotHttpError, Upstream, UpstreamFailure, fetch
-from router.workers.worker import Finding
+from router.workers.worker import ProbeResult
 
 _SERVER_INFO = ("/server_info", "/get_server_info")
 """The second is the name before SGLang 0.5."""
@@ -97,7 +97,7 @@ class _Description(msgspec.Struct):
 
 
 class Prober:
-    """Probes workers. A failure is a `Finding`, never an exception."""
+    """Probes workers. A failure is a `ProbeResult`, never an exception."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Prober:
         seconds: float,
         headers: Sequence[tuple[bytes, bytes]] = (),
         engines: Iterable[Engine] = (),
-        checked: Callable[[str, Finding], Finding] = lambda _, found: found,
+        checked: Callable[[str, ProbeResult], ProbeResult] = lambda _, found: found,
     ) -> None:
         """Ask workers over `upstream`.
 
@@ -125,14 +125,14 @@ class Prober:
         self._seconds = seconds
         self._mute: set[str] = set()  # URLs of engines that do not describe themselves
 
-    async def introduction(self, url: str) -> Finding:
+    async def introduction(self, url: str) -> ProbeResult:
         """Ask a new worker what it is. The finding is a refusal if it is not an engine, or one of another kind or of no use."""
         engine, found = await self._recognised(url)
         if engine is not None:
             return self.checked(url, await self._introduced(url, engine))
         return self.checked(url, await self._native_introduction(url, found))
 
-    async def _recognised(self, url: str) -> tuple[Engine | None, bytes | _NoSuchPath | Finding]:
+    async def _recognised(self, url: str) -> tuple[Engine | None, bytes | _NoSuchPath | ProbeResult]:
         """Return the engine of a worker (None for the native one, or none at all), and what the worker said.
 
         Marks are asked for only where the description is late (a vLLM in development mode takes seconds), or says nothing.
@@ -147,7 +147,7 @@ class Prober:
             described.cancel()
         if isinstance(found, bytes):
             return next((engine for engine in self._engines if engine.recognises(found)), None), found
-        if isinstance(found, Finding) and (found.complaint is not None or found.refusal is not None):
+        if isinstance(found, ProbeResult) and (found.complaint is not None or found.refusal is not None):
             return None, found
         return await self._marked(url), found
 
@@ -160,7 +160,7 @@ class Prober:
                     return engine
         return None
 
-    async def _introduced(self, url: str, engine: Engine) -> Finding:
+    async def _introduced(self, url: str, engine: Engine) -> ProbeResult:
         answers: dict[str, Answer] = {}
         try:
             async with patience(self._seconds):
@@ -174,28 +174,28 @@ class Prober:
             return self._failed(error)
         found: Introduction = engine.introduction(answers)
         refusal = None if found.refusal is None else f"worker {url} {found.refusal}"
-        return Finding(refusal=refusal, version=found.version, engine=engine.name, abilities=found.abilities)
+        return ProbeResult(refusal=refusal, version=found.version, engine=engine.name, abilities=found.abilities)
 
-    async def _native_introduction(self, url: str, found: bytes | _NoSuchPath | Finding) -> Finding:
+    async def _native_introduction(self, url: str, found: bytes | _NoSuchPath | ProbeResult) -> ProbeResult:
         if isinstance(found, _NoSuchPath):
             return await self._try_to_generate(url, found)
         if isinstance(found, bytes):
             info = _decoded(found)
             if info.refusal is not None:
-                return Finding(refusal=f"worker {url} {info.refusal}")
-            return Finding(version=info.weight_version, engine=SGLANG.name)
+                return ProbeResult(refusal=f"worker {url} {info.refusal}")
+            return ProbeResult(version=info.weight_version, engine=SGLANG.name)
         if found.complaint is None:
             return replace(found, engine=SGLANG.name)
         # The description comes from the worker's scheduler, which may be busy for long; its model's does not.
         model = await self._ask(url, _MODEL, self._is_engine, known=False)
         if not isinstance(model, bytes):
             return found
-        return Finding(version=_decoded(model).weight_version, engine=SGLANG.name)
+        return ProbeResult(version=_decoded(model).weight_version, engine=SGLANG.name)
 
-    async def description(self, url: str, paths: Sequence[str]) -> bytes | Finding | None:
+    async def description(self, url: str, paths: Sequence[str]) -> bytes | ProbeResult | None:
         """Return what a worker says (a JSON object) at the first of these paths that it has.
 
-        None: it has none of them. A `Finding`: it did not answer, or not to us.
+        None: it has none of them. A `ProbeResult`: it did not answer, or not to us.
         """
         found = await self._ask(url, paths, _is_object)
         return None if isinstance(found, _NoSuchPath) else found
@@ -212,20 +212,20 @@ class Prober:
             return None
         return body if status == 200 else None
 
-    async def probe(self, url: str, *, wants_version: bool = False) -> Finding:
+    async def probe(self, url: str, *, wants_version: bool = False) -> ProbeResult:
         """Ask a worker whether it is well. One that asks for a key (401) is; one that answers with a 5xx is not."""
         found = await self._ask(url, self._versions if wants_version else _PING, _is_no_page)
         if isinstance(found, _NoSuchPath) and url not in self._mute:
             found = await self._ask(url, _ENGINE, self._is_engine)
         if isinstance(found, _NoSuchPath):
-            return Finding() if url in self._mute else Finding(f"it is no engine: {found.said}", stranger=True)
-        return Finding(version=_decoded(found).weight_version) if isinstance(found, bytes) else found
+            return ProbeResult() if url in self._mute else ProbeResult(f"it is no engine: {found.said}", stranger=True)
+        return ProbeResult(version=_decoded(found).weight_version) if isinstance(found, bytes) else found
 
     def _is_engine(self, body: bytes) -> bool:
         """Return whether a description is one of an engine's."""
         return _has_signs(body) or any(engine.recognises(body) for engine in self._engines)
 
-    async def _try_to_generate(self, url: str, found: _NoSuchPath) -> Finding:
+    async def _try_to_generate(self, url: str, found: _NoSuchPath) -> ProbeResult:
         """Judge a server without a description: it is an engine if it understands an empty request to generate.
 
         One that only says that it is not ready yet, as `/health` does while a model is loaded, is asked again.
@@ -247,15 +247,15 @@ class Prober:
             return self._failed(error)
         if _answers_as_an_engine(status, body):
             self._mute.add(url)
-            return Finding(engine=SGLANG.name)
+            return ProbeResult(engine=SGLANG.name)
         for question, code in (("POST /generate", status), ("GET /health", health)):
             if code == 429 or (code > 500 and code not in NONE_SUCH):
-                return Finding(f"{question} is answered with {code}")
+                return ProbeResult(f"{question} is answered with {code}")
         return _no_engine(url, f"{found.said}, {_answer('POST /generate', status, body)}")
 
     async def _ask(
         self, url: str, paths: Sequence[str], is_answer: Callable[[bytes], bool], *, known: bool = True
-    ) -> bytes | _NoSuchPath | Finding:
+    ) -> bytes | _NoSuchPath | ProbeResult:
         """Return the first body that is an answer (status 200), or what there was instead.
 
         A `known` engine is well where it turns others away; a new one has to show that it is an engine, later if need be.
@@ -268,13 +268,13 @@ class Prober:
                         self._upstream, "GET", url + path, self._headers, fresh=True, limit=_LIMIT
                     )
                     if (loop := loop_refusal(url, status)) is not None:
-                        return Finding(refusal=loop)
+                        return ProbeResult(refusal=loop)
                     if status >= 500 and status not in NONE_SUCH:
-                        return Finding(f"GET {path} is answered with {status}")
+                        return ProbeResult(f"GET {path} is answered with {status}")
                     if status == 429 and not known:
-                        return Finding(f"GET {path} is answered with {status}")
+                        return ProbeResult(f"GET {path} is answered with {status}")
                     if status in _REFUSES_US and _is_no_page(body):
-                        return Finding()
+                        return ProbeResult()
                     if status == 200 and is_answer(body):
                         return body
                     missing = missing or _NoSuchPath(_answer(f"GET {path}", status, body))
@@ -285,13 +285,13 @@ class Prober:
         assert missing is not None
         return missing
 
-    def _failed(self, error: UpstreamFailure | TimeoutError) -> Finding:
+    def _failed(self, error: UpstreamFailure | TimeoutError) -> ProbeResult:
         if isinstance(error, TimeoutError):
-            return Finding(f"no answer within {self._seconds:g} s", silent=True)
-        return Finding(str(error), absent=isinstance(error, ConnectFailedError))
+            return ProbeResult(f"no answer within {self._seconds:g} s", silent=True)
+        return ProbeResult(str(error), absent=isinstance(error, ConnectFailedError))
 
 
-def for_now(found: Finding) -> Finding:
+def for_now(found: ProbeResult) -> ProbeResult:
     """Return what was found at the URL of a worker that stays: no engine there is a complaint, for one may come."""
     return replace(found, complaint=found.refusal, refusal=None) if found.stranger else found
 
@@ -303,8 +303,8 @@ def loop_refusal(url: str, status: int) -> str | None:
     return f"{url} leads back to this router: give the URL of a worker"
 
 
-def _no_engine(url: str, said: str) -> Finding:
-    return Finding(refusal=f"{url} is no engine: {said}. Give the URL of a worker, with its port", stranger=True)
+def _no_engine(url: str, said: str) -> ProbeResult:
+    return ProbeResult(refusal=f"{url} is no engine: {said}. Give the URL of a worker, with its port", stranger=True)
 
 
 def _answer(question: str, status: int, body: bytes) -> str:

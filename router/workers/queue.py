@@ -57,7 +57,7 @@ class _Line:
 _turn_of = attrgetter("turn")
 
 
-class Waiting(Protocol):
+class WaitingCaller(Protocol):
     """The caller that waits. It may end the waiting by an error in its `line`."""
 
     line: asyncio.Future[Lease] | None
@@ -97,7 +97,7 @@ class RequestQueue:
         exclude: AbstractSet[str] = frozenset(),
         *,
         again: bool = False,
-        waiting: Waiting | None = None,
+        waiting: WaitingCaller | None = None,
     ) -> Lease:
         """Return a lease, at once or when there is room.
 

@@ -12,13 +12,15 @@ import enum
 import hashlib
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
 import msgspec
 
+from router.config.workers import HealthConfig
+from router.engines.engine import Call
 from router.errors import BadRequestError
-from router.workers.breaker import Breaker, BreakerState, Thresholds
+from router.workers.breaker import Breaker, BreakerState
 
 
 class WorkerState(enum.Enum):
@@ -64,7 +66,7 @@ class KvFollowing(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class Finding(msgspec.Struct, frozen=True):
+class ProbeResult(msgspec.Struct, frozen=True):
     """The result of a probe.
 
     Attributes:
@@ -86,6 +88,21 @@ class Finding(msgspec.Struct, frozen=True):
     stranger: bool = False
     engine: str | None = None
     abilities: frozenset[str] = frozenset()
+
+
+class WorkerCheck(msgspec.Struct, frozen=True):
+    """A question that a middleware has each worker asked about itself, such as whether it has the same tokenizer.
+
+    The answer changes nothing about the routing: a warning is logged, and `GET /workers` shows it.
+
+    Attributes:
+        call: is sent to a worker once it is healthy, and again after it may have been restarted.
+        judge: returns what is wrong with a worker that gives this answer (status 200), or None. It is not called for other
+            answers: not every version of an engine has every path.
+    """
+
+    call: Call
+    judge: Callable[[bytes], str | None]
 
 
 class Worker:
@@ -133,7 +150,7 @@ class Worker:
     def routable(self) -> bool:
         return self.state in ROUTABLE and self.breaker.state is BreakerState.CLOSED and not self.outdated
 
-    def probed(self, complaint: str | None, config: Thresholds, *, absent: bool = False) -> bool:
+    def probed(self, complaint: str | None, config: HealthConfig, *, absent: bool = False) -> bool:
         """Note the result of a probe, with a `complaint` if it was bad. Return whether the state changed.
 
         `absent` says that there was no connection. A worker that comes back from that is another process, and one that has

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from middleware_hub.tokenizer.worker_check import TEXT, tokenizer_check
-from router.workers.worker_check import WorkerCheck
+from router.workers.worker import WorkerCheck
 from tests.middleware_hub.real import tokenizer
 from tests.support.fleet import until
 from tests.support.stack import stack

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.auth.key_check import ACT_AS, KeyCheck
-from router.auth.keys import Keys
+from router.auth.keys import ApiKeys
 from router.config import RouterConfig, ServerConfig
 from router.http.request_record import RequestRecord
 from router.http.request_state import RequestState, first_state, request_state
@@ -151,7 +151,7 @@ def state_of(server: ServerConfig, headers: dict[str, str], path: str = "/genera
         "state": {},
     }
     scope["state"] = first_state(scope, record)
-    KeyCheck(Keys(server.api_keys, server.admin_keys))(scope)
+    KeyCheck(ApiKeys(server.api_keys, server.admin_keys))(scope)
     assert ACT_AS not in dict(scope["headers"])
     return request_state(scope), record.tenant
 

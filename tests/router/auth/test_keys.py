@@ -1,17 +1,17 @@
-"""Keys, the tenants they name, and what each may do."""
+"""ApiKeys, the tenants they name, and what each may do."""
 
 from __future__ import annotations
 
 import pytest
 
-from router.auth.keys import Keys
+from router.auth.keys import ApiKeys
 from router.errors import BadRequestError
 from router.http.request_record import ANYBODY, Caller
 from router.http.request_state import request_state
 
 
 def test_no_keys_ask_for_none() -> None:
-    assert not Keys()
+    assert not ApiKeys()
     assert (
         request_state({}).caller
         == request_state({"state": {}}).caller
@@ -22,35 +22,35 @@ def test_no_keys_ask_for_none() -> None:
 
 def test_a_key_names_its_tenant() -> None:
     """Several keys may name one, and a key without a name is a tenant of its own."""
-    keys = Keys(["team.a:one", "team.a:two", "b_-9:three", "four"])
+    keys = ApiKeys(["team.a:one", "team.a:two", "b_-9:three", "four"])
     found = [keys.identify(key) for key in (b"one", b"two", b"three", b"four")]
     names = [caller.tenant for caller in found if caller is not None]
     assert names[:3] == ["team.a", "team.a", "b_-9"]
     assert names[3].startswith("key-")
     assert "four" not in names[3]
     assert keys.tenants == ("team.a", "b_-9", names[3])
-    assert Keys(["four"]).tenants == (names[3],)  # the same after a restart
+    assert ApiKeys(["four"]).tenants == (names[3],)  # the same after a restart
 
 
 @pytest.mark.parametrize("key", [b"", b"on", b"one ", b"team.a:one", b"ONE", b"\xff"])
 def test_nobodys_key(key: bytes) -> None:
-    assert Keys(["team.a:one"], ["all"]).identify(key) is None
+    assert ApiKeys(["team.a:one"], ["all"]).identify(key) is None
 
 
 def test_what_is_in_front_of_the_first_colon_is_a_name_if_it_can_be_one() -> None:
-    keys = Keys(["a:b:c", "not a name:d".replace(" ", "/")])
+    keys = ApiKeys(["a:b:c", "not a name:d".replace(" ", "/")])
     assert keys.identify(b"b:c") == Caller("a", admin=True, confined=True)
     assert keys.identify(b"not/a/name:d") is not None
 
 
 def test_without_an_admin_key_every_key_changes_the_fleet() -> None:
     """But names only what is its own, if there are others."""
-    assert Keys(["a:1", "a:2"]).identify(b"1") == Caller("a", admin=True, confined=False)
-    assert Keys(["a:1", "b:2"]).identify(b"1") == Caller("a", admin=True, confined=True)
+    assert ApiKeys(["a:1", "a:2"]).identify(b"1") == Caller("a", admin=True, confined=False)
+    assert ApiKeys(["a:1", "b:2"]).identify(b"1") == Caller("a", admin=True, confined=True)
 
 
 def test_with_an_admin_key_only_that_one_does() -> None:
-    keys = Keys(["a:1"], ["x", "y"])
+    keys = ApiKeys(["a:1"], ["x", "y"])
     assert keys.identify(b"1") == Caller("a", admin=False, confined=True)
     assert keys.identify(b"x") == keys.identify(b"y") == Caller("", admin=True, confined=False)
     assert keys.anonymous() is None
@@ -58,7 +58,7 @@ def test_with_an_admin_key_only_that_one_does() -> None:
 
 def test_with_nothing_but_an_admin_key_others_need_none() -> None:
     """They share what the admin generates, for there is no tenant."""
-    keys = Keys([], ["x"])
+    keys = ApiKeys([], ["x"])
     assert keys
     assert keys.anonymous() == Caller("", admin=False, confined=True)
 
@@ -76,7 +76,7 @@ def test_with_nothing_but_an_admin_key_others_need_none() -> None:
 )
 def test_whether_there_are_several(api: tuple[str, ...], admin: tuple[str, ...], several: bool) -> None:
     """An admin generates for nobody, and so beside a tenant."""
-    assert Keys(api, admin).several is several
+    assert ApiKeys(api, admin).several is several
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_whether_there_are_several(api: tuple[str, ...], admin: tuple[str, ...],
 def test_keys_that_cannot_be(api: tuple[str, ...], admin: tuple[str, ...], says: str) -> None:
     """No message gives a key away."""
     with pytest.raises(BadRequestError, match=says) as raised:
-        Keys(api, admin)
+        ApiKeys(api, admin)
     assert "b c" not in str(raised.value)
     assert "schl" not in str(raised.value)
 
 
 def test_a_key_may_be_given_twice() -> None:
-    assert Keys(["a:1", "a:1"], ["x", "x"]).tenants == ("a",)
+    assert ApiKeys(["a:1", "a:1"], ["x", "x"]).tenants == ("a",)

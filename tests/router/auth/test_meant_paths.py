@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.auth.meant_paths import meant_path
+from router.auth.permissions import meant_path
 
 
 @pytest.mark.parametrize(

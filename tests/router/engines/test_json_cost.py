@@ -10,12 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from router.engines import json_cost
 from router.engines.form import limits as limits_module
 from router.engines.form.limits import PromptLimits, TextTooLongError
 from router.engines.form.request import GenerateRequest
 from router.engines.json_cost import check_weight
 from router.errors import BadRequestError, BodyTooLargeError
-from router.http import json_cost
 
 N = 600_000
 LIGHT = [

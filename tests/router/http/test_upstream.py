@@ -21,7 +21,7 @@ from router.http.upstream import (
     UpstreamBrokenError,
     UpstreamResponse,
 )
-from router.serving.event_loop import new_event_loop
+from router.serving.server import new_event_loop
 from tests.router.conftest import GatedWorker
 from tests.support.serving import read_request, serving, serving_socket
 

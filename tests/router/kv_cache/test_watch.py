@@ -22,7 +22,7 @@ from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
 from router.kv_cache.watch import KvWatch
 from router.policies.cache_aware import CacheAware, CacheAwareParameters
-from router.workers.worker import Finding, KvFollowing, KvState, Worker, WorkerState
+from router.workers.worker import KvFollowing, KvState, ProbeResult, Worker, WorkerState
 from tests.router.conftest import MODEL, json_app
 from tests.support.serving import serving
 
@@ -100,7 +100,7 @@ class Fleet:
 
     def __init__(self, *urls: str) -> None:
         self.workers = {url: Worker(url) for url in urls}
-        self.told: dict[str, bytes | Finding | None] = dict.fromkeys(
+        self.told: dict[str, bytes | ProbeResult | None] = dict.fromkeys(
             urls, b'{"kv_events":{"publisher":"zmq","endpoint_port_base":1,"dp_size":1}}'
         )
         self.asked: list[str] = []
@@ -111,7 +111,7 @@ class Fleet:
     def list(self) -> list[Worker]:
         return [*self.workers.values()]
 
-    async def description(self, url: str, paths: Any) -> bytes | Finding | None:
+    async def description(self, url: str, paths: Any) -> bytes | ProbeResult | None:
         self.asked.append(url)
         self.meanwhile(self.workers[url])
         return self.told[url]
@@ -183,7 +183,7 @@ def test_a_worker_that_does_not_answer_is_asked_again_after_longer_pauses(monkey
     async def main() -> None:
         fleet = Fleet("http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3")
         one, none, other = fleet.workers
-        publishes, fleet.told[one] = fleet.told[one], Finding("no answer within 5 s")
+        publishes, fleet.told[one] = fleet.told[one], ProbeResult("no answer within 5 s")
         fleet.told[none] = None
         async with looking(fleet) as (look, subscriptions), asyncio.timeout(20):
             clock, asked = asyncio.get_running_loop().time, list[float]()

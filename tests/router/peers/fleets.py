@@ -13,9 +13,9 @@ from router.peers.channel import ChannelError, Entry, SetBack
 from router.peers.peers import Peers
 from router.peers.presence import Presence
 from router.policies.least_inflight import LeastInflight
-from router.workers.membership import Membership
+from router.workers.membership import FleetMembership
 from router.workers.pool import WorkerPool
-from router.workers.worker import Finding, Worker
+from router.workers.worker import ProbeResult, Worker
 
 
 class Breakable:
@@ -74,15 +74,15 @@ class OpenDoor:
         self.taken: list[str] = []
         self.meanwhile: Callable[[], Awaitable[None]] = nothing
 
-    async def check(self, url: str, found: Finding | None = None) -> None:
+    async def check(self, url: str, found: ProbeResult | None = None) -> None:
         if url in self.refused:
             raise BadRequestError(f"{url} is not allowed")
 
-    async def examine(self, url: str) -> Finding:
+    async def examine(self, url: str) -> ProbeResult:
         await self.check(url)
-        return Finding(version="1")
+        return ProbeResult(version="1")
 
-    def take_in(self, url: str, found: Finding) -> Worker:
+    def take_in(self, url: str, found: ProbeResult) -> Worker:
         self.taken.append(url)
         worker = self.pool.add(url)
         self.pool.probed(worker, found.complaint, found.version)
@@ -91,7 +91,7 @@ class OpenDoor:
     async def admit_all(self, urls: Iterable[str]) -> None:
         await self.meanwhile()
         for url in urls:
-            self.take_in(url, Finding())
+            self.take_in(url, ProbeResult())
 
 
 async def nothing() -> None:
@@ -108,7 +108,7 @@ class FakeRouter:
             self.peers.join(self.channel)
         self.pool = WorkerPool(LeastInflight())
         self.door = OpenDoor(self.pool)
-        self.members = Membership(self.pool, self.door, self.peers)
+        self.members = FleetMembership(self.pool, self.door, self.peers)
 
     @property
     def urls(self) -> list[str]:

@@ -7,8 +7,18 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 
-from router.processes.channel import Channel, receive_first, send_last
-from router.processes.messages import Failed, Heartbeat, HeartbeatReply, Message, ProcessQuery, QueryResult, Start
+from router.processes.messages import (
+    Failed,
+    Heartbeat,
+    HeartbeatReply,
+    Message,
+    MessageChannel,
+    ProcessQuery,
+    QueryResult,
+    Start,
+    receive_first,
+    send_last,
+)
 
 
 class End:
@@ -16,7 +26,7 @@ class End:
 
     def __init__(self, connection: socket.socket) -> None:
         self.heard: list[Message] = []
-        self.channel = Channel(connection, self._answer)
+        self.channel = MessageChannel(connection, self._answer)
 
     async def _answer(self, message: Message) -> Message | None:
         self.heard.append(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.processes.joint_answers import join_for
+from router.processes.joint_routes import join_for
 
 
 def worker(name: str = "w", **differs: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from router.processes import log_lines
-from router.processes.log_lines import LineWriter
+from router.processes import child_process
+from router.processes.child_process import LineWriter
 
 
 @pytest.mark.parametrize("numbered", [True, False])
@@ -41,7 +41,7 @@ def test_the_end_of_a_process_ends_its_line(capfdbinary: pytest.CaptureFixture[b
 def test_a_line_without_end_is_not_kept_for_ever(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    monkeypatch.setattr(log_lines, "LONGEST_LINE", 10)
+    monkeypatch.setattr(child_process, "LONGEST_LINE", 10)
     writer = LineWriter(numbered=False)
     writer.write(1, b"a line\nand one that does not end")
     assert capfdbinary.readouterr().err == b"a line\nand one that does not end\n"

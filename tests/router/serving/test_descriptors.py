@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from router.serving.descriptors import SPARE, connections_for
+from router.serving.server import SPARE, connections_for
 
 RAISED = """
 import logging, resource
 logging.basicConfig(level="INFO", format="%(message)s")
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
-from router.serving.descriptors import PLENTY, raise_limit
+from router.serving.server import PLENTY, raise_limit
 assert raise_limit() == raise_limit() == (PLENTY if hard == resource.RLIM_INFINITY else hard)
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 """

@@ -10,7 +10,7 @@ import pytest
 CONNECT = """
 import asyncio, os, socket, sys
 
-from router.serving.event_loop import new_event_loop
+from router.serving.server import new_event_loop
 
 
 async def main(loop):

@@ -12,8 +12,7 @@ from starlette.types import ASGIApp
 from router.config import ServerConfig
 from router.http.request_record import Requests
 from router.observability.metrics import RouterMetrics
-from router.serving.entrance import Entrance
-from router.serving.instance import INSTANCE, Instance
+from router.serving.entrance import INSTANCE, Entrance, Instance
 from router.workers.probe import loop_refusal
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving

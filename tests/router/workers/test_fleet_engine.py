@@ -20,7 +20,7 @@ from router.workers.fleet_engine import FleetEngine, known_worker
 from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
-from router.workers.worker import Finding, WorkerState
+from router.workers.worker import ProbeResult, WorkerState
 from tests.router.workers.watched import AnsweringServer
 from tests.support.serving import serving
 
@@ -155,11 +155,11 @@ def test_a_worker_of_another_router_brings_its_engine_along() -> None:
 
     async def main() -> None:
         async with fleet() as found:
-            told = Finding(engine="vllm", abilities=frozenset({"scale-out"}))
+            told = ProbeResult(engine="vllm", abilities=frozenset({"scale-out"}))
             worker = found.admission.take_in("http://10.0.0.1:1", told)
             assert (worker.routable, worker.engine, worker.abilities) == (True, "vllm", {"scale-out"})
             with pytest.raises(BadRequestError, match="a fleet has one engine"):
-                await found.admission.check("http://10.0.0.2:1", Finding(engine="sglang"))
+                await found.admission.check("http://10.0.0.2:1", ProbeResult(engine="sglang"))
 
     asyncio.run(main())
 

@@ -9,8 +9,7 @@ import pytest
 from router.config import HealthConfig
 from router.engines.engine import Call
 from router.workers import health
-from router.workers.worker import WorkerState
-from router.workers.worker_check import WorkerCheck
+from router.workers.worker import WorkerCheck, WorkerState
 from tests.router.conftest import MODEL
 from tests.router.workers.watched import AnsweringServer, until, watching
 from tests.support.serving import serving

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from router.workers.names import WorkerNames
-from router.workers.worker import Finding
+from router.workers.worker import ProbeResult
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving
 
@@ -42,10 +42,10 @@ class Engines:
     def __init__(self, **seeds: int) -> None:
         self.seeds = seeds
 
-    async def describe(self, url: str) -> bytes | Finding | None:
+    async def describe(self, url: str) -> bytes | ProbeResult | None:
         host = url.removeprefix("http://").partition(":")[0].replace("-", "_")
         if host not in self.seeds:
-            return Finding("no answer within 5 s")
+            return ProbeResult("no answer within 5 s")
         return msgspec.json.encode({"model_path": "m", "port": 1, "random_seed": self.seeds[host]})
 
 

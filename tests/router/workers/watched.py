@@ -17,8 +17,7 @@ from router.workers.admission import Admission
 from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
-from router.workers.worker import Worker, WorkerState
-from router.workers.worker_check import WorkerCheck
+from router.workers.worker import Worker, WorkerCheck, WorkerState
 from tests.router.conftest import answer
 
 QUICK = HealthConfig(interval=0.01, timeout=5.0)

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from router.serving.shared_listener import ABSENT, ConnectionBoard, SharedListener
+from router.serving.listener import ABSENT, ConnectionBoard, SharedListener
 
 
 class Part:
