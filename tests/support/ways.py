@@ -1,8 +1,9 @@
 """The way of one request through the code: `python -m tests.support.ways` prints which files it walks through.
 
-A *run* is an unbroken stay in one file, a *call* a call of one of our own functions. `sys.setprofile` counts both on the
-second turn of a text conversation and of a session's chat, in process, against the embedded engine. A resumed coroutine counts
-as called again. What the router's own tasks do meanwhile, such as measuring the lag of its loop, is not counted.
+A *run* is an unbroken stay in one file, a *call* a call of one of our own functions. `sys.setprofile` counts both on a turn
+of a text conversation and of a session's chat, as they are served: from the bytes of the request, which the server's protocol
+gets, to the bytes of the reply. They are warm, because a first turn imports modules and fills caches. A resumed coroutine
+counts as called again. What the router's own tasks do meanwhile, such as measuring the lag of its loop, is not counted.
 """
 
 from __future__ import annotations
@@ -20,16 +21,22 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import httptools
+import uvicorn
 from starlette.types import Message
+from uvicorn.server import ServerState
 
 from router.app import RouterApp, create_app
 from router.config import RadixConfig, RouterConfig, SessionsConfig, WorkersConfig
-from router.http.disconnect import EXTENSION, ServedClient
+from router.serving.connection import Limits, limited_by
 from worker.models.ngram import shipped_tokenizer
 from worker.worker import EmbeddedWorker
 
 ROOT = f"{Path(__file__).parents[2]}/"
 OURS = (f"{ROOT}router/", f"{ROOT}middleware_hub/")
+TURNS = 4
+"""Of each conversation. The last one is counted."""
+
 _measured = contextvars.ContextVar("measured", default=False)
 """Whether a task works for the request: those that it starts inherit this."""
 
@@ -88,38 +95,52 @@ class _Whole(selectors.DefaultSelector):
         return super().select(0)
 
 
-async def _call(app: RouterApp, path: str, body: dict[str, Any], way: Way | None = None) -> Any:
-    raw, sent = json.dumps(body).encode(), list[Message]()
-    unread: list[Message] = [{"type": "http.request", "body": raw, "more_body": False}]
+class _Client(asyncio.Transport):
+    """A client's connection to the router: the server's own protocol, on a transport in memory."""
 
-    async def receive() -> Message:
-        if not unread:
-            await asyncio.Event().wait()
-        return unread.pop()
+    def __init__(self, app: RouterApp) -> None:
+        super().__init__({"peername": ("127.0.0.1", 50000)})
+        limits = Limits(max_header_bytes=65536, max_connections=1)
+        protocol = limited_by(limits)
+        config = uvicorn.Config(app, http=protocol, ws="none", log_config=None, access_log=False)
+        config.load()
+        self._server = ServerState()
+        self._protocol = protocol(config, self._server, {})
+        self._protocol.connection_made(self)
+        self._reply = httptools.HttpResponseParser(self)
+        self._body = bytearray()
 
-    async def send(message: Message) -> None:
-        sent.append(message)
+    async def ask(self, path: str, body: dict[str, Any], way: Way | None = None) -> Any:
+        """Send a request, wait until nothing works for it any more, and return the reply."""
+        raw = json.dumps(body).encode()
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
+        )
+        self._body.clear()
+        token = _measured.set(way is not None)
+        sys.setprofile(way)
+        try:
+            self._protocol.data_received(head.encode() + raw)
+            await asyncio.gather(*self._server.tasks)
+        finally:
+            sys.setprofile(None)
+            _measured.reset(token)
+        assert self._reply.get_status_code() < 300, self._body
+        return json.loads(self._body)
 
-    client = ServedClient()  # as this project's server has it of a request that has come as a whole
-    client.all_here = True
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(raw))],
-        "extensions": {EXTENSION: client},
-    }
-    token = _measured.set(way is not None)
-    sys.setprofile(way)
-    try:
-        await app(scope, receive, send)
-    finally:
-        sys.setprofile(None)
-        _measured.reset(token)
-    assert sent[0]["status"] < 300, sent
-    return json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._reply.feed_data(data)
+
+    def on_body(self, data: bytes) -> None:
+        """Take a piece of the reply's body; a callback of the parser."""
+        self._body += data
+
+    def is_closing(self) -> bool:
+        return False
+
+    def resume_reading(self) -> None: ...
+
+    def pause_reading(self) -> None: ...
 
 
 @contextlib.asynccontextmanager
@@ -138,26 +159,31 @@ async def _measure(url: str) -> dict[str, Way]:
     app = create_app(
         RouterConfig(
             workers=WorkersConfig(urls=(url,)),
-            radix=RadixConfig(tokenizer_path=str(shipped_tokenizer()), max_tokens=100_000),
+            # `auto` comes to it some seconds after the start.
+            radix=RadixConfig(str(shipped_tokenizer()), tokenizer_backend="fastokens", max_tokens=100_000),
             sessions=SessionsConfig(max_tokens=100_000, verify_rate=0.0),
         )
     )
     ways = {"generate": Way(), "chat": Way()}
     async with _running(app):
-        first = {"text": "Hello, how are you?", "sampling_params": {"max_new_tokens": 8, "sampling_seed": 1}}
-        reply = await _call(app, "/generate", first)
-        await _call(app, "/generate", {**first, "text": f"{first['text']}{reply['text']} And then"}, ways["generate"])
-        session = await _call(app, "/sessions", {})
+        client = _Client(app)
+        session = await client.ask("/sessions", {})
         path = f"/sessions/{session['session_id']}/v1/chat/completions"
+        generate: dict[str, Any] = {
+            "text": "Hello, how are you?",
+            "sampling_params": {"max_new_tokens": 8, "sampling_seed": 1},
+        }
         chat: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
-        reply = await _call(app, path, chat)
-        chat["messages"] += [reply["choices"][0]["message"], {"role": "user", "content": "And?"}]
-        await _call(app, path, chat, ways["chat"])
+        for turn in range(1, TURNS + 1):
+            reply = await client.ask("/generate", generate, ways["generate"] if turn == TURNS else None)
+            generate["text"] += f"{reply['text']} And then"
+            reply = await client.ask(path, chat, ways["chat"] if turn == TURNS else None)
+            chat["messages"] += [reply["choices"][0]["message"], {"role": "user", "content": "And?"}]
     return ways
 
 
 def ways() -> dict[str, Way]:
-    """Return the ways of the second turns: `generate`, `chat`."""
+    """Return the ways of the turns that are counted: `generate`, `chat`."""
     with (
         EmbeddedWorker(token_delay=0) as worker,
         asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(_Whole(worker))) as runner,
