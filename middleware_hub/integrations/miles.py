@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from middleware_hub.client.asynchronous import AsyncClient
 from middleware_hub.client.operations import plain
 from middleware_hub.client.wire import Call
 from middleware_hub.integrations import samples
-from middleware_hub.integrations.groups import Group
-from middleware_hub.integrations.response import Response, Wanted
-from middleware_hub.integrations.samples import Agent, Job
-from middleware_hub.integrations.text_loop import Act, Rules
+from middleware_hub.integrations.response import Replayed, Response
+from middleware_hub.integrations.rollout import Act, RolloutGroup, Rules, client_for
+from middleware_hub.integrations.samples import Agent, SampleJob
 from middleware_hub.integrations.versions import require
 
 require(
@@ -62,10 +62,8 @@ def text_rollout(
 
     async def generate(input: GenerateFnInput) -> GenerateFnOutput:
         job = await _job(input, router, groups)
-        tokenizer = input.state.tokenizer
-        count = lambda text: len(tokenizer.encode(text, add_special_tokens=False))  # noqa: E731
-        made = await samples.text_rollout(job, Rules(act, max_turns, tidy, count=count))
-        return _checked(made)
+        count = partial(samples.count, input.state.tokenizer)
+        return _checked(await samples.text_rollout(job, Rules(act, max_turns, tidy, count=count)))
 
     return generate
 
@@ -92,33 +90,29 @@ def _checked(made: Any) -> GenerateFnOutput:
     return GenerateFnOutput(samples=made)
 
 
-async def _job(input: GenerateFnInput, router: str | None, groups: str | None) -> Job:
+async def _job(input: GenerateFnInput, router: str | None, groups: str | None) -> SampleJob:
     args, sample = input.args, input.sample
     given = router or os.environ.get("TITO_ROUTER")
-    client = samples.client_for(
+    client = client_for(
         given or f"http://{args.sglang_router_ip}:{args.sglang_router_port}", evaluation=input.evaluation
     )
     if given:
         await _add_workers(args, client)
-    partial = bool(getattr(args, "partial_rollout", False))
-    replays = not input.evaluation
-    return Job(
+    return SampleJob(
         sample=sample,
         sampling=input.sampling_params,
         client=client,
-        wanted=Wanted(
-            experts=(int(args.num_layers), int(args.moe_router_topk))
-            if replays and getattr(args, "use_rollout_routing_replay", False)
-            else None,
-            indexer=replays and bool(getattr(args, "use_rollout_indexer_replay", False)),
+        replayed=Replayed(
+            experts=samples.experts(args, evaluation=input.evaluation),
+            indexer=not input.evaluation and bool(getattr(args, "use_rollout_indexer_replay", False)),
         ),
         routing_key=sample.routing_key,
-        one=partial,
-        mask_earlier=partial and bool(getattr(args, "mask_offpolicy_in_partial_rollout", False)),
+        one=bool(getattr(args, "partial_rollout", False)),
+        mask_earlier=samples.masks_earlier(args),
         stopped=lambda: bool(input.state.aborted),
-        template=lambda messages: _chat(input.state.tokenizer, messages),
+        template=partial(samples.chat_text, input.state.tokenizer),
         put_extras=_put_extras,
-        group=Group.of(None if input.evaluation else groups, sample.group_index, args.n_samples_per_prompt),
+        group=RolloutGroup.of(None if input.evaluation else groups, sample.group_index, args.n_samples_per_prompt),
     )
 
 
@@ -126,11 +120,6 @@ def _put_extras(sample: Any, made: Response) -> None:
     if made.indexer is not None:
         layers = sample.metadata.get("indexer_layers", 1)
         sample.rollout_indexer_topk = made.indexer.reshape(len(made.indexer), layers, -1)
-
-
-def _chat(tokenizer: Any, messages: Any) -> str:
-    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return text
 
 
 async def _add_workers(args: Any, client: AsyncClient) -> None:

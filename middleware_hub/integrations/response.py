@@ -23,13 +23,13 @@ LOST: Final = replace(NOTHING, reasons=("unknown_reply",))
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Replayed:
     """The decisions of the engine that a trainer replays.
 
     Attributes:
-        top_p: whether the sets from which tokens were drawn are wanted.
+        top_p: whether the sets from which tokens were drawn are replayed.
         experts: the layers, and the experts of each token in one.
-        indexer: whether the rows of a sparse attention's indexer are wanted.
+        indexer: whether the rows of a sparse attention's indexer are replayed.
     """
 
     top_p: bool = False
@@ -72,15 +72,15 @@ class Response:
         return len(self.tokens) - self.start
 
 
-def response_of(found: Trajectory, wanted: Wanted | None = None, off_policy: Collection[str] = ()) -> Response:
+def response_of(found: Trajectory, replayed: Replayed | None = None, off_policy: Collection[str] = ()) -> Response:
     """Cut a sequence, and complete it.
 
     Args:
         found: a sequence.
-        wanted: what is replayed.
+        replayed: what is replayed.
         off_policy: replies of earlier steps, whose tokens get mask 0.
     """
-    wanted = wanted or Wanted()
+    replayed = replayed or Replayed()
     tokens = found.tokens or [0, 0]
     reasons = list(found.reasons)
     start = found.prompt_length
@@ -96,14 +96,14 @@ def response_of(found: Trajectory, wanted: Wanted | None = None, off_policy: Col
     if logprobs is None:
         reasons += [] if "no_logprobs" in reasons else ["no_logprobs"]
         logprobs = [0.0] * len(tokens)
-    ids, offsets, complete = _top_p(found.top_p, start, mask) if wanted.top_p else (None, None, True)
+    ids, offsets, complete = _top_p(found.top_p, start, mask) if replayed.top_p else (None, None, True)
     if not complete:
         reasons.append("top_p_missing")
-    experts, whole = _experts(found.extras.get("routed_experts"), len(tokens), wanted.experts)
+    experts, whole = _experts(found.extras.get("routed_experts"), len(tokens), replayed.experts)
     if not whole:
         reasons.append("routed_experts_missing")
-    indexer = found.extras["indexer_topk"].array() if wanted.indexer and "indexer_topk" in found.extras else None
-    if wanted.indexer and (indexer is None or not found.extras["indexer_topk"].whole):
+    indexer = found.extras["indexer_topk"].array() if replayed.indexer and "indexer_topk" in found.extras else None
+    if replayed.indexer and (indexer is None or not found.extras["indexer_topk"].whole):
         reasons.append("indexer_topk_missing")
     lacks = {"nothing_sampled", "no_logprobs", "top_p_missing", "routed_experts_missing", "indexer_topk_missing"}
     return Response(

@@ -15,10 +15,9 @@ from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import UnknownReplyError
 from middleware_hub.client.operations import GenerateOptions, RetrieveOptions
 from middleware_hub.client.trajectory import Trajectory
-from middleware_hub.client.wire import Reply, Retries
-from middleware_hub.integrations.groups import Group, as_number
-from middleware_hub.integrations.response import LOST, NOTHING, Response, Wanted, response_of
-from middleware_hub.integrations.text_loop import Progress, Rules, talk
+from middleware_hub.client.wire import Reply
+from middleware_hub.integrations.response import LOST, NOTHING, Replayed, Response, response_of
+from middleware_hub.integrations.rollout import RolloutGroup, RolloutProgress, Rules, as_number, talk
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +36,14 @@ USED_OF_SAMPLE = tuple(
 
 
 @dataclass(frozen=True)
-class Job:
+class SampleJob:
     """One sample to be generated, in terms that both trainers share.
 
     Attributes:
         sample: the trainer's.
         sampling: its `sampling_params`.
         client: that of the router.
-        wanted: what is replayed.
+        replayed: what is replayed.
         routing_key: that of the sample, for the router's policy.
         one: whether the trainer takes only one sample: with partial rollouts both trainers read `.response` of the result.
         mask_earlier: whether tokens that earlier steps sampled get mask 0.
@@ -57,14 +56,14 @@ class Job:
     sample: Any
     sampling: Mapping[str, Any]
     client: AsyncClient
-    wanted: Wanted = field(default_factory=Wanted)
+    replayed: Replayed = field(default_factory=Replayed)
     routing_key: str | None = None
     one: bool = False
     mask_earlier: bool = False
     stopped: Callable[[], bool] = lambda: False
     template: Callable[[Any], str] = str
     put_extras: Callable[[Any, Response], None] = lambda _sample, _response: None
-    group: Group = field(default_factory=Group)
+    group: RolloutGroup = field(default_factory=RolloutGroup)
 
     @property
     def options(self) -> GenerateOptions:
@@ -72,8 +71,8 @@ class Job:
         return {
             "routing_key": self.routing_key,
             "abort_policy": "return",
-            "return_routed_experts": self.wanted.experts is not None,
-            "return_indexer_topk": self.wanted.indexer,
+            "return_routed_experts": self.replayed.experts is not None,
+            "return_indexer_topk": self.replayed.indexer,
             "group_id": self.group.id,
             "group_size": self.group.size,
         }
@@ -82,18 +81,41 @@ class Job:
     def retrieval(self) -> RetrieveOptions:
         """Return the options of the retrieval."""
         return {
-            "return_top_p": self.wanted.top_p,
-            "return_routed_experts": self.wanted.experts is not None,
-            "return_indexer_topk": self.wanted.indexer,
+            "return_top_p": self.replayed.top_p,
+            "return_routed_experts": self.replayed.experts is not None,
+            "return_indexer_topk": self.replayed.indexer,
         }
 
 
-async def text_rollout(job: Job, rules: Rules) -> Any:
+def experts(args: Any, *, evaluation: bool) -> tuple[int, int] | None:
+    """Return the layers, and the experts of each token in one, if the trainer replays their choice."""
+    if evaluation or not getattr(args, "use_rollout_routing_replay", False):
+        return None
+    return int(args.num_layers), int(args.moe_router_topk)
+
+
+def masks_earlier(args: Any) -> bool:
+    """Return whether the trainer trains only on tokens of its own step, with partial rollouts."""
+    return bool(getattr(args, "partial_rollout", False) and getattr(args, "mask_offpolicy_in_partial_rollout", False))
+
+
+def chat_text(tokenizer: Any, messages: Any) -> str:
+    """Return messages as the chat template writes them."""
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return text
+
+
+def count(tokenizer: Any, text: str) -> int:
+    """Return the tokens of a text."""
+    return len(tokenizer.encode(text, add_special_tokens=False))
+
+
+async def text_rollout(job: SampleJob, rules: Rules) -> Any:
     """Generate a sample as text. Return it, or with `tidy` a list: all sequences that hold what it sampled."""
     sample = job.sample
     state = sample.metadata.pop(STATE, None)
     prompt = sample.prompt if isinstance(sample.prompt, str) else job.template(sample.prompt)
-    at = Progress(Transcript(prompt)) if state is None else Progress.of(state)
+    at = RolloutProgress(Transcript(prompt)) if state is None else RolloutProgress.of(state)
     earlier = frozenset(at.transcript.names) if job.mask_earlier else frozenset[str]()
     known = len(at.transcript.names)
     options = job.options
@@ -142,7 +164,7 @@ def _tell_left_out(sample: Any, replies: int) -> None:
         )
 
 
-async def agent_rollout(job: Job, agent: Agent, *, one_reward: bool, roots: str) -> Any:
+async def agent_rollout(job: SampleJob, agent: Agent, *, one_reward: bool, roots: str) -> Any:
     """Run an agent in a session; return a list: a sample for each of its branches. If stopped: its aborted sample.
 
     Args:
@@ -192,9 +214,9 @@ async def agent_rollout(job: Job, agent: Agent, *, one_reward: bool, roots: str)
     return made
 
 
-async def _run_agent(job: Job, agent: Agent, session: AsyncSession) -> tuple[dict[str, Any], bool]:
+async def _run_agent(job: SampleJob, agent: Agent, session: AsyncSession) -> tuple[dict[str, Any], bool]:
     """Return the agent's result, and whether the trainer stopped it."""
-    more: dict[str, Any] = {"return_routed_experts": True} if job.wanted.experts is not None else {}
+    more: dict[str, Any] = {"return_routed_experts": True} if job.replayed.experts is not None else {}
     metadata = {**job.sample.metadata, "session_id": session.id}
     work = agent(
         base_url=session.anthropic_base_url,  # an SDK that adds no /v1 also works
@@ -221,9 +243,9 @@ async def _said(value: Any) -> Any:
     return value
 
 
-def _fill(job: Job, sample: Any, found: Trajectory, earlier: frozenset[str]) -> None:
+def _fill(job: SampleJob, sample: Any, found: Trajectory, earlier: frozenset[str]) -> None:
     """Put one sequence into a sample."""
-    made = response_of(found, job.wanted, earlier)
+    made = response_of(found, job.replayed, earlier)
     sample.tokens = made.tokens
     sample.response_length = made.length
     sample.loss_mask = made.mask
@@ -242,7 +264,7 @@ def _fill(job: Job, sample: Any, found: Trajectory, earlier: frozenset[str]) -> 
     job.put_extras(sample, made)
 
 
-def _siblings(job: Job, found: Sequence[Trajectory], earlier: frozenset[str]) -> list[Any]:
+def _siblings(job: SampleJob, found: Sequence[Trajectory], earlier: frozenset[str]) -> list[Any]:
     """Return a sample for each sequence of one rollout, with the rollout's id, so that losses count it once."""
     rollout = job.sample.rollout_id if job.sample.rollout_id is not None else job.sample.index
     made = []
@@ -254,7 +276,7 @@ def _siblings(job: Job, found: Sequence[Trajectory], earlier: frozenset[str]) ->
     return made
 
 
-def _nothing(job: Job, result: Mapping[str, Any], instead: Trajectory) -> Any:
+def _nothing(job: SampleJob, result: Mapping[str, Any], instead: Trajectory) -> Any:
     """Return a sample of a rollout of which there is nothing to train on: a trainer counts it."""
     sample = job.sample
     _fill(job, sample, instead, frozenset())
@@ -287,24 +309,3 @@ def _openai_names(sampling: Mapping[str, Any]) -> dict[str, Any]:
 
 def _session_sampling(sampling: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sampling.items() if value is not None and name != "n"}
-
-
-_CLIENTS: dict[tuple[str, str | None], AsyncClient] = {}
-EVALUATION = "evaluation"
-"""The namespace of evaluations, which training never continues."""
-PATIENT = Retries(attempts=40, first=0.5, longest=10.0, resample=True)
-"""Retries for as long as the trainers' own functions: a router may be restarted in the middle of a step."""
-
-
-def client_for(url: str, *, evaluation: bool) -> AsyncClient:
-    """Return the client of a router. Evaluations have a separate namespace, so that training never continues them."""
-    key = url, EVALUATION if evaluation else None
-    if key not in _CLIENTS:
-        _CLIENTS[key] = AsyncClient(url.split(","), namespace=key[1], retries=PATIENT)
-    return _CLIENTS[key]
-
-
-async def close_clients() -> None:
-    """Close the connections of the running loop. Otherwise they end with the trainer's process."""
-    for client in _CLIENTS.values():
-        await client.close()

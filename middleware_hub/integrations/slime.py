@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from middleware_hub.integrations import samples
-from middleware_hub.integrations.groups import Group
-from middleware_hub.integrations.response import Response, Wanted
-from middleware_hub.integrations.samples import Agent, Job
-from middleware_hub.integrations.text_loop import Act, Rules
+from middleware_hub.integrations.response import Replayed, Response
+from middleware_hub.integrations.rollout import Act, RolloutGroup, Rules, client_for
+from middleware_hub.integrations.samples import Agent, SampleJob
 from middleware_hub.integrations.versions import require
 
 require(
@@ -54,7 +53,7 @@ def text_rollout(
 
     async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:
         job = _job(args, sample, sampling_params, evaluation, router, groups)
-        rules = Rules(act, max_turns, tidy, count=_counter(args))
+        rules = Rules(act, max_turns, tidy, count=lambda text: samples.count(_state(args).tokenizer, text))
         return await samples.text_rollout(job, rules)
 
     return generate
@@ -117,25 +116,23 @@ SCALED = frozenset({"grpo", "gspo", "cispo"})
 
 def _job(
     args: Any, sample: Any, sampling: dict[str, Any], evaluation: bool, router: str | None, groups: str | None
-) -> Job:
+) -> SampleJob:
     url = router or os.environ.get("TITO_ROUTER") or f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
-    partial = bool(getattr(args, "partial_rollout", False))
-    replayed = getattr(args, "use_rollout_routing_replay", False) and not evaluation
-    return Job(
+    return SampleJob(
         sample=sample,
         sampling=sampling,
-        client=samples.client_for(url, evaluation=evaluation),
-        wanted=Wanted(
+        client=client_for(url, evaluation=evaluation),
+        replayed=Replayed(
             top_p=getattr(args, "rollout_top_p", 1.0) != 1.0 and not evaluation,
-            experts=(int(args.num_layers), int(args.moe_router_topk)) if replayed else None,
+            experts=samples.experts(args, evaluation=evaluation),
         ),
         routing_key=sample.session_id,
-        one=partial,
-        mask_earlier=partial and bool(getattr(args, "mask_offpolicy_in_partial_rollout", False)),
+        one=bool(getattr(args, "partial_rollout", False)),
+        mask_earlier=samples.masks_earlier(args),
         stopped=lambda: bool(_state(args).aborted),
-        template=lambda messages: _chat(args, messages),
+        template=lambda messages: samples.chat_text(_state(args).tokenizer, messages),
         put_extras=_put_extras,
-        group=Group.of(None if evaluation else groups, sample.group_index, args.n_samples_per_prompt),
+        group=RolloutGroup.of(None if evaluation else groups, sample.group_index, args.n_samples_per_prompt),
     )
 
 
@@ -150,12 +147,3 @@ def _state(args: Any) -> Any:
     from slime.rollout.sglang_rollout import GenerateState
 
     return GenerateState(args)
-
-
-def _chat(args: Any, messages: Any) -> str:
-    text: str = _state(args).tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return text
-
-
-def _counter(args: Any) -> Callable[[str], int]:
-    return lambda text: len(_state(args).tokenizer.encode(text, add_special_tokens=False))

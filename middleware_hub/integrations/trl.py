@@ -20,8 +20,8 @@ from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import UnknownReplyError, not_usable
 from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.integrations.response import LOST, NOTHING, Response, response_of
-from middleware_hub.integrations.samples import EVALUATION, PATIENT, Agent
-from middleware_hub.integrations.text_loop import Act, Progress, Rules, talk
+from middleware_hub.integrations.rollout import EVALUATION, PATIENT, Act, RolloutProgress, Rules, talk
+from middleware_hub.integrations.samples import Agent
 from middleware_hub.integrations.versions import require
 
 require("trl", ["trl.trainer.grpo_trainer:RolloutFunc", "trl.trainer.grpo_trainer:GRPOTrainer"], strict=True)
@@ -53,7 +53,7 @@ def text_rollout(
     rules = Rules(act or _nothing, max_turns if act is not None else 1, resume=True)
 
     async def one(client: AsyncClient, trainer: Any, fields: dict[str, Any]) -> Trajectory:
-        at = Progress(Transcript(_text(fields["prompt"], trainer)))
+        at = RolloutProgress(Transcript(_text(fields["prompt"], trainer)))
         conversation = AsyncConversation(client, at.transcript, _sampling(trainer, sampling), abort_policy="return")
         counted = Rules(**{**vars(rules), "count": lambda text: _count(trainer, text)})
         await talk(conversation, counted, at, fields, lambda _reply: None)

@@ -20,10 +20,8 @@ from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import RouterClientError, UnknownReplyError, not_usable
 from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.client.wire import Call
-from middleware_hub.integrations.groups import Group, as_number
-from middleware_hub.integrations.response import LOST, Response, Wanted, response_of
-from middleware_hub.integrations.samples import client_for
-from middleware_hub.integrations.text_loop import Progress, Rules, talk
+from middleware_hub.integrations.response import LOST, Replayed, Response, response_of
+from middleware_hub.integrations.rollout import RolloutGroup, RolloutProgress, Rules, as_number, client_for, talk
 from middleware_hub.integrations.versions import require
 
 require(
@@ -88,28 +86,28 @@ class RouterLoop(AgentLoopBase):
             await add_workers(client)
         return client
 
-    def _group(self, fields: Mapping[str, Any]) -> Group:
-        return Group.of(self.groups, fields.get("uid"), self.rollout_config.get("n", 1))
+    def _group(self, fields: Mapping[str, Any]) -> RolloutGroup:
+        return RolloutGroup.of(self.groups, fields.get("uid"), self.rollout_config.get("n", 1))
 
     def _sampling(self, sampling_params: Mapping[str, Any]) -> dict[str, Any]:
         params = {name: value for name, value in sampling_params.items() if name not in ("logprobs", "max_tokens")}
         limit = sampling_params.get("max_tokens") or self.rollout_config.response_length
         return {**params, "max_new_tokens": params.get("max_new_tokens") or limit}
 
-    def _wanted(self) -> Wanted:
+    def _replayed(self) -> Replayed:
         if not self.rollout_config.get("enable_rollout_routing_replay", False):
-            return Wanted()
+            return Replayed()
         if self.moe is None:
             raise ValueError(
                 "enable_rollout_routing_replay is on: write `moe: [LAYERS, EXPERTS_PER_TOKEN]` after `router`, as the model's "
                 "config.json has them in num_hidden_layers and num_experts_per_tok"
             )
         layers, chosen = self.moe
-        return Wanted(experts=(int(layers), int(chosen)))
+        return Replayed(experts=(int(layers), int(chosen)))
 
     def _output(self, found: Trajectory, turns: int, seconds: float, fields: Mapping[str, Any]) -> AgentLoopOutput:
         """Return a sequence as verl takes it: cut at the configured lengths, with the versions that it was sampled under."""
-        made = response_of(found, self._wanted())
+        made = response_of(found, self._replayed())
         if not made.usable and self.inexact == "raise":
             raise not_usable("the sequence must not be trained on", made.reasons)
         prompt, limit = self.rollout_config.prompt_length, self.rollout_config.response_length
@@ -183,14 +181,14 @@ class TextAgentLoop(RouterLoop):
         text = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, **dict(self.apply_chat_template_kwargs)
         )
-        wanted = self._wanted().experts is not None
-        at, group = Progress(Transcript(text)), self._group(kwargs)
+        replayed = self._replayed().experts is not None
+        at, group = RolloutProgress(Transcript(text)), self._group(kwargs)
         conversation = AsyncConversation(
             client,
             at.transcript,
             self._sampling(sampling_params),
             abort_policy="return",
-            return_routed_experts=wanted,
+            return_routed_experts=replayed,
             routing_key=str(kwargs["uid"]) if "uid" in kwargs else None,
             group_id=group.id,
             group_size=group.size,
@@ -202,9 +200,9 @@ class TextAgentLoop(RouterLoop):
         seconds = time.monotonic() - began
         await group.end_text(client, at.transcript.names, None)  # verl computes rewards later
         if self.tidy is None:
-            found = await conversation.retrieve(return_routed_experts=wanted)
+            found = await conversation.retrieve(return_routed_experts=replayed)
             return self._output(found, at.turns, seconds, kwargs)
-        whole = await conversation.cover(return_routed_experts=wanted)
+        whole = await conversation.cover(return_routed_experts=replayed)
         main, *others = [self._output(one, at.turns, seconds, kwargs) for one in whole]
         return _several(self, [*others, main])  # verl takes the reward of the last output for all
 

@@ -37,7 +37,7 @@ from middleware_hub.client import (
 from middleware_hub.client.trajectory import Turn, joined_top_p
 from middleware_hub.client.transport import StreamReader
 from middleware_hub.client.wire import Answer, Call, may_go_again, read_replies
-from middleware_hub.integrations.groups import as_number
+from middleware_hub.integrations.rollout import as_number
 from router.http.responses import send_json
 from tests.support.engine_server import free_port
 from tests.support.serving import read_request, serve, serving, serving_socket

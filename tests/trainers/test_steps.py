@@ -99,7 +99,7 @@ async def step(trainer: Trainer, args: Any, number: int, source: Source) -> list
         source.buffer += aborted
         return list(found.samples)
     finally:
-        await importlib.import_module("middleware_hub.integrations.samples").close_clients()
+        await importlib.import_module("middleware_hub.integrations.rollout").close_clients()
 
 
 def test_two_steps(trainer: Trainer, served: Stack) -> None:

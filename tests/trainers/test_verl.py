@@ -74,7 +74,7 @@ class Verl:
         try:
             return await work
         finally:
-            await importlib.import_module("middleware_hub.integrations.samples").close_clients()
+            await importlib.import_module("middleware_hub.integrations.rollout").close_clients()
 
     async def _bare(self, name: str, given: dict[str, Any], row: dict[str, Any]) -> Any:
         config = _nested(self.config)

@@ -205,7 +205,7 @@ class Trainer:
         try:
             return await self._generate(*given)
         finally:
-            await importlib.import_module("middleware_hub.integrations.samples").close_clients()
+            await importlib.import_module("middleware_hub.integrations.rollout").close_clients()
 
     async def _generate(self, function: Any, args: Any, sample: Any, params: dict[str, Any], evaluation: bool) -> Any:
         if not REAL:

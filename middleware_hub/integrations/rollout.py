@@ -1,16 +1,23 @@
-"""The loop of a rollout whose state is text: say, act, append, until it is over or the budget is used up."""
+"""What rollouts of all trainers have in common: the loop of one whose state is text, groups, and the clients of routers.
+
+The loop says, acts and appends, until it is over or the budget is used up.
+"""
 
 from __future__ import annotations
 
 import inspect
+import logging
+import math
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
-from middleware_hub.client.asynchronous import AsyncConversation
+from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation
 from middleware_hub.client.conversation import Transcript
-from middleware_hub.client.wire import Reply
+from middleware_hub.client.errors import RefusedError
+from middleware_hub.client.wire import Reply, Retries
 
 Act = Callable[[str, Any], "str | Awaitable[str | None] | None"]
 """Your environment: takes the model's whole turn and the sample; returns the observation, or None at the end."""
@@ -37,7 +44,7 @@ class Rules:
 
 
 @dataclass
-class Progress:
+class RolloutProgress:
     """How far a rollout is. It can be saved with the sample when it is aborted, and resumed later.
 
     Attributes:
@@ -61,14 +68,14 @@ class Progress:
         return {**vars(self), "transcript": self.transcript.state()}
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Progress:
+    def of(cls, state: Mapping[str, Any]) -> RolloutProgress:
         """Return the rollout from which `state` was made."""
         return cls(**{**state, "transcript": Transcript.of(state["transcript"])})
 
 
 async def talk(
-    conversation: AsyncConversation, rules: Rules, at: Progress, sample: Any, heard: Callable[[Reply], None]
-) -> Progress:
+    conversation: AsyncConversation, rules: Rules, at: RolloutProgress, sample: Any, heard: Callable[[Reply], None]
+) -> RolloutProgress:
     """Continue until the rollout is over. `heard` gets each reply. `max_new_tokens` counts for the whole response."""
     limit = conversation.sampling_params.get("max_new_tokens")
     while at.turns < rules.max_turns:
@@ -98,3 +105,68 @@ async def talk(
             transcript.text = transcript.text[: transcript.begin] + rules.tidy(said)
         conversation.append(observation)
     return at
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RolloutGroup:
+    """The group of a prompt's samples, for trainers elsewhere that claim it (docs/http-api.md).
+
+    Only on demand: the trainers' own loops hold their groups themselves, and an unclaimed group stays in memory.
+
+    Attributes:
+        id: its name at the router; None if the router does not know it.
+        size: how many samples there will be.
+    """
+
+    id: str | None = None
+    size: int | None = None
+
+    @classmethod
+    def of(cls, run: str | None, number: object, size: int) -> RolloutGroup:
+        """Return the group of a prompt, named by the run's name and the prompt's number. Without a run it has no name.
+
+        Raises ValueError if the trainer gave the prompt no number.
+        """
+        if run is None:
+            return cls()
+        if number is None:
+            raise ValueError("the trainer did not number the prompt's group, so `groups` cannot name it")
+        return cls(f"{run}/{number}", size)
+
+    async def end_text(self, client: AsyncClient, replies: Sequence[str], reward: object) -> None:
+        """Report that a rollout is complete, with its reward if that is known already."""
+        if self.id is None or not replies:
+            return
+        try:
+            await client.reward(replies[-1], as_number(reward))
+        except RefusedError as error:  # the trainer still has its sample
+            logger.warning("a rollout of group %r is not complete for those who claim it: %s", self.id, error)
+
+
+def as_number(reward: object) -> float | None:
+    """Return a reward as a float, also one of numpy's; None if it is no number, or not finite."""
+    return float(reward) if isinstance(reward, Real) and math.isfinite(reward) else None
+
+
+_CLIENTS: dict[tuple[str, str | None], AsyncClient] = {}
+EVALUATION = "evaluation"
+"""The namespace of evaluations, which training never continues."""
+PATIENT = Retries(attempts=40, first=0.5, longest=10.0, resample=True)
+"""Retries for as long as the trainers' own functions: a router may be restarted in the middle of a step."""
+
+
+def client_for(url: str, *, evaluation: bool) -> AsyncClient:
+    """Return the client of a router. Evaluations have a separate namespace, so that training never continues them."""
+    key = url, EVALUATION if evaluation else None
+    if key not in _CLIENTS:
+        _CLIENTS[key] = AsyncClient(url.split(","), namespace=key[1], retries=PATIENT)
+    return _CLIENTS[key]
+
+
+async def close_clients() -> None:
+    """Close the connections of the running loop. Otherwise they end with the trainer's process."""
+    for client in _CLIENTS.values():
+        await client.close()
