@@ -68,6 +68,7 @@ HELPERS: dict[str, tuple[str, ...]] = {
     ),
     "one task of several that its importer has": (
         "middleware_hub.inspector.api",
+        "middleware_hub.sessions.session_fields",
         "middleware_hub.store.redis.fetching",
         "middleware_hub.store.redis.searching",
         "middleware_hub.store.redis.verifying",
@@ -95,7 +96,6 @@ CIRCLES: dict[str, tuple[str, ...]] = {
     "spans are recorded by what reads the store": (
         "middleware_hub.persistence middleware_hub.radix middleware_hub.trajectories",
     ),
-    "defaults of a session are fields of its dialects": ("middleware_hub.dialects middleware_hub.sessions",),
     "a session holds its turns and its log, which act on it": (
         "middleware_hub.sessions.log middleware_hub.sessions.registry middleware_hub.sessions.session "
         "middleware_hub.sessions.turn",

@@ -18,7 +18,6 @@ from middleware_hub import affinity, routes
 from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.dialects.fields import NUMBER, OBJECT, STRING, Fields
-from middleware_hub.dialects.session_fields import read_defaults, refuse_others
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.exports import Exports, fields_of, is_on, query_of, signs
@@ -26,6 +25,7 @@ from middleware_hub.sessions.log.events import Completed, SessionRewarded, as_js
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import LOOK_SECONDS, Act, Session, SessionPhase
+from middleware_hub.sessions.session_fields import read_defaults, refuse_others
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
