@@ -371,6 +371,7 @@ class Saving:
     async def _keep_trying(self) -> None:
         while self._spool.waiting:
             await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.to_thread(self._spool.checkpoint)
             if self.held_bytes and self._spool.settle():
                 logger.warning("there is room again: all that waits for the store is in %s", self._spool.path)
             if not self._stuck:

@@ -306,7 +306,7 @@ def seal(payload: bytes) -> bytes:
     return b"".join((bytes((FORMAT,)), xxh3_64_digest(payload, FORMAT), payload))
 
 
-def unseal(data: bytes) -> memoryview:
+def unseal(data: bytes | memoryview) -> memoryview:
     """Return what was sealed. Raises DamagedRecordError, and StoreMismatchError for a newer format."""
     payload = memoryview(data)[_HEAD:]
     if len(data) < _HEAD or xxh3_64_digest(payload, data[0]) != data[1:_HEAD]:

@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
         "paths",
         nargs="*",
         metavar="FILE",
-        help="a .spool or .refused file (all .spool files of this store that are in no use)",
+        help="a spool file or a .refused file (all spool files of this store that are in no use)",
     )
     return parser
 

@@ -120,6 +120,26 @@ def expected(earlier: Earlier, replies: list[str]) -> tuple[list[int], list[floa
     return tokens, logprobs, versions
 
 
+def test_a_spool_file_is_handed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With what it continues in the store, by the command."""
+    file, spool = tmp_path / "store.sqlite3", tmp_path / "17-5f0c.spool"
+    file.write_bytes(_unpacked("2026-11-29.spool.sqlite"))
+    spool.write_bytes(_unpacked("2026-11-29.spool"))
+    played = json.loads(_unpacked("2026-11-29.spool.truth.json"))
+    with pytest.raises(SystemExit, match="0"):
+        main(["store", "handover", "--store", f"sqlite:{file}", "--any-store", str(spool)])
+    assert "4 handed over, 0 refused, 0 left" in capsys.readouterr().out
+    assert not list(tmp_path.glob("*.spool*"))
+    config = RouterConfig(
+        radix=RadixConfig(tokenizer_path=str(shipped_tokenizer())), store=StoreConfig(url=f"sqlite:{file}")
+    )
+    with serve(create_app(config)) as url:
+        for text, one in zip(played["texts"], played["sampled"], strict=True):
+            found = call(url, "/retrieve_from_text", {"text": text})[1]
+            assert found["exact"], found["reasons"]
+            assert found["tokens"] == [*one["input_ids"], *one["output_ids"]]
+
+
 def test_there_are_stores_of_both_kinds() -> None:
     assert {name.rpartition(".")[2] for name in STORES} == {"sqlite", "redis"}
 

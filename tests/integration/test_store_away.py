@@ -165,7 +165,7 @@ class Place:
         )
 
     def spools(self) -> list[Path]:
-        return list((self.folder / "spool").rglob("*.spool"))
+        return list((self.folder / "spool").rglob("*.spool.sqlite3"))
 
     def check(self, said: list[Said], *routers: Program) -> None:
         """Everything is whole, at each of these routers, and in the store once."""

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from middleware_hub.store.errors import StoreError
-from middleware_hub.store.spool.file import SpoolFile, SpoolHead
+from middleware_hub.store.spool.file import SUFFIX, SpoolFile, SpoolHead
 from middleware_hub.store.sqlite.file import place_of
 from router.errors import BadRequestError
 
@@ -46,7 +46,7 @@ class SpoolFolder:
         for left in reversed(range(_MAKING)):
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                name = f"{os.getpid()}-{secrets.token_hex(4)}.spool"
+                name = f"{os.getpid()}-{secrets.token_hex(4)}.spool{SUFFIX}"
                 return SpoolFile.make(self._folder / name, self._head, self._max_bytes)
             except OSError as error:
                 if isinstance(error, FileNotFoundError) and left:
@@ -82,7 +82,7 @@ class SpoolFolder:
         """
         store, _, prefix = self._head.store.partition(" ")
         here = f"{store} --store-prefix {prefix}" if prefix else store
-        for path in _found(self._base, "*/*.spool"):
+        for path in _found(self._base, "*/"):
             if path.parent == self._folder:
                 continue
             try:
@@ -99,7 +99,7 @@ class SpoolFolder:
 
     def paths(self) -> list[Path]:
         """Return all files, including those in use."""
-        return _found(self._folder, "*.spool")
+        return _found(self._folder)
 
     def leave(self) -> None:
         """Remove the folder if nothing is in it."""
@@ -107,9 +107,12 @@ class SpoolFolder:
             self._folder.rmdir()
 
 
-def _found(folder: Path, pattern: str) -> list[Path]:
-    """Return the files of a pattern; unlike `Path.glob`, it is not disturbed by a router that removes its folder meanwhile."""
-    return sorted(folder / name for name in glob(pattern, root_dir=folder))
+def _found(folder: Path, below: str = "") -> list[Path]:
+    """Return the files in a folder, or in those below it; those of earlier versions have no suffix more than `.spool`.
+
+    Unlike `Path.glob`, it is not disturbed by a router that removes its folder meanwhile.
+    """
+    return sorted(folder / name for end in ("", SUFFIX) for name in glob(f"{below}*.spool{end}", root_dir=folder))
 
 
 def default_base() -> Path:

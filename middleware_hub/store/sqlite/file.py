@@ -118,7 +118,7 @@ def prepare(path: Path, fingerprint: str | None) -> int:
                     connection.execute("COMMIT")
                     _make(connection, fingerprint)
                 else:
-                    torn = _torn(path)
+                    torn = torn_bytes(path)
                     connection.execute("COMMIT")
                 check(connection, path, fingerprint)
                 _grow(connection)
@@ -185,7 +185,7 @@ def _patiently(statement: Callable[[], object]) -> None:
             time.sleep(0.01)
 
 
-def _torn(path: Path) -> int:
+def torn_bytes(path: Path) -> int:
     """Return how many bytes of the log SQLite ignores: an append that was never acknowledged, or damage.
 
     Call this while another connection holds the write lock; otherwise another process may append meanwhile.
@@ -304,6 +304,12 @@ def log_of(path: Path) -> Path:
 def index_of(path: Path) -> Path:
     """Return the index of the log of a file."""
     return path.with_name(f"{path.name}-shm")
+
+
+def read_options(path: Path) -> str:
+    """Return the options with which SQLite only reads a file; without a log it is in no use, and does not change."""
+    log = log_of(path)
+    return "mode=ro" if log.exists() and log.stat().st_size > 0 else "mode=ro&immutable=1"
 
 
 def _check_log(path: Path) -> None:

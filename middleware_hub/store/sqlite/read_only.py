@@ -21,7 +21,17 @@ from msgspec.structs import replace
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
 from middleware_hub.store.protocol import Finding, Found, LogInfo, Query, StoreStats
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, decode
-from middleware_hub.store.sqlite.file import FORMAT, SameFile, check, connect, index_of, log_of, mapped, place_of
+from middleware_hub.store.sqlite.file import (
+    FORMAT,
+    SameFile,
+    check,
+    connect,
+    index_of,
+    log_of,
+    mapped,
+    place_of,
+    read_options,
+)
 from middleware_hub.store.sqlite.forgetting import sizes
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.verifying import Verifier
@@ -133,14 +143,12 @@ def cannot_write(path: str, error: StoreUnreachableError | None) -> bool:
 
 def how_to_read(path: Path, fingerprint: str | None) -> str:
     """Return the options with which SQLite reads a file. Raises a StoreError if it cannot read all that was recorded in it."""
-    log = log_of(path)
-    has_log = log.exists() and log.stat().st_size > 0
-    if has_log and not index_of(path).exists():
+    how = read_options(path)
+    if "immutable" not in how and not index_of(path).exists():
         raise StoreUnreachableError(
-            f"the store {path} cannot be written, and what was recorded last is in {log}, which SQLite reads only where it can "
-            "write: copy both files into a folder of your own, and name the copy"
+            f"the store {path} cannot be written, and what was recorded last is in {log_of(path)}, which SQLite reads only "
+            "where it can write: copy both files into a folder of your own, and name the copy"
         )
-    how = "mode=ro" if has_log else "mode=ro&immutable=1"
     connection = connect(path, how=how)
     try:
         with mapped(path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from middleware_hub.store.spool.handover import Adoption
 from tests.conftest import examples
 from tests.middleware_hub.persistence.lives import Life, Namespace
 from tests.middleware_hub.persistence.test_restarts import NAMESPACES, PICK, REQUEST, request_of
+from tests.middleware_hub.store.dying import dies
 from tests.middleware_hub.store.troubled import TroubledStore
 from tests.middleware_hub.store.world import MEMORY
 
@@ -92,8 +92,7 @@ class Routers:
                     task.cancel()
             for append in [*self.saving._waited_for, *self.saving._stuck]:
                 append.cancel()
-            os.close(self.saving._spool._descriptor)
-            self.saving._spool._descriptor = -1
+            dies(self.saving._spool)
         else:
             await self.many.end()
         await asyncio.sleep(0)
@@ -106,7 +105,7 @@ def request(**how: Any) -> dict[str, Any]:
 
 
 def spools(folder: str) -> list[Path]:
-    return list(Path(folder, "spool").rglob("*.spool"))
+    return list(Path(folder, "spool").rglob("*.spool.sqlite3"))
 
 
 async def play(folder: str, steps: list[Any], max_tokens: int | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from middleware_hub.store.spool.file import SpoolFile
 from middleware_hub.store.spool.folder import SpoolFolder
 from tests.middleware_hub.sessions.in_process import Client, Room, until
 from tests.middleware_hub.sessions.test_shared_sessions import BODY, Broken, Held, exported, more, routers, waiting
+from tests.middleware_hub.store.dying import dies as ends
 
 
 async def spooling(room: Room, folder: Path) -> SpoolFile:
@@ -39,7 +39,7 @@ async def spooling(room: Room, folder: Path) -> SpoolFile:
 def dies(room: Room) -> None:
     """End the lock of a router's spool file, as its death does."""
     assert room.hub.saving is not None
-    os.close(room.hub.saving._spool._descriptor)
+    ends(room.hub.saving._spool)
     room.hub.saving._spool = SpoolFile.anonymous()
 
 
@@ -220,7 +220,7 @@ def test_a_turn_of_a_session_that_ended_elsewhere_is_kept_apart(
             kept = SpoolFile.adopt(spool.path.with_suffix(".refused"), None)
             assert kept is not None
             assert len(kept.waiting) == 1
-            os.close(kept._descriptor)
+            ends(kept)
             await saving.close()
 
     asyncio.run(work())
@@ -368,15 +368,14 @@ def test_a_turn_that_neither_the_store_nor_the_disk_takes_stays_in_memory(tmp_pa
             broken = Broken(room, "append")
             saving = room.hub.saving
             assert saving is not None
-            descriptor, saving._spool._descriptor = saving._spool._descriptor, os.open("/dev/full", os.O_RDWR)
+            saving._spool._connection.execute("PRAGMA query_only = 1")  # as on a disk that takes nothing
             held = room.ask(more(BODY))
             assert (await held.answer())[0] == 200
             assert dict(held.out[0]["headers"])[b"x-radix-saved"] == b"no"
             status, found = await room.ask(more(BODY)).answer()
             assert (status, found["error"]["type"]) == (503, "store_unreachable")
             assert "in memory only" in found["error"]["message"]
-            os.close(saving._spool._descriptor)
-            saving._spool._descriptor = descriptor
+            saving._spool._connection.execute("PRAGMA query_only = 0")
             broken.mend()
             assert await saving.hand_over()
             assert (await room.ask(more(BODY)).answer())[0] == 200

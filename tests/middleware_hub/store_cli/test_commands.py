@@ -21,7 +21,9 @@ from middleware_hub.store.records import Event, Mark
 from middleware_hub.store.spool.file import SpoolFile, SpoolHead
 from middleware_hub.store.spool.folder import SpoolFolder, identity
 from middleware_hub.store.spool.packing import pack
+from middleware_hub.store.sqlite.file import log_of
 from middleware_hub.store_cli.progress import bar
+from tests.middleware_hub.store.dying import dies
 from tests.middleware_hub.store.world import World, append_all, findings, sqlite, with_store
 from tests.middleware_hub.store_cli.running import status
 
@@ -255,11 +257,10 @@ def left_behind(path: Path, store: str) -> bytes:
     turn = World().turn(None, "waiting", "its reply")
     spool = SpoolFile.make(path, SpoolHead(identity(store, "tito:"), "toy"), 1 << 20)
     spool.put(pack(turn.batch))
-    end = spool._end
-    os.close(spool._descriptor)
-    whole = path.read_bytes()[:end] + b"torn"
-    path.write_bytes(whole)
-    return whole
+    dies(spool)
+    with log_of(path).open("ab") as log:
+        log.write(b"torn")
+    return path.read_bytes() + log_of(path).read_bytes()
 
 
 def test_a_dry_run_of_a_handover_changes_no_file(
@@ -268,15 +269,18 @@ def test_a_dry_run_of_a_handover_changes_no_file(
     before = left_behind(tmp_path / "a.spool", sqlite(tmp_path))
     assert status("handover", "--store", sqlite(tmp_path), "--dry-run", str(tmp_path / "a.spool")) == 0
     assert "1 replies" in capsys.readouterr().out
-    assert (tmp_path / "a.spool").read_bytes() == before
+    assert (tmp_path / "a.spool").read_bytes() + (tmp_path / "a.spool-wal").read_bytes() == before
     assert texts(tmp_path) == ALL
 
 
 def test_a_handover_of_a_damaged_file_is_no_success(tmp_path: Path, world: World) -> None:
     store, path = sqlite(tmp_path), tmp_path / "a.spool"
-    whole = bytearray(left_behind(path, store))
-    whole[20] ^= 1  # in its head, which says whose it is
-    path.write_bytes(whole)
+    left_behind(path, store)
+    spool = SpoolFile.adopt(path, None)
+    assert spool is not None
+    spool.put(b"a batch")
+    spool.close()
+    path.write_bytes(path.read_bytes().replace(b"a batch", b"a botch"))
     assert status("handover", "--store", store, "--any-store", str(path)) == 1
     assert texts(tmp_path) == {*ALL, "its reply"}
     assert not path.exists()

@@ -1,8 +1,9 @@
 """Write the stores of an earlier commit into this folder: `python -m tests.support.earlier.make CHECKOUT NAME`.
 
 The router of that checkout plays conversations of every kind over SQLite and over Redis, and is killed. Kept are the file, the
-keys, and what the worker sampled. `tests/integration/test_earlier_stores.py` reads them with the router of today. Make further
-ones when the stored format changes, and keep those that are there: somewhere such a store is still in use.
+keys, what the worker sampled, and a spool file with what waited for a store that was locked. Tests read them with the router of
+today: `tests/integration/test_earlier_stores.py` and `tests/middleware_hub/store/spool/test_earlier.py`. Make further ones when
+the stored format changes, and keep those that are there: somewhere such a store is still in use.
 """
 
 from __future__ import annotations
@@ -71,14 +72,14 @@ class Play:
     def _texts(self, tenant: Mapping[str, str]) -> None:
         """Play a conversation that forks at its second turn; one of the replies is cut by a stop string."""
         replies: list[str] = []
-        first = self._say(QUESTIONS[0], replies, tenant)
+        first = self.say(QUESTIONS[0], replies, tenant)
         for seed in (1, 2):
             branch = list(replies)
-            text = self._say(first + QUESTIONS[1], branch, tenant, sampling_seed=seed, stop=["e"])
-            text = self._say(text + QUESTIONS[2], branch, tenant)
+            text = self.say(first + QUESTIONS[1], branch, tenant, sampling_seed=seed, stop=["e"])
+            text = self.say(text + QUESTIONS[2], branch, tenant)
             self.known["texts"].append({"text": text, "replies": branch, "tenant": dict(tenant)})
 
-    def _say(self, text: str, replies: list[str], headers: Mapping[str, str], **more: Any) -> str:
+    def say(self, text: str, replies: list[str], headers: Mapping[str, str], **more: Any) -> str:
         body = {"text": text, "sampling_params": {"max_new_tokens": 12, **more}}
         reply = call(self._url, "/generate", body, dict(headers))[1]
         replies.append(reply["meta_info"]["id"])
@@ -103,11 +104,11 @@ class Play:
     def _group(self) -> None:
         for number in range(2):
             headers = {"x-group-id": "group", "x-group-size": "2", "x-rollout-end": "true", "x-rollout-id": str(number)}
-            self._say("The same prompt:", [], headers, sampling_seed=number)
+            self.say("The same prompt:", [], headers, sampling_seed=number)
 
 
 @contextmanager
-def router(checkout: Path, worker: str, store: str) -> Iterator[str]:
+def router(checkout: Path, worker: str, store: str, *more: str) -> Iterator[str]:
     """Run the router of a checkout, and kill it in the end. Yields its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -120,6 +121,7 @@ def router(checkout: Path, worker: str, store: str) -> Iterator[str]:
         store,
         "--port",
         str(port),
+        *more,
     ]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     process = subprocess.Popen([sys.executable, "-m", "router", *flags], cwd=checkout, env=environment)
@@ -149,6 +151,24 @@ def written(checkout: Path, store: str) -> bytes:
     fields = ("input_ids", "output_ids", "logprobs", "versions")
     sampled = {one.rid: {name: getattr(one, name) for name in fields} for one in worker.log}
     return json.dumps({**play.known, "sampled": sampled}).encode()
+
+
+def spooled(checkout: Path, folder: Path) -> bytes:
+    """Return what was sampled before and while the store, a file in this folder, was locked, as JSON."""
+    file = folder / "store.sqlite3"
+    more = ("--store-spool", str(folder / "spool"))
+    options = WorkerOptions(weight_version=FIRST_VERSION, token_delay=0)
+    with EmbeddedWorker(None, options) as worker, router(checkout, worker.url, f"sqlite:{file}", *more) as url:
+        play = Play(url)
+        first = play.say(QUESTIONS[0], [], {})
+        connection = apsw.Connection(str(file))
+        connection.execute("BEGIN IMMEDIATE")
+        texts = [first, play.say(first + QUESTIONS[1], [], {}), *(play.say(text, [], {}) for text in QUESTIONS)]
+        time.sleep(1)
+    connection.execute("ROLLBACK")
+    _without_log(connection)
+    sampled = [{"input_ids": one.input_ids, "output_ids": one.output_ids} for one in worker.log]
+    return json.dumps({"texts": texts, "sampled": sampled}).encode()
 
 
 def restore(keys: bytes, address: str) -> None:
@@ -186,13 +206,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "store.sqlite3")
         _keep(f"{name}.sqlite.truth.json", written(checkout, f"sqlite:{file}"))
-        connection = apsw.Connection(str(file))
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        connection.close()
+        _without_log(apsw.Connection(str(file)))
         _keep(f"{name}.sqlite.store", file.read_bytes())
+    with tempfile.TemporaryDirectory() as folder:
+        _keep(f"{name}.spool.truth.json", spooled(checkout, Path(folder)))
+        _keep(f"{name}.spool.sqlite", Path(folder, "store.sqlite3").read_bytes())
+        (spool,) = Path(folder, "spool").rglob("*.spool*")
+        _keep(f"{name}.spool", spool.read_bytes().rstrip(b"\0"))
     address = empty_redis()
     _keep(f"{name}.redis.truth.json", written(checkout, address))
     _keep(f"{name}.redis.store", dump(address))
+
+
+def _without_log(connection: apsw.Connection) -> None:
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
 
 
 def _keep(name: str, content: bytes) -> None:
