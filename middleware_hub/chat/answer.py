@@ -39,9 +39,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             order is unknown.
         matched: the stop string (or stop token id) that ended it, if any.
         completion_tokens: the number of sampled tokens, hidden ones included.
-        logprobs: those of all sampled tokens; None if the client did not ask for them.
+        logprobs: the logprobs of all sampled tokens; None if the client did not ask for them.
         extra: further fields of the worker's reply, raw, under their own names (`routed_experts`, `hidden_states`, ...).
-        ids: the sampled ids, and in `prompt_ids` those that were sent, as a JSON list; None if the client did not ask for them.
+        ids: the sampled ids, and in `prompt_ids` the sent ones, as a JSON list; None if the client did not ask for them.
     """
 
     generation_id: str
@@ -125,7 +125,7 @@ class SampledTokens:
         return found
 
     def take_tops(self, meta: dict[str, Raw], tokens: int) -> None:
-        """Take the alternatives of a reply or an event: those of all `tokens` so far, or those of the new tokens.
+        """Take the alternatives of a reply or an event: of all `tokens` so far, or of the new tokens.
 
         Raises UnreadableReplyError.
         """
@@ -165,7 +165,7 @@ def answer_of(reply: Reply, meta: dict[str, Raw], **fields: Any) -> Answer:
 
     Args:
         meta: its `meta_info`, raw.
-        fields: those of the answer that the reply lacks, or that the caller knows better.
+        fields: fields of the answer that the reply lacks, or that the caller knows better.
     """
     counted = {key: meta[key] for key in Usage.__struct_fields__ if key in meta}
     try:

@@ -29,7 +29,7 @@ MOST_CALLS = 256
 
 
 class CallPlace(NamedTuple):
-    """What an id says: a digest of the generation, and the number of the call in it, from 0."""
+    """The meaning of an id: a digest of the generation, and the number of the call in it, from 0."""
 
     generation: str
     number: int
@@ -44,7 +44,7 @@ def call_id(generation_id: str, number: int, *, short: bool = False) -> str:
 
 
 def place_of(name: object) -> CallPlace | None:
-    """Return what an id says, if the router made it."""
+    """Return the meaning of an id, if the router made it."""
     if not isinstance(name, str):
         return None
     digits = name.removeprefix("call_")

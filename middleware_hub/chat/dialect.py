@@ -17,8 +17,8 @@ class Recalled(msgspec.Struct, frozen=True):
     """The part of a body that is known already.
 
     Attributes:
-        body: what to read instead. If `request` is known, it is the list of the unknown messages; else it is the body, in which
-            a mark replaces all known messages.
+        body: the bytes to read instead: the list of the unknown messages if `request` is known, else the body with a mark
+            in place of all known messages.
         mark: the mark as it is written in `body`.
         items: how many of the client's messages are known.
         messages: the messages that they were parsed into.
@@ -45,7 +45,7 @@ class AnsweredTurns(Protocol):
 
 
 class Memo(Protocol):
-    """Remembers what earlier bodies were parsed into."""
+    """Remembers the messages and requests of earlier bodies."""
 
     turns: AnsweredTurns | None
     """The turns of the same session; None if there are none."""
@@ -66,11 +66,11 @@ class Memo(Protocol):
         Args:
             body: the body as it came.
             request: the parsed request of all other fields: `recalled.request`, or a new one that does not depend on
-                `messages`. Its messages are those that the dialect keeps elsewhere in the body (a system prompt); they come
+                `messages`. Its messages are the ones elsewhere in the body (a system prompt); they come
                 first.
             listed: its other messages, without the recalled ones.
             read: the result for each of `listed`: one message, or several that a dialect folds into one.
-            recalled: what `recall` returned, if the dialect used it.
+            recalled: the result of `recall`, if the dialect used it.
         """
 
 
@@ -90,7 +90,7 @@ class DialectStream(Protocol):
     def failed(self, error: RouterError) -> bytes: ...
 
     def ping(self) -> bytes:
-        """Return what keeps a silent connection alive in this dialect."""
+        """Return bytes that keep a silent connection alive in this dialect."""
 
 
 class Dialect(Protocol):

@@ -63,8 +63,8 @@ class ContextLengthError(BadRequestError):
 
     Attributes:
         context: the tokens that the model takes.
-        prompt: those of the messages.
-        completion: those that the reply may have; None if the messages alone are too many.
+        prompt: the tokens of the messages.
+        completion: the tokens that the reply may have; None if the messages alone are too many.
     """
 
     def __init__(self, context: int, prompt: int, completion: int | None = None) -> None:
@@ -106,7 +106,7 @@ _OVERFLOWS = tuple(
         r"context length is only (?P<context>\d+) tokens",
     )
 )
-"""What engines say of a prompt, or a reply, that does not fit; the first pattern that is found counts."""
+"""Engines' messages about a prompt, or a reply, that does not fit; the first pattern that is found counts."""
 _EXCERPT = 500
 
 

@@ -50,7 +50,7 @@ class MessageKeyError(RouterError):
 
 
 def canonical(message: Message, answers: CallIds = (), /) -> bytes:
-    """Return the digest of what a message says.
+    """Return the digest of the meaning of a message.
 
     `None`, `""`, `[]` and an absent field are equal, a lone text part equals its string, and neither white space nor the order
     of keys counts in arguments, nor what a double loses of a number. `reasoning_content` does not count at all, because many
@@ -94,7 +94,7 @@ def answered_by(messages: Sequence[Message], at: int) -> CallIds:
 
 
 def _place(answered: object, answers: CallIds) -> object:
-    """Return the place of a call among those that may be answered; its id if it is none of them."""
+    """Return the place of a call among the calls that may be answered; its id if it is none of them."""
     return answers.index(answered) if answered in answers else answered or None
 
 
@@ -224,7 +224,7 @@ def _number(written: str) -> float | None:
 
 
 def _as_doubles(value: Any) -> Any:
-    """Return a value with the integers that a double has in the place of those beyond 2^53."""
+    """Return a value with integers beyond 2^53 as doubles have them."""
     match value:
         case bool():
             return value

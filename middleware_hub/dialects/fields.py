@@ -96,7 +96,7 @@ class Fields:
         return key in self._left
 
     def present(self, keys: Iterable[str]) -> list[str]:
-        """Return those of `keys` that are there."""
+        """Return the `keys` that are there."""
         return [key for key in keys if key in self._left]
 
     def take(self, key: str, kind: Kind[T]) -> T | None:
@@ -130,7 +130,7 @@ class Fields:
         return value
 
     def left(self) -> list[str]:
-        """Return the names of those that have not been taken, sorted."""
+        """Return the names of the fields that have not been taken, sorted."""
         return sorted(self._left)
 
     def drop(self, keys: Iterable[str]) -> None:

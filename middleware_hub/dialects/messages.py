@@ -31,7 +31,7 @@ _BILLING_LINES = re.compile(rf"(?:\r?\n[ \t]*{BILLING}[^\n]*)+\Z|^[ \t]*{BILLING
 """With the end of the line before them if they are the last ones."""
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""The types of parts that are text, and the key of the text: clients mix those of chats and of responses."""
+"""The types of parts that are text, and the key of the text: clients mix the types of chats and of responses."""
 
 
 class OpenedBody(NamedTuple):
@@ -70,7 +70,7 @@ def open_body(body: bytes, memo: Memo | None) -> OpenedBody:
 def each_message(
     opened: OpenedBody, read: Callable[[str, dict[str, Any]], Sequence[Message]]
 ) -> list[Sequence[Message]]:
-    """Return what `read` makes of each listed entry and its place."""
+    """Return the messages that `read` makes of each listed entry and its place."""
     found = []
     for at, raw in enumerate(opened.listed, 0 if opened.recalled is None else opened.recalled.items):
         place = f"messages[{at}]"
@@ -93,7 +93,7 @@ def whole_request(
     *,
     continue_final: bool,
 ) -> ChatRequest:
-    """Return the request of a body with all of its messages: its own first, then the recalled ones, then those that were read.
+    """Return the request of a body with all of its messages: its own first, then the recalled and the listed messages.
 
     Args:
         request: the request of all other fields, as for `Memo.keep`.

@@ -37,10 +37,10 @@ class OfferedTools:
     """Collects the tools of a request.
 
     Attributes:
-        shown: those that the prompt shows.
-        deferred: those that it does not show (`defer_loading`), and whose calls are read.
-        forms: by their names in the prompt, those that the client writes in another form.
-        ignored: the types of those that were left out.
+        shown: the tools that the prompt shows.
+        deferred: the tools that it does not show (`defer_loading`), and whose calls are read.
+        forms: by their names in the prompt, the tools that the client writes in another form.
+        ignored: the types of the tools that were left out.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ def checked_tool(place: str, tool: Tool) -> Tool:
 
 
 def function(name: Any, description: Any, parameters: Any) -> Tool:
-    """Return a function in OpenAI's form. What is None is left out."""
+    """Return a function in OpenAI's form, without the fields that are None."""
     described = {"name": name, "description": description, "parameters": parameters}
     return {"type": FUNCTION, "function": {key: value for key, value in described.items() if value is not None}}
 

@@ -58,7 +58,7 @@ class CallParsing(NamedTuple):
     finds: bool
 
     def of(self, tools: Sequence[Tool] | None) -> CallParser:
-        """Return a parser for one sampled text; `tools`: those that the model was offered."""
+        """Return a parser for one sampled text; `tools`: the tools that the model was offered."""
         return self.parser((tools or ()) if self.finds else ())
 
 
@@ -70,7 +70,7 @@ def create(
     Args:
         calls: one of `NAMES`, or `pkg.mod:Class` of a `CallParser`.
         reasoning: one of `REASONING_NAMES`, or `pkg.mod:Class` of a `ReasoningParser`.
-        tools: those that the model was offered. Without any there are no calls.
+        tools: the tools that the model was offered. Without any there are no calls.
         starts_inside: whether the prompt ends inside reasoning that it opened, see `ReasoningParser.is_open`.
 
     Raises:

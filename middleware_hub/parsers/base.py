@@ -32,7 +32,7 @@ class SampledParser(Protocol):
     """Separates one sampled text. Each text needs a new one."""
 
     def feed(self, text: str) -> list[Sampled]:
-        """Return what is certain by now, in order."""
+        """Return the pieces that are certain by now, in order."""
         ...
 
     def finish(self) -> list[Sampled]:
@@ -57,7 +57,7 @@ class ReasoningParser(Protocol):
 
     Attributes:
         needs_special: as for `CallParser`.
-        inside: whether what has been read ends inside reasoning. Calls in reasoning that ends with the text are calls. A class
+        inside: whether the text so far ends inside reasoning. Calls in reasoning that ends with the text are calls. A class
             without this attribute keeps all of them as reasoning.
     """
 
@@ -81,7 +81,7 @@ class ReasoningParser(Protocol):
         ...
 
     def feed(self, text: str) -> list[Text | Reasoning]:
-        """Return what is certain by now, in order."""
+        """Return the pieces that are certain by now, in order."""
         ...
 
     def finish(self) -> list[Text | Reasoning]:

@@ -59,7 +59,7 @@ class Pieces:
         self._flush()
 
     def take(self) -> list[Sampled]:
-        """Return what was added since the last time, with equal neighbours joined."""
+        """Return the pieces since the last time, with equal neighbours joined."""
         self._end_piece()
         done, self._done = self._done, []
         return done
@@ -107,7 +107,7 @@ class GrammarParser(ABC):
         return self.pieces.take()
 
     def text_before(self, tags: Tags) -> Reading[str]:
-        """Take as text what precedes one of these tags. Return the tag, which is read and begins `taken`; empty at the end."""
+        """Take as text everything before one of these tags. Return the tag, which begins `taken`; empty at the end."""
         reader = self.reader
         while True:
             before, tag = reader.ahead(tags)

@@ -17,7 +17,7 @@ class Notation(NamedTuple):
         key: reads the key of a member, up to its value, in something that ends with this closer; returns JSON text.
         scalar: reads the value that this opening has begun, or a bare word if there was none; returns JSON text.
         closes: the tags that may end an object or a list.
-        follows: those tags and the comma.
+        follows: the tags of `closes`, and the comma.
     """
 
     openings: Tags

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""A piece of grammar: waits for text at each `yield`, and returns what it read."""
+"""A piece of grammar: waits for text at each `yield`, and returns the part that it read."""
 
 WHITE = " \t\r\n"
 LONGEST_RUN = 256
@@ -42,7 +42,7 @@ class Tags:
         return f"Tags{self.tags}"
 
     def search(self, text: str, at: int) -> re.Match[str] | None:
-        """Return what comes first from `at` on."""
+        """Return the first tag, or beginning of one, from `at` on."""
         if len(self.tags) == 1:
             # `find` passes over other text ten times as fast as a pattern. If no tag is whole, one may begin at the end.
             (tag,) = self.tags
@@ -83,7 +83,7 @@ class TextReader:
         self.ended = True
 
     def begin(self) -> None:
-        """Forget what was read."""
+        """Forget the text that was read."""
         self._kept.clear()
         self._begin = self.at
 

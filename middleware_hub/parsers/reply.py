@@ -36,7 +36,7 @@ class ReplyParser:
         return self._calls.needs_special or self._reasoning.needs_special
 
     def feed(self, text: str) -> list[Sampled]:
-        """Return what is certain by now, in order."""
+        """Return the pieces that are certain by now, in order."""
         return self._read(self._reasoning.feed(text))
 
     def finish(self) -> list[Sampled]:
@@ -59,7 +59,7 @@ class ReplyParser:
 class _UnclosedReasoning:
     """Reasoning in which calls are looked for, because it may never be closed.
 
-    What the parser of calls takes for text is reasoning and goes on at once. From the first call on everything is held back.
+    Text for the parser of calls is reasoning and goes on at once. From the first call on everything is held back.
     """
 
     def __init__(self, calls: CallParser) -> None:
@@ -67,9 +67,9 @@ class _UnclosedReasoning:
         """None as soon as the reasoning is closed."""
         self._begun = False
         self._held: list[str] = []
-        """What has been read and not been passed on."""
+        """The text that has been read and not been passed on."""
         self._found: list[Sampled] = []
-        """The first call and what came after it."""
+        """The first call and everything after it."""
 
     def feed(self, text: str) -> list[Sampled]:
         if self._calls is None:

@@ -63,7 +63,7 @@ class Schemas:
 
 
 def spell_untyped(value: str) -> str:
-    """Return the JSON text of a value of which no type is known: valid JSON is JSON, all else a string."""
+    """Return the JSON text of a value of unknown type: valid JSON is JSON, all else a string."""
     stripped = value.strip(WHITE)
     return stripped if is_json(stripped) else spell_string(value)
 

@@ -71,7 +71,7 @@ class ChatTemplate:
     Args:
         source: Jinja source, as in `tokenizer_config.json`.
         special_tokens: variables that every rendering sees (`bos_token`, `eos_token`, ...).
-        late_system: what becomes of a system message that the template does not write where it stands.
+        late_system: the treatment of a system message that the template does not write where it stands.
 
     Raises:
         BadRequestError: the template cannot be compiled.
@@ -186,7 +186,7 @@ class ChatTemplate:
         continue_final: bool = False,
         whole: bool | None = None,
     ) -> str:
-        """Return the text after what the model sampled for `last`, an assistant's message that may have calls.
+        """Return the text after the sampled turn `last`, an assistant's message that may have calls.
 
         That is its closing (`<|im_end|>\\n`), the messages `behind`, and the generation prompt. `earlier` are the messages in
         front of `last`. With `continue_final` the last message of `behind` is the assistant's, and the tail ends with its
@@ -274,7 +274,7 @@ class ChatTemplate:
         return CutRendering(tuple(pieces), text[at:])
 
     def remarks(self, messages: Messages, known: int) -> tuple[str, ...]:
-        """Return what is written otherwise than the client wrote it, behind the first `known` messages, one word each.
+        """Return a word for each thing that the template writes otherwise than the client, behind the first `known` messages.
 
         `system_in_place`: a system message, see `system_messages`. `arguments_text`: arguments of a call that are no JSON
         object, for a template that writes objects.
@@ -308,7 +308,7 @@ class ChatTemplate:
         return self._forms.scaffolds(tools, options)
 
     def header(self, tools: Tools, options: Options) -> str:
-        """Return what every assistant's turn begins with in short conversations (`<|im_start|>assistant\\n`)."""
+        """Return the beginning of every assistant's turn in short conversations (`<|im_start|>assistant\\n`)."""
         return self._forms.header(tools, options)
 
     def asked_with(self, text: str, messages: Messages, tools: Tools, options: Options) -> str | None:
@@ -334,7 +334,7 @@ class ChatTemplate:
     def stop_literals(self, options: Options) -> tuple[str, ...]:
         """Return the special tokens with which a model of this template ends its turns, judged by their look.
 
-        They begin a tail: `("<|im_end|>",)`, or what opens the next role (`("<|user|>", "<|observation|>")`).
+        They begin a tail: `("<|im_end|>",)`, or the opening of the next role (`("<|user|>", "<|observation|>")`).
         """
         found: dict[str, None] = {}
         calling: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}

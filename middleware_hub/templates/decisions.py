@@ -38,7 +38,7 @@ _SMALL = frozenset({-1, 0, 1, 2})
 
 
 class Decisions(NamedTuple):
-    """What the decisions of a template depend on.
+    """The dependencies of a template's decisions.
 
     Attributes:
         words: the words that it looks for in texts.
@@ -76,7 +76,7 @@ class Decisions(NamedTuple):
 
 @lru_cache(maxsize=16)
 def decisions_of(template: str) -> Decisions:
-    """Return what the decisions of a template depend on. A template that cannot be parsed here is opaque."""
+    """Return the dependencies of a template's decisions. A template that cannot be parsed here is opaque."""
     try:
         return _Reading(parsed(template)).read()
     except (TemplateSyntaxError, RecursionError):
@@ -84,7 +84,7 @@ def decisions_of(template: str) -> Decisions:
 
 
 class _Reading:
-    """Finds what the decisions of a template depend on."""
+    """Finds the dependencies of a template's decisions."""
 
     def __init__(self, tree: nodes.Template) -> None:
         self._flow = _Dataflow(tree)
@@ -134,7 +134,7 @@ class _Reading:
         self._look_for(against)
 
     def _of_tools(self, node: nodes.Node) -> bool:
-        """Return whether a length is that of something that messages cannot change."""
+        """Return whether messages cannot change a length."""
         return isinstance(node, nodes.Filter) and not any(
             one.name in self._flow.counts or one.name in ("message", "m") for one in node.find_all(nodes.Name)
         )
@@ -200,7 +200,7 @@ class _Dataflow:
         self._constants: dict[str, set[str] | None] = {}
         # Variables, and fields of namespaces, that may hold a message's text.
         self._texts: set[str] = set()
-        # Those that may hold the number of messages.
+        # Variables that may hold the number of messages.
         self.counts: set[str] = {"loop", "messages"}
         self._follow()
 

@@ -143,9 +143,9 @@ class Renderer:
 
     @cached_property
     def arguments_as_text(self) -> Literal["written", "quoted", "refused"]:
-        """What the template makes of arguments that are no JSON object: it writes them as they are, or as a JSON string.
+        """How the template writes arguments that are no JSON object: as they are, or as a JSON string.
 
-        `refused`: or it refuses or drops them, because it writes each argument by itself.
+        `refused`: it refuses or drops them, because it writes each argument by itself.
         """
         given = f'{{"{self._end}": '
         text = self.attempt([*SHORT, calling(given)])
@@ -258,7 +258,7 @@ class Renderer:
 
 @lru_cache(maxsize=16)
 def _compiles(template: str) -> bool:
-    """Return whether plain Jinja compiles a template; only transformers can compile what it adds to Jinja."""
+    """Return whether plain Jinja compiles a template; only transformers can compile its own additions to Jinja."""
     try:
         Environment(extensions=["jinja2.ext.loopcontrols"]).compile(template)
     except (TemplateError, RecursionError):

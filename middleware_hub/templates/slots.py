@@ -114,7 +114,7 @@ class _NotCopiedError(Exception):
 
 
 class _Kind(Enum):
-    """What a value holds of the messages; None for nothing."""
+    """The part of the messages that a value holds; None for nothing."""
 
     MESSAGES = auto()
     MESSAGE = auto()
@@ -212,7 +212,7 @@ class _Copying:
     # Expressions --------------------------------------------------------------------------------------------------------
 
     def _kind(self, node: nodes.Node | None) -> _Kind | None:
-        """Return what a value holds. Raise _NotCopiedError for an expression that is not known to leave texts unchanged."""
+        """Return the kind of a value. Raise _NotCopiedError for an expression that is not known to leave texts unchanged."""
         if isinstance(node, nodes.Name):
             return self._names.get(node.name)
         if isinstance(node, nodes.Getattr | nodes.Getitem):

@@ -36,7 +36,7 @@ REFUSED = (
     "router refuses such messages (--late-system refuse): put the text into the first message, or into the user's"
 )
 BETWEEN = "\n\n"
-"""What joins several texts to one message."""
+"""Joins several texts to one message."""
 
 
 class SystemMessages:
@@ -44,7 +44,7 @@ class SystemMessages:
 
     Args:
         renderer: renders with the template.
-        late: what becomes of a system message that the template does not write where it stands. `in_place`: see the top of
+        late: the treatment of a system message that the template does not write where it stands. `in_place`: see the top of
             this file. `merge`: it is joined to the first one. `refuse`: the request fails.
     """
 
@@ -149,7 +149,7 @@ class SystemMessages:
 
     @cached_property
     def _heading(self) -> str | None:
-        """What is written before the text of a system message at the beginning; None if that is refused, or dropped."""
+        """The text before a system message at the beginning; None if the template refuses the message, or drops it."""
         text = self._attempt([self._system(1), *SHORT])
         head, found, _ = (text or "").partition(self._numbered(1))
         return head if found else None
@@ -200,9 +200,9 @@ class SystemMessages:
 
     @cached_property
     def _opening(self) -> str | None:
-        """What opens a system message behind the user's, if that is how the one at the beginning is opened.
+        """The opening of a system message behind the user's, if it is also the opening of one at the beginning.
 
-        What closes the message before it is written there as well without a system message.
+        The closing of the message before it is written there as well without a system message.
         """
         between, closing = self._between(SHORT, []), self._between(SHORT, None)
         if between is None or closing is None or self._heading is None:
@@ -216,7 +216,7 @@ class SystemMessages:
         return between is not None and self._opening is not None and between.endswith(self._opening)
 
     def _between(self, before: Messages, behind: Messages | None) -> str | None:
-        """Return what is written between the last of some messages and a system message, or, without `behind`, the end.
+        """Return the text between the last of some messages and a system message, or, without `behind`, the end.
 
         None if that is refused, or if a message is dropped, or does not stand in its place.
         """

@@ -1,4 +1,4 @@
-"""What an assistant's turn itself writes in a rendering, found with short conversations: its opening, and what closes calls.
+"""The text of an assistant's turn itself in a rendering, found with short conversations: its opening, and the closing of calls.
 
 <|im_start|>assistant\\n<think>\\n                                       a generation prompt: the model is asked
 <|im_start|>assistant\\n SENTINEL                                       an opening: the turn is history
@@ -24,7 +24,7 @@ from router.errors import BadRequestError
 LONGEST_KEY = 1024
 """Characters of a set of options that is remembered as it is; of a longer one a digest is."""
 
-# What most special tokens look like: `<|im_end|>`, `<turn|>`, `<｜User｜>`, `<end_of_turn>`, `</s>`, `[/INST]`.
+# The look of most special tokens: `<|im_end|>`, `<turn|>`, `<｜User｜>`, `<end_of_turn>`, `</s>`, `[/INST]`.
 _SPECIAL_LOOK = r"<[|｜][^<>\s]{1,40}>|<[^<>\s]{1,40}[|｜]>|<(?:start|end)_of_[a-z]+>|</?s>|\[/?[A-Z_]{2,40}\]"
 
 
@@ -40,7 +40,7 @@ class Own(NamedTuple):
 
 
 SPOKEN_OWN = Own()
-"""That of a turn without calls."""
+"""The own text of a turn without calls."""
 
 
 class Short(NamedTuple):
@@ -55,7 +55,7 @@ _PLACES: tuple[Literal["arguments", "content"], ...] = ("arguments", "content")
 
 
 class TurnForms:
-    """What one template writes around a turn, by the options and the tools of a request.
+    """Finds the text of one template around a turn, by the options and the tools of a request.
 
     Args:
         renderer: renders with the template.
@@ -90,7 +90,7 @@ class TurnForms:
         return found
 
     def header(self, tools: Tools, options: Options) -> str:
-        """Return what every assistant's turn begins with in short conversations (`<|im_start|>assistant\\n`)."""
+        """Return the beginning of every assistant's turn in short conversations (`<|im_start|>assistant\\n`)."""
         key = options_key(options), bool(tools)
         found = self._headers.get(key)
         if found is None:
@@ -103,7 +103,7 @@ class TurnForms:
         return found
 
     def _short(self, tools: Tools, options: Options) -> tuple[Short, ...]:
-        """Return those conversations after which a model is asked to speak that the template accepts."""
+        """Return the short conversations before a turn of the model that the template accepts."""
         key = options_key(options), bool(tools)
         found = self._shorts.get(key)
         if found is None:
@@ -131,7 +131,7 @@ class TurnForms:
         return (text, prompt) if isinstance(said, str) and said in text else (asking, "")
 
     def _apart(self, text: str, other: str) -> tuple[str, str]:
-        """Return what two texts begin with, and the rest of the first one, with whole special tokens."""
+        """Return the common beginning of two texts, and the rest of the first, with whole special tokens."""
         common = alike(text, other)
         # Phi-3 ends with EOS if no reply is asked for, so the common beginning ends before a whole special token.
         if common < len(other):
@@ -146,7 +146,7 @@ class TurnForms:
     ) -> frozenset[str]:
         """Return the texts that short conversations show between earlier messages and the sentinel in a turn.
 
-        `reasoning`: that of the turn is among them, as far as the template writes it.
+        `reasoning`: they include the reasoning of the turn, as far as the template writes it.
         """
         key = (self.called(calls), own.place, options_key(options), bool(tools), reasoning)
         found = self._openings.get(key)
@@ -194,7 +194,7 @@ class TurnForms:
         return opening if asks or (opening.startswith(header) and opening.count(header) == 1) else None
 
     def own_of(self, calls: Messages, tools: Tools, shown: Tools, options: Options) -> Own:
-        """Return what a turn with such calls, or without, itself writes in a short conversation. Raises RenderingError."""
+        """Return the own text of a turn with such calls, or without, in a short conversation. Raises RenderingError."""
         if not calls:
             return SPOKEN_OWN
         key = self.called(calls), options_key(options), bool(tools)
@@ -206,7 +206,7 @@ class TurnForms:
     def taken(self, messages: Messages) -> list[Message]:
         """Return messages, with the first of a turn's calls only if the template takes one call alone, as Llama 3.1's does.
 
-        A model may sample more of them. Its turn is never rendered, and what is written behind it is the same.
+        A model may sample more of them. Its turn is never rendered, and the text behind it is the same.
         """
         found = []
         for message in messages:
@@ -222,7 +222,7 @@ class TurnForms:
         return one is not None and two is None
 
     def called(self, calls: Messages) -> tuple[object, ...]:
-        """Return what the text around calls' arguments depends on: their names, and in some templates their ids."""
+        """Return the key of the text around calls' arguments: their names, and in some templates their ids."""
         writes_ids = self._writes_ids
         return tuple([(call["function"]["name"], call.get("id") if writes_ids else None) for call in calls])
 
@@ -236,7 +236,7 @@ class TurnForms:
         return found[0][0] is None or any(one != other for one, other in found)
 
     def find_own(self, before: Messages, calls: Messages, tools: Tools, options: Options) -> Own:
-        """Return what a turn with calls itself writes behind these messages. Raises RenderingError."""
+        """Return the own text of a turn with calls behind these messages. Raises RenderingError."""
         for place in _PLACES:
             # The empty list is for templates that want every call answered before the user speaks.
             for behind in (SHORT, ()):
@@ -254,7 +254,7 @@ class TurnForms:
         raise RenderingError("the template writes neither the arguments of a call nor the text in front of it")
 
     def _cut(self, calling: str, speaking: str) -> str:
-        """Return what a turn with calls itself writes, given the texts after the sentinel with calls and without.
+        """Return the own text of a turn with calls, given the texts after the sentinel with calls and without.
 
         Usually both end alike, closing included, and the rest is the turn's own. gpt-oss closes calls with a separate token
         (`<|call|>`, a text with `<|end|>`), and Gemma 4 opens the answer at once: then the last special token before
@@ -305,7 +305,7 @@ class TurnForms:
 
 
 def options_key(options: Options) -> tuple[object, ...]:
-    """Return what a tail may depend on: the value of a plain option, the presence of a list or object (`documents`)."""
+    """Return the key of options for a tail: the value of a plain option, the presence of a list or object (`documents`)."""
     if not options:
         return ()
     key = tuple(

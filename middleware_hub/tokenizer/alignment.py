@@ -90,10 +90,10 @@ def align_reply(
     matched: int | str | None,
     unfinished: bool = False,
 ) -> Alignment:
-    """Align what a worker sampled with the text it sent.
+    """Align the ids that a worker sampled with the text that it sent.
 
     Args:
-        vocabulary: what ids spell.
+        vocabulary: spells ids.
         ids: `output_ids`.
         text: the reply's text.
         skips_special: the request's `skip_special_tokens`.

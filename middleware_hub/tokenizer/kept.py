@@ -40,7 +40,7 @@ def cache_folder() -> Path | None:
 
 
 def fingerprint(folder: Path, libraries: Iterable[str], version: int) -> str | None:
-    """Return the key of what `libraries` make of the files in a folder; None if that cannot be found cheaply.
+    """Return the key of the tokenizer that `libraries` make of a folder's files; None if it cannot be found cheaply.
 
     `version` is the caller's own: another version has another key.
     """
@@ -67,7 +67,7 @@ def fingerprint(folder: Path, libraries: Iterable[str], version: int) -> str | N
 
 
 def get(key: str) -> bytes | None:
-    """Return what was kept under a key; None if there is no file, or no whole file."""
+    """Return the content under a key; None if there is no file, or no whole file."""
     folder = cache_folder()
     if folder is None:
         return None

@@ -1,7 +1,7 @@
 """The tokenizer that transformers loads from a folder. The only file of this package that uses transformers.
 
 transformers decides what a worker's tokenizer is: its classes may build another one than the folder's tokenizer.json says.
-Importing and asking it takes two seconds of processor time. So what it made of a local folder is kept (`kept`) for the next
+Importing and asking it takes two seconds of processor time. So the tokenizer of a local folder is kept (`kept`) for the next
 start, which finds it as long as neither a file of the folder nor a library has changed.
 """
 
@@ -28,7 +28,7 @@ _FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*")
 """A folder with none of these has no tokenizer."""
 
 _VERSION = 2
-"""The version of `LoadedTokenizer`. Raise it when that class changes, or what it is made from."""
+"""The version of `LoadedTokenizer`. Raise it when that class changes, or its sources."""
 
 
 class LoadedTokenizer(msgspec.Struct, frozen=True):

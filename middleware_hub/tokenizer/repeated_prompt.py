@@ -22,7 +22,7 @@ from middleware_hub.tokenizer.vocabulary import REPLACEMENT, Vocabulary
 from router.engines.json import JSON_ERRORS, decode_object
 
 _LOOKED_AT = 32
-"""Ids at the end of a prompt that show what its text ends with."""
+"""Ids at the end of a prompt that show the end of its text."""
 
 
 class _Meta(msgspec.Struct):
@@ -62,7 +62,7 @@ class RepeatedPrompt:
         return msgspec.json.encode(fields)
 
     def _behind(self, text: str, ids: Sequence[int]) -> str | None:
-        """Return what stands behind the prompt in a text; None if the sampled ids explain all of it."""
+        """Return the text behind the prompt; None if the sampled ids explain all of it."""
         vocabulary, skips = self._vocabulary, self._skips_special
         if vocabulary.spell(ids, skip_special=skips).lstrip(REPLACEMENT).startswith(text.strip(REPLACEMENT)):
             return None

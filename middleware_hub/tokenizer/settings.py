@@ -1,4 +1,4 @@
-"""The settings in a tokenizer.json: the tokenizer's parts, and what it adds only to a start."""
+"""The settings in a tokenizer.json: the tokenizer's parts, and its additions to a start."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def is_verbatim(settings: dict[str, Any]) -> bool:
 
 
 def tail_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a tail's tokenizer: what only a start gains is removed, even inside nested Sequences."""
+    """Return the settings of a tail's tokenizer, without the additions to a start, even inside nested Sequences."""
     pre_tokenizer = deepcopy(settings["pre_tokenizer"])
     for part in parts(pre_tokenizer):
         if part["type"] == "Metaspace":

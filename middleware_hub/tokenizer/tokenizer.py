@@ -43,14 +43,14 @@ _VERBATIM = Alignment(SpanFlag.NONE)
 
 
 class Tokenizer:
-    """Encodes texts and knows what ids spell.
+    """Encodes texts, and spells ids.
 
     Args:
         backend: the tokenizer as `tokenizers` has it; encodes starts.
         add_special_tokens: `auto` adds a BOS unless the text spells it already, `always` adds it, `never` does not.
         vocabulary_size: the model's, if known: the limit for ids that clients send.
         encodes_by: see `encoder`.
-        limits: those of a text. A longer text raises TextTooLongError.
+        limits: the limits of a text. A longer text raises TextTooLongError.
         tokenizer_json: the backend as text, if that is known: writing it takes a while.
     """
 
@@ -164,14 +164,14 @@ class Tokenizer:
         return unpack_ids(await self.encode_packed(text, start=start))
 
     async def encode_packed(self, text: str, *, start: bool) -> bytes:
-        """Return what `encode` returns, packed as spans keep it."""
+        """Return the ids of `encode`, packed as spans keep them."""
         encode = self._packed_start if start else self._packed_tail
         if len(text) < self._long:
             return encode(text)
         return await asyncio.get_running_loop().run_in_executor(self._threads, encode, text)
 
     async def encode_aligned(self, text: str, *, start: bool) -> tuple[bytes, Alignment]:
-        """Return what `encode_packed` returns, and how it lies over the text.
+        """Return the ids of `encode_packed`, and how they lie over the text.
 
         With a normalizer, this may cost twice as much.
         """
@@ -229,7 +229,7 @@ def _dump(settings: dict[str, Any]) -> str:
 
 
 def read_vocabulary(backend: Backend, settings: dict[str, Any]) -> Vocabulary:
-    """Return what every id spells. Raises BadRequestError for a decoder that is not supported."""
+    """Return the spelling of every id. Raises BadRequestError for a decoder that is not supported."""
     added = backend.get_added_tokens_decoder()
     decoders = {part["type"] for part in parts(settings["decoder"])}
     if "ByteLevel" in decoders:

@@ -310,7 +310,7 @@ def _goes_on(open_bytes: bytes, byte: bytes) -> bool:
 
 
 def _open_ends(pieces: Sequence[bytes]) -> Iterable[int]:
-    """Return the ids whose bytes may end inside of a character, or end with U+FFFD, and those without bytes."""
+    """Return the ids whose bytes may end inside of a character, or end with U+FFFD, and the ids without bytes."""
     last = np.frombuffer(b"".join(piece[-3:].rjust(3, b"\xff") for piece in pieces), dtype=np.uint8).reshape(-1, 3)
     third, second, first = last.T
     # A character of two bytes begins with C0 or more, of three with E0, of four with F0. FF is in front of a short piece.
@@ -335,7 +335,7 @@ def check_ids(vocabulary: Vocabulary, ids: list[int], name: str = "input_ids") -
 
 
 def check_unmatched(vocabulary: Vocabulary, ids: list[int], name: str = "input_ids") -> None:
-    """Raise BadRequestError for an id outside of the vocabulary, before it is known what of the prompt is recorded.
+    """Raise BadRequestError for an id outside of the vocabulary, before it is known which part of the prompt is recorded.
 
     A model pads its vocabulary, and without its config.json nothing but what workers sampled shows how far. So ids that may be
     such pass; they are checked again when the store has been asked.

@@ -30,7 +30,7 @@ _decode = msgspec.json.Decoder(_Tokenized).decode
 
 
 def tokenizer_check(tokenizer: Tokenizer, path: str) -> WorkerCheck:
-    """Return the question. `path` is that of the router's tokenizer."""
+    """Return the question. `path` is the path of the router's tokenizer."""
 
     def judge(answer: bytes) -> str | None:
         try:

@@ -59,7 +59,7 @@ _BOOKKEEPING = (
 _SYSTEM = ("system", "developer")
 _ROLES = '"system", "developer", "user", "assistant" or "tool"'
 _ECHOED = ("content", "refusal", "tool_calls", "function_call", "parsed", "reasoning_content", "reasoning", "prefix")
-"""Keys of an assistant's message that are read here, and those that SDKs add to it for their own use."""
+"""Keys of an assistant's message that are read here, and keys that SDKs add to it for their own use."""
 
 _CHOICE: Kind[str | dict[str, Any]] = Kind(str | dict[str, Any], "a string, or an object that names a function")
 
@@ -191,7 +191,7 @@ def _calls(place: str, calls: Any) -> list[dict[str, Any]]:
 
 
 def _call(place: str, call: Any) -> dict[str, Any]:
-    """Return one call, without what streams and SDKs add to it (`index`, `parsed_arguments`)."""
+    """Return one call, without the additions of streams and SDKs (`index`, `parsed_arguments`)."""
     if type(call) is not dict:
         raise wrong(place, call, "an object with `id` and `function`")
     if call.get("type") == CUSTOM:

@@ -38,10 +38,10 @@ _UNSET: Final[dict[str, Any]] = {
     "text": {"format": {"type": "text"}},
     "truncation": "disabled",
 }
-"""What a response says of fields that its request left out. A session keeps its responses for `previous_response_id`."""
+"""A response's values of fields that its request left out. A session keeps its responses for `previous_response_id`."""
 
 _SAMPLING: Final = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-"""OpenAI's defaults of what it calls by the same names as `sampling_params`."""
+"""OpenAI's defaults of fields that have the same names in `sampling_params`."""
 
 _encode = msgspec.json.encode
 

@@ -1,4 +1,4 @@
-"""The tools of OpenAI's Responses API: what the prompt shows of each type, and the items of its calls and results.
+"""The tools of OpenAI's Responses API: how the prompt shows each type, and the items of its calls and results.
 
     type          in the prompt                    a call is                 a result is
     function      the function                     function_call             function_call_output
@@ -48,7 +48,7 @@ class _ClientTool(NamedTuple):
 
     Attributes:
         description, parameters: of the function.
-        field: what a call's item has in place of `arguments`.
+        field: the field of a call's item in place of `arguments`.
         written: the value of this field for given arguments; it fits the type whatever the model sampled.
     """
 
@@ -58,7 +58,7 @@ class _ClientTool(NamedTuple):
     written: Callable[[dict[str, Any]], Any]
 
     def read(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call: what is absent, and what only the type demands, is left out."""
+        """Return the arguments of a call, without absent ones, and without those that only the type demands."""
         return {
             key: one
             for key, one in value.items()
@@ -67,14 +67,14 @@ class _ClientTool(NamedTuple):
 
 
 def _listed(value: Any) -> list[str]:
-    """Return what was sampled for a list of texts as one."""
+    """Return a sampled value as the list of texts that it stands for."""
     if isinstance(value, list):
         return [one if isinstance(one, str) else _encode(one).decode() for one in value]
     return [] if value is None else [value if isinstance(value, str) else _encode(value).decode()]
 
 
 def _only(arguments: dict[str, Any], kinds: dict[str, type]) -> dict[str, Any]:
-    """Return those arguments that have their types."""
+    """Return the arguments that have their types."""
     return {key: arguments[key] for key, kind in kinds.items() if type(arguments.get(key)) is kind}
 
 

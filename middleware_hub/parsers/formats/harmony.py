@@ -51,7 +51,7 @@ class Harmony(GrammarParser):
     template_tags: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|message|>", "functions")
     needs_special: ClassVar[bool] = True
     opening: ClassVar[str] = _START
-    """Begins each message of a reply; that of the first one is in the prompt."""
+    """Begins each message of a reply; the prompt has the first one."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
