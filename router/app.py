@@ -33,8 +33,7 @@ from router.observability.logs import configure_logging
 from router.observability.loop_lag import LoopLag
 from router.observability.metrics import RouterMetrics, WorkerCollector
 from router.observability.tracing import Tracer
-from router.peers.metrics import PeersCollector
-from router.peers.peers import Peers
+from router.peers.peers import Peers, PeersCollector
 from router.peers.presence import Presence
 from router.policies import create_policy, parameters_of
 from router.policies.base import FollowsCaches, HasMetrics

@@ -31,8 +31,7 @@ from middleware_hub.store.records import Serials
 from router.flags import parser
 from router.observability.kv_metrics import KvCollector
 from router.observability.metrics import RouterMetrics, WorkerCollector
-from router.peers.metrics import PeersCollector
-from router.peers.peers import Peers
+from router.peers.peers import Peers, PeersCollector
 from router.policies.cache_aware import CacheAware
 from router.processes.supervisor import ParentMetrics
 

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from middleware_hub.persistence.saving import Saving
-from middleware_hub.store.protocol import StoreStats
+from middleware_hub.persistence.memory import Memory
 
 
-class Counts(Protocol):
-    """The counts of a memory, see `persistence.memory`."""
-
-    saving: Saving
-    lookups: Counter[str]
-    size: StoreStats
-    restored: int
-    forgotten: int
-    forgotten_unretrieved: int
-
-
-def register(registry: CollectorRegistry, memory: Counts) -> None:
+def register(registry: CollectorRegistry, memory: Memory) -> None:
     """Add the metrics of a memory and its store to GET /metrics."""
     registry.register(_StoreCollector(memory))
 
 
 class _StoreCollector(Collector):
-    def __init__(self, memory: Counts) -> None:
+    def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
     def collect(self) -> Iterable[Metric]:

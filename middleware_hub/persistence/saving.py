@@ -20,6 +20,7 @@ import enum
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from middleware_hub.store.errors import MissingRecordError, StoreError, StoreUnreachableError
@@ -221,7 +222,7 @@ class Saving:
             on_refused: called instead of giving up a batch that the store refuses, if its parts may still be appended.
             parts: the parts in which it waits in the spool, so that no part is refused later because of another part.
         """
-        return self._begin(Append(batch, on_missing, on_done, on_refused, parts, raises=False))
+        return self._begin(Append(batch, on_missing, on_done, on_refused, parts))
 
     async def save(self, batch: Batch, *, on_missing: OnMissing | None = None, on_done: OnDone | None = None) -> bool:
         """Append a batch, or keep it in the spool; return whether it was acknowledged in time.
@@ -399,10 +400,19 @@ class AppendState(enum.Enum):
     REFUSED = "refused"
 
 
-_NEXT: Final = {AppendState.ASKED: (AppendState.SAVED, AppendState.KEPT, AppendState.REFUSED)}
-"""Tuples, because CPython 3.11 takes a call in Python for the hash of a state."""
+_TRANSITIONS: Final = (
+    (AppendState.ASKED, AppendState.SAVED),
+    (AppendState.ASKED, AppendState.KEPT),
+    (AppendState.ASKED, AppendState.REFUSED),
+)
+"""A tuple, because CPython 3.11 takes a call in Python for the hash of a state."""
 
 
+def _future() -> asyncio.Future[bool]:
+    return asyncio.get_running_loop().create_future()
+
+
+@dataclass(slots=True, eq=False)
 class Append:
     """A batch on its way.
 
@@ -415,45 +425,26 @@ class Append:
         task: appends it, and may go on after the answer.
     """
 
-    __slots__ = (
-        "answered",
-        "batch",
-        "begun",
-        "on_done",
-        "on_missing",
-        "on_refused",
-        "parts",
-        "raises",
-        "replies",
-        "state",
-        "task",
-    )
+    batch: Batch
+    on_missing: OnMissing | None = None
+    on_done: OnDone | None = None
+    on_refused: Callable[[], None] | None = None
+    parts: Sequence[Batch] = ()
+    raises: bool = False
+    replies: int = 0
+    begun: float = 0.0
+    state: AppendState = AppendState.ASKED
+    answered: asyncio.Future[bool] = field(default_factory=_future)
+    task: asyncio.Task[None] | None = None
 
-    def __init__(
-        self,
-        batch: Batch,
-        on_missing: OnMissing | None,
-        on_done: OnDone | None,
-        on_refused: Callable[[], None] | None = None,
-        parts: Sequence[Batch] = (),
-        *,
-        raises: bool,
-    ) -> None:
-        self.batch = batch
-        self.on_missing = on_missing
-        self.on_done = on_done
-        self.on_refused = on_refused
-        self.parts = parts or (batch,)
-        self.raises = raises
-        self.replies = replies_in(batch)
+    def __post_init__(self) -> None:
+        self.parts = self.parts or (self.batch,)
+        self.replies = replies_in(self.batch)
         self.begun = time.monotonic()
-        self.state = AppendState.ASKED
-        self.answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.task: asyncio.Task[None] | None = None
 
     def end(self, state: AppendState, error: Exception | None = None) -> None:
         """Answer the caller, if it is still there. Raises RuntimeError if that was done already."""
-        if state not in _NEXT.get(self.state, ()):
+        if (self.state, state) not in _TRANSITIONS:
             raise RuntimeError(f"an append that is {self.state.value} cannot be {state.value}")
         self.state = state
         if self.answered.done():  # its caller was cancelled

@@ -21,8 +21,7 @@ from middleware_hub.persistence.memory import Memory
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
-from middleware_hub.trajectories.answers import described, in_pieces
-from middleware_hub.trajectories.claims import ClaimRequest, Claims, result
+from middleware_hub.trajectories.claims import ClaimRequest, Claims, described, in_pieces, result
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.journal import Journal
 from middleware_hub.trajectories.ledger import STEP

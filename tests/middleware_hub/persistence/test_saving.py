@@ -186,7 +186,7 @@ def test_an_append_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("second", list(AppendState))
 def test_an_append_ends_once(first: AppendState, second: AppendState) -> None:
     async def main() -> None:
-        one = Append(Batch(), None, None, raises=False)
+        one = Append(Batch())
         one.end(first)
         with pytest.raises(RuntimeError, match=f"that is {first.value} cannot be {second.value}"):
             one.end(second)

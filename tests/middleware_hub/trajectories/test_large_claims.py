@@ -13,7 +13,7 @@ import pytest
 from msgspec import Raw
 
 from middleware_hub.spans.versions import VersionClock
-from middleware_hub.trajectories import answers
+from middleware_hub.trajectories import claims
 from middleware_hub.trajectories.calls import TrajectoryCalls
 from middleware_hub.trajectories.claims import ClaimRequest, Claims, result
 from middleware_hub.trajectories.events import AnyEvent, Claimed, Sampled
@@ -140,10 +140,10 @@ def test_an_event_is_applied_whole_although_its_request_ends(turns_before: int) 
 @pytest.mark.parametrize("most", [1, 30, 10**6])
 @pytest.mark.parametrize("count", [0, 1, 2, 9])
 def test_an_answer_in_pieces_is_the_same_answer(count: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "SEND_BYTES", most)
+    monkeypatch.setattr(claims, "SEND_BYTES", most)
     samples = [{"id": number, "said": 'a "samples":[] b'} for number in range(count)]
     answer = {"claim_id": "c", "groups": [{"group_id": '"samples":[]', "samples": 2}], "samples": samples, "lost": []}
     written = {**answer, "samples": [Raw(msgspec.json.encode(one)) for one in samples]}
-    whole = b"".join(asyncio.run(result(answers.in_pieces(written))))
+    whole = b"".join(asyncio.run(result(claims.in_pieces(written))))
     assert whole == msgspec.json.encode(answer)
     assert json.loads(whole) == answer

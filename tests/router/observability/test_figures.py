@@ -12,7 +12,7 @@ from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
 from router.observability.kv_metrics import KvCollector
 from router.observability.metrics import RouterMetrics
-from router.peers.metrics import PeersCollector
+from router.peers.peers import PeersCollector
 from tests.router.peers.fleets import routers
 
 
