@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.engines.engine import Call
+from router.engines.engine import EngineCall
 from router.engines.json import JSON_ERRORS
 from router.errors import RouterError
 from router.http.bodies import own_body
@@ -62,7 +62,7 @@ class ServedModels:
         self._vllm = self._sglang = False
         self._asked = -math.inf
         self._asking: asyncio.Task[None] | None = None
-        self.check = WorkerCheck(Call("GET", _PATH), self._learn)
+        self.check = WorkerCheck(EngineCall("GET", _PATH), self._learn)
 
     def must_ask(self, *models: str | None) -> bool:
         """Whether `ask` may change what `adapter_of` returns for one of these names."""

@@ -20,7 +20,7 @@ from router.config import MOVED, RADIX_TREE_MIDDLEWARE, SESSIONS_MIDDLEWARE, Rou
 from router.config.flag import FlagSpec, Section, flag_of
 from router.errors import BadRequestError
 from router.policies import POLICIES, parameters_class
-from router.policies.base import Parameters
+from router.policies.base import PolicyParameters
 from router.workers.worker import normalize_url
 
 NO_MIDDLEWARE = "none"
@@ -127,7 +127,7 @@ def _sections(config: Any, path: str = "") -> Iterator[tuple[str, type[Section]]
             yield from _sections(kind, f"{path}{name}.")
 
 
-def _parameters() -> Iterator[tuple[str, type[Parameters]]]:
+def _parameters() -> Iterator[tuple[str, type[PolicyParameters]]]:
     """Yield the policies that have parameters, by name."""
     for name in POLICIES:
         if (kind := parameters_class(name)) is not None:
@@ -173,7 +173,7 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
     return replace(config, workers=replace(config.workers, parameters=_chosen_parameters(config.workers.policy, given)))
 
 
-def _chosen_parameters(policy: str, given: Mapping[str, Any]) -> Parameters | None:
+def _chosen_parameters(policy: str, given: Mapping[str, Any]) -> PolicyParameters | None:
     """Return the parameters of a policy; None if it has none. Raises BadRequestError for flags of another policy."""
     chosen = None
     for name, kind in _parameters():

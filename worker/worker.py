@@ -28,15 +28,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from worker.engine.engine import Engine, EngineJob
+from worker.engine.engine import EmbeddedEngine, EngineJob
 from worker.engine.generated_reply import GeneratedReply
-from worker.engine.records import Journal
-from worker.engine.sample import ReplyRequest, Sample
-from worker.engine.script import Fault, Finish, Script
+from worker.engine.records import WorkerLog
+from worker.engine.sample import ReplyRequest, WorkerSample
+from worker.engine.script import Fault, Finish, ReplyScript
 from worker.engine.source import Source
-from worker.http.app import EngineApp
 from worker.http.control import Control
-from worker.http.exchange import Handler
+from worker.http.exchange import EngineApp, Handler
 from worker.http.generate import GenerateHandler
 from worker.http.serve import RestartableServer
 from worker.http.wire import Wire
@@ -80,11 +79,11 @@ class EmbeddedWorker:
         self.tokenizer_path = str(tokenizer_path or shipped_tokenizer())
         self.vocabulary = load_vocabulary(self.tokenizer_path)
         self._options = options = replace(options or WorkerOptions(), **changes)
-        self._journal = Journal(keep=options.keep_log)
+        self._journal = WorkerLog(keep=options.keep_log)
         self.log = self._journal.generations
         self.calls = self._journal.requests
         self.out_of_range = self._journal.out_of_range
-        self._engine = Engine(_sampler(self.tokenizer_path, self.vocabulary, options), options)
+        self._engine = EmbeddedEngine(_sampler(self.tokenizer_path, self.vocabulary, options), options)
         self.wire = Wire(self.vocabulary, options)
         self.control: Control | VllmControl
         generate: Handler
@@ -206,10 +205,10 @@ class EmbeddedWorker:
             text: in place of ids: the worker's tokenizer encodes it, without special tokens.
             finish: how the reply ends; None goes on with what the source samples.
             times: how many samples it is for.
-            more: the other fields of `Script`.
+            more: the other fields of `ReplyScript`.
         """
         chosen = tuple(self.vocabulary.encode_bare(text)) if text else tuple(ids)
-        script = Script(chosen, finish, **more)
+        script = ReplyScript(chosen, finish, **more)
         self._engine_call(lambda: self._engine.scripts.extend([script] * times))
 
     def fault(self, fault: Fault, times: int = 1) -> None:
@@ -265,7 +264,7 @@ class EmbeddedWorker:
         self._thread.call(coroutine, timeout)
 
 
-def _sampler(path: str, vocabulary: EngineVocabulary, options: WorkerOptions) -> Callable[[ReplyRequest], Sample]:
+def _sampler(path: str, vocabulary: EngineVocabulary, options: WorkerOptions) -> Callable[[ReplyRequest], WorkerSample]:
     """Return what begins a sample. The k-th sample has the same seed in every run."""
     if options.scripted:
         return partial(PooledReply, Pool(vocabulary, options.seed))

@@ -42,8 +42,8 @@ from middleware_hub.dialects.fields import (
 from middleware_hub.dialects.openai.replies import UNLIKELY, ending, token_name, usage
 from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling, schema_text
 from middleware_hub.tokenizer.vocabulary import Vocabulary
+from router.engines.form.fields import read_texts
 from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
-from router.engines.form.prompt_fields import read_texts
 from router.engines.form.reply import Reply, UnreadableReplyError, further_fields, read_fields, read_reply
 from router.engines.form.stream import StreamedReply
 from router.engines.json import JSON_ERRORS

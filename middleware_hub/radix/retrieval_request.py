@@ -7,8 +7,8 @@ from msgspec import Raw
 
 from middleware_hub.spans.per_token import ROW_FIELDS, TOP_P
 from middleware_hub.spans.reply_names import check_one
+from router.engines.form.fields import read_texts
 from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
-from router.engines.form.prompt_fields import read_texts
 from router.engines.json import JSON_ERRORS, decode_object, json_fault
 from router.errors import BadRequestError
 

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.engines.engine import Call
+from router.engines.engine import EngineCall
 from router.engines.json import JSON_ERRORS
 from router.workers.worker import WorkerCheck
 
@@ -46,4 +46,4 @@ def tokenizer_check(tokenizer: Tokenizer, path: str) -> WorkerCheck:
         )
 
     body = msgspec.json.encode({"prompt": TEXT, "add_special_tokens": False})
-    return WorkerCheck(Call("POST", "/tokenize", body), judge)
+    return WorkerCheck(EngineCall("POST", "/tokenize", body), judge)

@@ -5,7 +5,7 @@ streams, and the calls to the fleet. Hub, policies, retries and aborts read and 
 adapter: it translates a request on its way to a worker, and the reply on its way back (`router/proxy/engine_upstream.py`). For
 SGLang it does nothing.
 
-Adapters are pure code: an `Exchange` says what to send, and translates the answers. Other code does the I/O.
+Adapters are pure code: an `EngineExchange` says what to send, and translates the answers. Other code does the I/O.
 
 A new engine is a folder next to `sglang` and `vllm` with one `Engine`, and its place in `router/engines/table.py`.
 """
@@ -25,7 +25,7 @@ class UntranslatableError(Exception):
     """A worker's answer is not what its engine sends. Nothing of it is passed on: no token may be lost or altered."""
 
 
-class Call(msgspec.Struct, frozen=True):
+class EngineCall(msgspec.Struct, frozen=True):
     """One HTTP request to a worker. `target` is path and query."""
 
     method: str
@@ -33,7 +33,7 @@ class Call(msgspec.Struct, frozen=True):
     body: bytes | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class EngineAnswer(msgspec.Struct, frozen=True):
     """A reply in one piece; JSON, unless it is empty."""
 
     status: int
@@ -52,7 +52,7 @@ class KnownWorker(NamedTuple):
     version: Callable[[], str | None] = lambda: None
 
 
-class Exchange(Protocol):
+class EngineExchange(Protocol):
     """One request in the common form and its reply, as a worker sees them. It is used once.
 
     Attributes:
@@ -61,11 +61,11 @@ class Exchange(Protocol):
         over: whether an event has ended the stream for all calls, as an error does. The rest of it is not read.
     """
 
-    calls: Sequence[Call]
+    calls: Sequence[EngineCall]
     stream: bool
     over: bool
 
-    def whole(self, answers: Sequence[Answer]) -> Answer | Exchange:
+    def whole(self, answers: Sequence[EngineAnswer]) -> EngineAnswer | EngineExchange:
         """Return the reply in the common form for answers in one piece, or the exchange that asks the worker next.
 
         Raise UntranslatableError.
@@ -135,14 +135,14 @@ class Engine(Protocol):
         """Return whether a JSON object is how this engine describes itself: at `/server_info`, `/v1/models` or its `mark`."""
         ...
 
-    def introduction(self, answers: Mapping[str, Answer]) -> Introduction:
+    def introduction(self, answers: Mapping[str, EngineAnswer]) -> Introduction:
         """Judge a worker by its answers to `questions`, by path."""
         ...
 
-    def exchange(self, call: Call, worker: KnownWorker) -> Exchange | Answer | None:
+    def exchange(self, call: EngineCall, worker: KnownWorker) -> EngineExchange | EngineAnswer | None:
         """Return how a request in the common form reaches a worker.
 
-        None: unchanged. An `Answer`: not at all, because this engine cannot do it, or has nothing to do; the answer says so.
+        None: unchanged. An `EngineAnswer`: not at all, because this engine cannot do it or has nothing to do, and it says so.
         """
         ...
 
@@ -165,8 +165,8 @@ class Native:
         """Return False: what no other engine recognises is native."""
         return False
 
-    def introduction(self, answers: Mapping[str, Answer]) -> Introduction:
+    def introduction(self, answers: Mapping[str, EngineAnswer]) -> Introduction:
         return Introduction()
 
-    def exchange(self, call: Call, worker: KnownWorker) -> Exchange | Answer | None:
+    def exchange(self, call: EngineCall, worker: KnownWorker) -> EngineExchange | EngineAnswer | None:
         return None

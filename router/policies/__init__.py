@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from router.config.workers import WorkersConfig
 from router.errors import BadRequestError
-from router.policies.base import Parameters
+from router.policies.base import PolicyParameters
 from router.policies.cache_aware import CacheAware
 from router.policies.consistent_hashing import ConsistentHashing
 from router.policies.least_inflight import LeastInflight
@@ -27,12 +27,12 @@ POLICIES: Mapping[str, Callable[..., Policy]] = {
 }
 
 
-def parameters_class(name: str) -> type[Parameters] | None:
+def parameters_class(name: str) -> type[PolicyParameters] | None:
     """Return the class of a policy's parameters; None if it has none, or does not exist."""
     return getattr(POLICIES.get(name), "PARAMETERS", None)
 
 
-def parameters_of(workers: WorkersConfig) -> Parameters | None:
+def parameters_of(workers: WorkersConfig) -> PolicyParameters | None:
     """Return the parameters of the configured policy; None if it has none. Those of another policy are ignored."""
     kind = parameters_class(workers.policy)
     if kind is None:
@@ -40,7 +40,7 @@ def parameters_of(workers: WorkersConfig) -> Parameters | None:
     return workers.parameters if isinstance(workers.parameters, kind) else kind()
 
 
-def create_policy(name: str, parameters: Parameters | None = None) -> Policy:
+def create_policy(name: str, parameters: PolicyParameters | None = None) -> Policy:
     """Return a new policy.
 
     Args:

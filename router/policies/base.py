@@ -17,14 +17,14 @@ if TYPE_CHECKING:  # slow to import: not for --help
 
 
 @dataclass(frozen=True)
-class Parameters(Section):
+class PolicyParameters(Section):
     """What flags set for one policy. The policy's class names its subclass as `PARAMETERS`, and takes one to begin with.
 
     Each field is a `flag` (`router/config/flag.py`). A flag that switches something on, because its default is nothing, is
     refused where another policy is chosen. Other flags are ignored there.
     """
 
-    def of_process(self, number: int, count: int) -> Parameters:
+    def of_process(self, number: int, count: int) -> PolicyParameters:
         """Return those of one of `count` processes, counted from 1: its share of a limit, and a file of its own."""
         return self
 

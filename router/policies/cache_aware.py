@@ -29,7 +29,7 @@ import msgspec
 
 from router.config.flag import FACTOR, NOT_NEGATIVE, SHARE, flag, share
 from router.kv_cache.index import KvIndex
-from router.policies.base import Parameters
+from router.policies.base import PolicyParameters
 from router.prefix_tree.packed_ids import pack_ids
 from router.prefix_tree.remembered_prompts import NEGLIGIBLE, Known, RememberedPrompts
 from router.prefix_tree.snapshot import SnapshotError
@@ -72,7 +72,7 @@ _EQUALS = 8
 
 
 @dataclass(frozen=True)
-class CacheAwareParameters(Parameters):
+class CacheAwareParameters(PolicyParameters):
     """Times are in seconds.
 
     The fleet is out of balance where the busiest worker has more than `balance_abs` requests in flight above the idlest,

@@ -16,7 +16,7 @@ import blake3
 import msgspec
 
 from router.config.flag import flag
-from router.policies.base import Parameters
+from router.policies.base import PolicyParameters
 from router.policies.least_inflight import LeastInflight
 from router.workers.policy import Decision, RouteQuery
 from router.workers.worker import Worker
@@ -34,7 +34,7 @@ class _Pin(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class ManualParameters(Parameters):
+class ManualParameters(PolicyParameters):
     """Times are in seconds."""
 
     TITLE = "the policy manual"

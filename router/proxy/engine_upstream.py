@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import closing, suppress
 from typing import Any, Protocol
 
-from router.engines.engine import Answer, Call, Engine, Exchange, KnownWorker, UntranslatableError
+from router.engines.engine import Engine, EngineAnswer, EngineCall, EngineExchange, KnownWorker, UntranslatableError
 from router.engines.events import EventSplitter, event_data
 from router.http.upstream import Body, Headers, Upstream, UpstreamBrokenError, UpstreamFailure, UpstreamResponse
 
@@ -51,15 +51,15 @@ class EngineUpstream:
         engine = self._engine
         begin = url.find("/", url.find("//") + 2)
         base, target = (url, "/") if begin < 0 else (url[:begin], url[begin:])
-        exchange = engine.exchange(Call(method, target, body), self._known(base))
+        exchange = engine.exchange(EngineCall(method, target, body), self._known(base))
         if exchange is None:
             return await self._upstream.send(method, url, headers, body, fresh=fresh)
-        if isinstance(exchange, Answer):
+        if isinstance(exchange, EngineAnswer):
             return WholeResponse(exchange)
         dropped = engine.private_headers | _OF_THE_BODY
         kept = [pair for pair in headers if pair[0].lower() not in dropped]
 
-        def send(call: Call, *, late: bool = False) -> Coroutine[Any, Any, UpstreamResponse]:
+        def send(call: EngineCall, *, late: bool = False) -> Coroutine[Any, Any, UpstreamResponse]:
             own = kept if call.body is None else [*kept, _JSON]
             return self._upstream.send(call.method, base + call.target, own, call.body, fresh=fresh or late)
 
@@ -69,10 +69,10 @@ class EngineUpstream:
 class _Send(Protocol):
     """Sends one of the calls. `late`: others have been answered, so its connection is new: a kept one may just be closed."""
 
-    def __call__(self, call: Call, *, late: bool = False) -> Coroutine[Any, Any, UpstreamResponse]: ...
+    def __call__(self, call: EngineCall, *, late: bool = False) -> Coroutine[Any, Any, UpstreamResponse]: ...
 
 
-async def _exchanged(exchange: Exchange, send: _Send) -> UpstreamResponse:
+async def _exchanged(exchange: EngineExchange, send: _Send) -> UpstreamResponse:
     while True:
         found = await _once(exchange, send)
         if isinstance(found, WholeResponse | StreamResponse):
@@ -80,7 +80,7 @@ async def _exchanged(exchange: Exchange, send: _Send) -> UpstreamResponse:
         exchange = found
 
 
-async def _once(exchange: Exchange, send: _Send) -> WholeResponse | StreamResponse | Exchange:
+async def _once(exchange: EngineExchange, send: _Send) -> WholeResponse | StreamResponse | EngineExchange:
     calls, late = exchange.calls, exchange.calls[:0]
     if exchange.stream:
         calls, late = calls[:MOST_OPEN], calls[MOST_OPEN:]
@@ -113,7 +113,7 @@ def _in_turn(send: _Send, *, streams: bool) -> _Send:
     """
     free = asyncio.Semaphore(MOST_OPEN)
 
-    async def ask(call: Call, *, late: bool = False) -> UpstreamResponse:
+    async def ask(call: EngineCall, *, late: bool = False) -> UpstreamResponse:
         late = late or free.locked()
         async with free:
             reply = await send(call, late=late)
@@ -125,7 +125,7 @@ def _in_turn(send: _Send, *, streams: bool) -> _Send:
     return ask
 
 
-async def _all_of(calls: Sequence[Call], send: _Send) -> list[UpstreamResponse]:
+async def _all_of(calls: Sequence[EngineCall], send: _Send) -> list[UpstreamResponse]:
     """Return all replies, or only the first bad one, as soon as it is there: the others may take long.
 
     If one fails, the others are closed, and the failure is raised.
@@ -157,19 +157,21 @@ async def _drop(tasks: Sequence[asyncio.Task[UpstreamResponse]], kept: Sequence[
             reply.close()
 
 
-async def _read(reply: UpstreamResponse) -> Answer:
+async def _read(reply: UpstreamResponse) -> EngineAnswer:
     pieces = []
     while piece := await reply.read():
         pieces.append(piece)
-    return Answer(reply.status, b"".join(pieces))
+    return EngineAnswer(reply.status, b"".join(pieces))
 
 
-def _made(exchange: Exchange, answers: Sequence[Answer], reply: UpstreamResponse) -> WholeResponse | Exchange:
+def _made(
+    exchange: EngineExchange, answers: Sequence[EngineAnswer], reply: UpstreamResponse
+) -> WholeResponse | EngineExchange:
     try:
         found = exchange.whole(answers)
     except UntranslatableError as error:
         raise UpstreamBrokenError(f"its reply cannot be read: {error}") from error
-    return WholeResponse(found, reply.headers) if isinstance(found, Answer) else found
+    return WholeResponse(found, reply.headers) if isinstance(found, EngineAnswer) else found
 
 
 class WholeResponse:
@@ -177,7 +179,7 @@ class WholeResponse:
 
     stream = False
 
-    def __init__(self, answer: Answer, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    def __init__(self, answer: EngineAnswer, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """`headers`: those of the worker's reply."""
         self.status = answer.status
         self.headers: Headers = [*(pair for pair in headers if pair[0].lower() not in _OF_THE_BODY), _JSON]
@@ -198,7 +200,7 @@ class StreamResponse:
     stream = True
 
     def __init__(
-        self, exchange: Exchange, replies: Sequence[UpstreamResponse], late: Sequence[Call], send: _Send
+        self, exchange: EngineExchange, replies: Sequence[UpstreamResponse], late: Sequence[EngineCall], send: _Send
     ) -> None:
         """`late`: the calls after those of `replies`. Each is sent when a stream has ended."""
         self.headers: Headers = [

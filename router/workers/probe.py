@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from router.engines.engine import Answer, Call, Engine, Introduction
+from router.engines.engine import Engine, EngineAnswer, EngineCall, Introduction
 from router.engines.json import JSON_ERRORS
 from router.engines.sglang.engine import SGLANG
 from router.errors import LoopError
@@ -161,7 +161,7 @@ class Prober:
         return None
 
     async def _introduced(self, url: str, engine: Engine) -> ProbeResult:
-        answers: dict[str, Answer] = {}
+        answers: dict[str, EngineAnswer] = {}
         try:
             async with patience(self._seconds):
                 for method, path, body in engine.questions:
@@ -169,7 +169,7 @@ class Prober:
                     status, content = await fetch(
                         self._upstream, method, url + path, headers, body, fresh=True, limit=_LIMIT
                     )
-                    answers[path] = Answer(status, content)
+                    answers[path] = EngineAnswer(status, content)
         except (UpstreamFailure, TimeoutError) as error:
             return self._failed(error)
         found: Introduction = engine.introduction(answers)
@@ -200,7 +200,7 @@ class Prober:
         found = await self._ask(url, paths, _is_object)
         return None if isinstance(found, _NoSuchPath) else found
 
-    async def answer(self, url: str, call: Call) -> bytes | None:
+    async def answer(self, url: str, call: EngineCall) -> bytes | None:
         """Return what a worker answers (status 200) to a JSON call, or None."""
         headers = [*self._headers, (b"content-type", b"application/json")]
         try:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.config.workers import HealthConfig
-from router.engines.engine import Call
+from router.engines.engine import EngineCall
 from router.errors import BadRequestError
 from router.workers.breaker import Breaker, BreakerState
 
@@ -101,7 +101,7 @@ class WorkerCheck(msgspec.Struct, frozen=True):
             answers: not every version of an engine has every path.
     """
 
-    call: Call
+    call: EngineCall
     judge: Callable[[bytes], str | None]
 
 

@@ -7,23 +7,24 @@ import itertools
 import json
 import os
 import socket
+import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
 from worker.demo.processes import Router, StartError, workers
 from worker.demo.respelling import Respelling, Speller
 from worker.demo.rollout import INSTRUCTION, Rollout, call, play
-from worker.demo.screen import console, plain_table
 from worker.models.ngram import shipped_tokenizer
 
 _HEAD = ("", "turns", "tokens", "sampled", "wrong if encoded again", "retrieved", "not encoded again")
@@ -202,3 +203,21 @@ def example(rollouts: Sequence[Rollout], speller: Speller) -> Respelling | None:
     """Return a place where the text alone would have misled; None if there is none."""
     found = (speller.wrong(rollout.trajectory, rollout.text)[1] for rollout in rollouts)
     return next((place for place in found if place is not None), None)
+
+
+_WIDTH = 110  # cells, where there is no terminal
+
+
+def console() -> Console:
+    """Return a console on standard output that prints texts unchanged: their brackets are not markup."""
+    width = None if sys.stdout.isatty() else _WIDTH
+    return Console(width=width, markup=False, emoji=False, highlight=False)
+
+
+def plain_table(head: Sequence[str], rows: Iterable[Sequence[str]], foot: Sequence[str]) -> Table:
+    """Return a table of numbers, with lines below its head and above its foot."""
+    columns = (Column(title, total, justify="right") for title, total in zip(head, foot, strict=True))
+    table = Table(*columns, box=box.SIMPLE, show_edge=False, pad_edge=False, show_footer=True)
+    for row in rows:
+        table.add_row(*row)
+    return table

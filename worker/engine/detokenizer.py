@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from worker.engine.sampling import SamplingParams
+from worker.engine.source import SamplingParams
 from worker.models.vocabulary import EngineVocabulary
 
 _PRIMING = 5  # INIT_INCREMENTAL_DETOKENIZATION_OFFSET

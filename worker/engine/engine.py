@@ -23,12 +23,44 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
-from worker.condition import Condition
-from worker.engine.finish import ABORTED, DEQUEUED, FinishReason
-from worker.engine.records import GenerationRecord
-from worker.engine.sample import ReplyRequest, Sample
-from worker.engine.script import FREE, Fault, Script
+from worker.engine.records import ABORTED, DEQUEUED, FinishReason, GenerationRecord
+from worker.engine.sample import ReplyRequest, WorkerSample
+from worker.engine.script import FREE, Fault, ReplyScript
 from worker.options import WorkerOptions
+
+
+class Condition:
+    """Wakes the waiters whose predicate holds. Call `notify` after every change that can make one true."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
+
+    @property
+    def has_waiters(self) -> bool:
+        return bool(self._waiting)
+
+    def notify(self) -> None:
+        """Evaluate all predicates."""
+        for future, predicate in list(self._waiting.items()):
+            if future.done():
+                continue
+            try:
+                if predicate():
+                    future.set_result(None)
+            except Exception as error:  # noqa: BLE001 - it is the waiter's predicate, and so the waiter's error
+                future.set_exception(error)
+
+    async def wait_for(self, predicate: Callable[[], bool]) -> None:
+        """Return when `predicate` holds, now or at a later `notify`."""
+        if predicate():
+            return
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[future] = predicate
+        try:
+            await future
+        finally:
+            del self._waiting[future]
+
 
 PauseMode = Literal["abort", "in_place", "retract", "wait"]  # the last is vLLM's
 
@@ -37,7 +69,7 @@ logger = logging.getLogger(__name__)
 _CATCH_UP = 0.1  # seconds: a sample that is later than this does not catch up
 
 
-class Stage(Enum):
+class JobStage(Enum):
     """The place that a job has reached."""
 
     FRONT = "front"
@@ -49,10 +81,10 @@ class Stage(Enum):
 class EngineJob:
     """A sample in flight."""
 
-    sample: Sample
+    sample: WorkerSample
     record: GenerationRecord
     fault: Fault | None
-    stage: Stage = Stage.FRONT
+    stage: JobStage = JobStage.FRONT
     aborted: bool = False
     dropped: bool = False  # its client has left: it ends, whatever is closed
     waiting: bool = False  # at a closed place
@@ -61,7 +93,7 @@ class EngineJob:
 
 
 @dataclass(frozen=True)
-class Progress:
+class JobProgress:
     """How far a sample has been decoded: all of its text, and the number of its tokens."""
 
     text: str
@@ -70,16 +102,16 @@ class Progress:
     dequeued: bool = False  # an abort took it out of the queue
 
 
-NOTHING = Progress("", 0)
+NOTHING = JobProgress("", 0)
 
 
-class Engine:
+class EmbeddedEngine:
     """Runs jobs, and pauses, aborts and holds them. `new_sample` begins the sample of a request."""
 
-    def __init__(self, new_sample: Callable[[ReplyRequest], Sample], options: WorkerOptions) -> None:
+    def __init__(self, new_sample: Callable[[ReplyRequest], WorkerSample], options: WorkerOptions) -> None:
         self.weight_version = options.weight_version
         self.jobs: dict[str, EngineJob] = {}
-        self.scripts: deque[Script] = deque()
+        self.scripts: deque[ReplyScript] = deque()
         self.faults: deque[Fault] = deque()
         self.progress = Condition()  # notified after every token and every request
         self._gates = Condition()  # notified when a closed place may have opened
@@ -129,7 +161,7 @@ class Engine:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    async def run(self, job: EngineJob, *, stream: bool) -> AsyncIterator[Progress]:
+    async def run(self, job: EngineJob, *, stream: bool) -> AsyncIterator[JobProgress]:
         """Run a sample; yield what SGLang's scheduler passes on, the last time with the finish reason."""
         sample, record = job.sample, job.record
         interval = (
@@ -137,15 +169,15 @@ class Engine:
         )
         passed_on = NOTHING
         await self._pass(job, lambda: job.dropped or not self._front_closed)
-        job.stage = Stage.QUEUED
+        job.stage = JobStage.QUEUED
         while True:
             if sample.finish is None:
                 await self._pass(job, lambda: self._may_run(job))
-                if job.aborted and job.stage is Stage.QUEUED:
+                if job.aborted and job.stage is JobStage.QUEUED:
                     sample.finish = dict(DEQUEUED)
                     yield replace(passed_on, finish=sample.finish, dequeued=True)
                     return
-                job.stage = Stage.RUNNING
+                job.stage = JobStage.RUNNING
                 if job.aborted or job.dropped:
                     sample.finish = dict(ABORTED)
                 else:
@@ -154,7 +186,7 @@ class Engine:
             due = count >= self._due(passed_on.count, interval, stream=stream)
             if sample.finish is not None or (due and not (stream and sample.holds_back())):
                 record.text = sample.text()
-                passed_on = Progress(record.text, count, sample.finish)
+                passed_on = JobProgress(record.text, count, sample.finish)
                 yield passed_on
             if sample.finish is not None:
                 return
@@ -182,7 +214,7 @@ class Engine:
         if job.dropped:
             return True
         if job.aborted:
-            return job.stage is Stage.QUEUED or not self._scheduler_closed
+            return job.stage is JobStage.QUEUED or not self._scheduler_closed
         held = self._hold is not None and len(job.sample.output_ids) >= self._hold and not job.released
         return not (held or self._scheduler_closed)
 
@@ -227,7 +259,7 @@ class Engine:
 
     def _abort(self, matches: Callable[[str], bool]) -> None:
         for name, job in self.jobs.items():
-            if matches(name) and job.stage is not Stage.FRONT:
+            if matches(name) and job.stage is not JobStage.FRONT:
                 job.aborted = True
         self.changed()
 
@@ -238,13 +270,13 @@ class Engine:
         if mode in ("abort", "wait"):
             if mode == "abort":
                 self.abort_all()
-            await self.progress.wait_for(lambda: all(job.stage is Stage.FRONT for job in self.jobs.values()))
+            await self.progress.wait_for(lambda: all(job.stage is JobStage.FRONT for job in self.jobs.values()))
             return
         self._scheduler_closed = True
         if mode == "retract":
             for job in self.jobs.values():
-                if job.stage is Stage.RUNNING:
-                    job.stage = Stage.QUEUED
+                if job.stage is JobStage.RUNNING:
+                    job.stage = JobStage.QUEUED
         self.changed()
 
     def resume(self) -> None:
@@ -264,7 +296,7 @@ class Engine:
     def idle(self) -> bool:
         """Return whether the cache may be flushed: nothing runs, and jobs wait for the end of a pause only."""
         return not any(
-            job.stage is Stage.RUNNING or (job.stage is Stage.QUEUED and not self._scheduler_closed)
+            job.stage is JobStage.RUNNING or (job.stage is JobStage.QUEUED and not self._scheduler_closed)
             for job in self.jobs.values()
         )
 

@@ -7,15 +7,14 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from worker.engine.detokenizer import Detokenizer
-from worker.engine.finish import ABORTED, FinishReason, length, stop
-from worker.engine.sample import ReplyRequest, Sample
-from worker.engine.sampling import SamplingParams
-from worker.engine.script import Script
-from worker.engine.source import Source
+from worker.engine.records import ABORTED, FinishReason, length, stop
+from worker.engine.sample import ReplyRequest, WorkerSample
+from worker.engine.script import ReplyScript
+from worker.engine.source import SamplingParams, Source
 from worker.models.vocabulary import EngineVocabulary
 
 
-class GeneratedReply(Sample):
+class GeneratedReply(WorkerSample):
     """Follows its script, then samples from a source."""
 
     plain_interval = 50  # SGLANG_FORCE_STREAM_INTERVAL
@@ -91,7 +90,7 @@ class GeneratedReply(Sample):
 class Stopping:
     """The stop conditions of one reply, in SGLang's order: stop strings, patterns, tokens, length."""
 
-    def __init__(self, vocabulary: EngineVocabulary, sampling: SamplingParams, script: Script) -> None:
+    def __init__(self, vocabulary: EngineVocabulary, sampling: SamplingParams, script: ReplyScript) -> None:
         self._vocabulary = vocabulary
         self._sampling = sampling
         self._script = script

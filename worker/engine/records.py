@@ -7,7 +7,19 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.engine.finish import FinishReason
+FinishReason = dict[str, Any]
+
+ABORTED: FinishReason = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+DEQUEUED: FinishReason = {"type": "abort", "message": "Abort in waiting queue"}
+
+
+def stop(matched: int | str) -> FinishReason:
+    return {"type": "stop", "matched": matched}
+
+
+def length(count: int) -> FinishReason:
+    return {"type": "length", "length": count}
+
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +60,7 @@ class ControlRecord:
 
 
 @dataclass
-class Journal:
+class WorkerLog:
     """All records of a worker, in the order of arrival; none if it does not `keep` them.
 
     Attributes:

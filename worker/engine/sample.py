@@ -6,10 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from worker.engine.finish import FinishReason, length
-from worker.engine.logprobs import LogprobDetails
-from worker.engine.sampling import SamplingParams
-from worker.engine.script import FREE, Script
+from worker.engine.records import FinishReason, length
+from worker.engine.script import FREE, ReplyScript
+from worker.engine.source import LogprobDetails, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class ReplyRequest:
     input_ids: list[int]
     sampling: SamplingParams
     returns: ReturnOptions
-    script: Script = FREE
+    script: ReplyScript = FREE
 
 
 class Versions:
@@ -64,7 +63,7 @@ class Versions:
         return spans or [{"version": current, "start": 0, "end": 0}]
 
 
-class Sample(ABC):
+class WorkerSample(ABC):
     """A reply as the engine runs it and the wire reports it."""
 
     burst: int  # how many tokens may be sampled before the other samples run

@@ -29,7 +29,7 @@ Fault = Literal[
 
 
 @dataclass(frozen=True)
-class Script:
+class ReplyScript:
     """How one reply begins and ends."""
 
     ids: tuple[int, ...] = ()  # sampled first
@@ -40,10 +40,10 @@ class Script:
     extra_meta: dict[str, Any] = field(default_factory=dict)  # further keys in its `meta_info`
 
     @classmethod
-    def parse(cls, given: dict[str, Any]) -> Script:
+    def parse(cls, given: dict[str, Any]) -> ReplyScript:
         """Read the JSON of `sampling_params.custom_params["script"]`."""
         found: dict[str, Any] = {"finish": "eos", **given}
         return cls(**{**found, "ids": tuple(found.get("ids", ())), "logprobs": tuple(found.get("logprobs", ()))})
 
 
-FREE = Script()  # decides nothing
+FREE = ReplyScript()  # decides nothing

@@ -1,12 +1,63 @@
-"""What the engine samples from."""
+"""What the engine samples from, and with which parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from worker.engine.logprobs import Scored
-from worker.engine.sampling import SamplingParams
+Scored = tuple[float | None, int]  # a logprob, which is exactly a float32, and its token
+
+
+@dataclass
+class LogprobDetails:
+    """The logprobs of the prompt, and what a reply reports at each place besides the logprob of the sampled token."""
+
+    prompt: list[Scored] = field(default_factory=list)
+    prompt_top: list[list[Scored] | None] = field(default_factory=list)
+    prompt_chosen: list[list[Scored] | None] = field(default_factory=list)
+    output_top: list[list[Scored]] = field(default_factory=list)
+    output_chosen: list[list[Scored]] = field(default_factory=list)
+
+
+def float32(value: float) -> float:
+    """Return the nearest float32, as a double: an engine's logprobs have this precision."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+AS_MANY = 1 << 30  # tokens: as many as there is room for
+_GREEDY_BELOW = 1e-6  # SGLang's _SAMPLING_EPS
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """The parameters of one reply; the defaults are SGLang's."""
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    n: int = 1
+    stream_interval: int | None = None
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    sampling_seed: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken. Its logprob is that of temperature 1."""
+        return self.temperature < _GREEDY_BELOW or self.top_k == 1
 
 
 class Distribution(Protocol):

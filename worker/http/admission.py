@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from worker.engine.sample import ReplyRequest, ReturnOptions
-from worker.engine.sampling import AS_MANY, SamplingParams
-from worker.engine.script import FREE, Script
-from worker.http.errors import OutOfRange, Refused
+from worker.engine.script import FREE, ReplyScript
+from worker.engine.source import AS_MANY, SamplingParams
+from worker.http.exchange import OutOfRange, Refused
 from worker.models.vocabulary import EngineVocabulary
 
 # Each with the type that the contract names in its refusal; None takes anything.
@@ -115,7 +115,7 @@ def admit(
             raise Refused(f"Duplicate request ID detected: {rid}")
         custom = each[number].get("custom_params")
         own = custom.get("script") if isinstance(custom, dict) else None
-        script = Script.parse(own) if own is not None else FREE
+        script = ReplyScript.parse(own) if own is not None else FREE
         returns = _returns(body, number, len(prompts), batch)
         _check_returns(returns, prompt, vocabulary)
         # With several samples each has an id of its own, and the client's is lost.

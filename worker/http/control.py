@@ -7,10 +7,21 @@ import contextlib
 import time
 from typing import Any
 
-from worker.engine.engine import Engine, PauseMode
-from worker.http.errors import Refused
-from worker.http.exchange import Handler, HttpExchange
-from worker.http.routes import ANY, BOTH, GET, POST, Routes, dispatch, echo, model_cards, not_found
+from worker.engine.engine import EmbeddedEngine, PauseMode
+from worker.http.exchange import (
+    ANY,
+    BOTH,
+    GET,
+    POST,
+    Handler,
+    HttpExchange,
+    Refused,
+    Routes,
+    dispatch,
+    echo,
+    model_cards,
+    not_found,
+)
 from worker.http.wire import Wire
 from worker.models.vocabulary import EngineVocabulary
 from worker.options import WorkerOptions
@@ -27,7 +38,12 @@ class Control:
     """
 
     def __init__(
-        self, engine: Engine, wire: Wire, vocabulary: EngineVocabulary, tokenizer_path: str, options: WorkerOptions
+        self,
+        engine: EmbeddedEngine,
+        wire: Wire,
+        vocabulary: EngineVocabulary,
+        tokenizer_path: str,
+        options: WorkerOptions,
     ) -> None:
         self.unhealthy = False
         self.adapters = list(options.adapters)

@@ -1,14 +1,43 @@
-"""One HTTP request and its reply."""
+"""One HTTP request and its reply, and the application that finds who answers it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, Literal
 from urllib.parse import parse_qs
 
 import msgspec
 
-from worker.http.errors import Refused
+from worker.engine.engine import EmbeddedEngine
+from worker.engine.records import ControlRecord, WorkerLog
+
+Shape = Literal["message", "error", "object"]
+
+
+class Refused(Exception):
+    """SGLang refuses the request with a 400, in one of three shapes.
+
+    Its tokenizer manager answers with `message`, its request contract with `error`, and FastAPI with `object`.
+    """
+
+    def __init__(self, message: str, shape: Shape = "message") -> None:
+        super().__init__(message)
+        self.message = message
+        self.shape = shape
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON of the 400."""
+        if self.shape == "object":
+            return {"object": "error", "message": self.message, "type": "Bad Request", "param": None, "code": 400}
+        return {"error": self.message if self.shape == "error" else {"message": self.message}}
+
+
+class OutOfRange(Refused):
+    """The request is outside of SGLang's valid range: a router must not send it. It is noted, and refused with a 400."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "error")
+
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -95,3 +124,94 @@ async def read(receive: Receive) -> bytes | None:
         if not message.get("more_body"):
             return parts[0] if len(parts) == 1 else b"".join(parts)
     return None
+
+
+GET, POST = ("GET",), ("POST",)
+BOTH = ("GET", "POST")
+ANY = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
+
+Routes = Mapping[str, tuple[tuple[str, ...], Handler]]
+"""The methods that a path takes, and its handler."""
+
+
+async def dispatch(exchange: HttpExchange, routes: Routes) -> None:
+    """Let the handler of its path answer a request; without one the answer is 404, or 405 for another method."""
+    methods, handler = routes.get(exchange.path, ((), not_found))
+    if not methods:
+        await not_found(exchange)
+    elif exchange.method not in methods:
+        allow = (b"allow", ", ".join(methods).encode())
+        await exchange.answer(405, {"detail": "Method Not Allowed"}, more=[allow])
+    else:
+        await handler(exchange)
+
+
+async def not_found(exchange: HttpExchange) -> None:
+    """Answer 404, as both engines do."""
+    await exchange.answer(404, {"detail": "Not Found"})
+
+
+async def echo(exchange: HttpExchange) -> None:
+    """Answer with the body. No engine does it: it shows what arrives of a request that a router passes through."""
+    await exchange.answer(200, exchange.raw, exchange.headers.get("content-type", "application/octet-stream"))
+
+
+def model_cards(
+    name: str, path: str, adapters: Iterable[str], started: int, context_length: int, *, owner: str
+) -> list[dict[str, Any]]:
+    """Return the entries of a model and of its adapters in `/v1/models`.
+
+    Args:
+        name: by which the model is served.
+        started: when the worker was, in seconds since 1970.
+    """
+    card = {"object": "model", "created": started, "owned_by": owner}
+    return [
+        {"id": name, **card, "root": path, "parent": None, "max_model_len": context_length},
+        *({"id": one, **card, "root": one, "parent": name, "max_model_len": None} for one in adapters),
+    ]
+
+
+class EngineApp:
+    """Passes requests to two handlers, and makes their failures into replies.
+
+    Args:
+        engine: wakes its waiters after each request.
+        journal: counts the requests to generate, and takes a record of each other one.
+        generating: the methods that generate, by path.
+        generate: answers these.
+        control: answers everything else.
+    """
+
+    def __init__(
+        self,
+        engine: EmbeddedEngine,
+        journal: WorkerLog,
+        generating: Mapping[str, Sequence[str]],
+        generate: Handler,
+        control: Handler,
+    ) -> None:
+        self._engine = engine
+        self._journal = journal
+        self._generating = generating
+        self._generate = generate
+        self._control = control
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (raw := await read(receive)) is None:
+            return
+        exchange = HttpExchange(scope, receive, send, raw)
+        try:
+            if exchange.method in self._generating.get(exchange.path, ()):
+                self._journal.received += 1
+                await self._generate(exchange)
+            else:
+                record = ControlRecord(exchange.method, exchange.path, exchange.query, exchange.headers, raw)
+                self._journal.add_request(record)
+                await self._control(exchange)
+        except Refused as refused:
+            if isinstance(refused, OutOfRange):
+                self._journal.add_out_of_range(str(refused))
+            await exchange.answer(400, refused.body())
+        finally:
+            self._engine.changed()

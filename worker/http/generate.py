@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from worker.engine.engine import EngineJob, Progress
-from worker.engine.faults import BUSY, GAVE_UP
+from worker.engine.engine import EngineJob, JobProgress
 from worker.engine.script import Fault
 from worker.http.admission import admit
-from worker.http.errors import Refused
-from worker.http.exchange import DONE, EVENTS, PLAIN, HttpExchange, event
+from worker.http.exchange import DONE, EVENTS, PLAIN, HttpExchange, Refused, event
 from worker.http.jobs import Generating, answer_stream, answer_whole, run_to_end, until_left
-from worker.http.wire import Wire
+from worker.http.wire import BUSY, GAVE_UP, Wire
 
 
 class GenerateHandler(Generating[Wire]):
@@ -58,7 +56,7 @@ class GenerateHandler(Generating[Wire]):
             await exchange.answer(int(fault[-3:]), BUSY)
             return
 
-        def made(number: int, job: EngineJob, since: Progress, progress: Progress) -> bytes:
+        def made(number: int, job: EngineJob, since: JobProgress, progress: JobProgress) -> bytes:
             index, version = number if listed else None, self._engine.weight_version
             return self._wire.payload(job, progress, version, since=since, index=index, busy=fault == "abort_503")
 

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
-from worker.engine.engine import NOTHING, Engine, EngineJob, Progress
-from worker.engine.records import GenerationRecord, Journal
+from worker.engine.engine import NOTHING, EmbeddedEngine, EngineJob, JobProgress
+from worker.engine.records import GenerationRecord, WorkerLog
 from worker.engine.sample import ReplyRequest
 from worker.engine.script import Fault
 from worker.http.exchange import DONE, EVENTS, JSON, HttpExchange, event
@@ -18,7 +18,7 @@ W = TypeVar("W")
 
 Reset = Callable[[tuple[Any, ...]], None]
 """Cuts the connection of the client at an address, which no application can do."""
-Made = Callable[[int, EngineJob, Progress, Progress], Any]
+Made = Callable[[int, EngineJob, JobProgress, JobProgress], Any]
 """Returns the payload of an event, for a sample by its number, from one progress to the next; None for no event."""
 
 
@@ -27,9 +27,9 @@ class Generating(Generic[W]):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EmbeddedEngine,
         wire: W,
-        journal: Journal,
+        journal: WorkerLog,
         vocabulary: EngineVocabulary,
         options: WorkerOptions,
         reset: Reset,
@@ -56,7 +56,7 @@ class Generating(Generic[W]):
 
 
 async def until_left(
-    exchange: HttpExchange, engine: Engine, jobs: list[EngineJob], work: Coroutine[Any, Any, None]
+    exchange: HttpExchange, engine: EmbeddedEngine, jobs: list[EngineJob], work: Coroutine[Any, Any, None]
 ) -> None:
     """Answer a request with `work`, unless its client leaves before; its jobs are out of flight then."""
     working = asyncio.ensure_future(work)
@@ -76,7 +76,7 @@ async def until_left(
             engine.retire(job)
 
 
-async def run_to_end(engine: Engine, job: EngineJob) -> Progress:
+async def run_to_end(engine: EmbeddedEngine, job: EngineJob) -> JobProgress:
     """Sample until a reply is complete; return all of it."""
     last = NOTHING
     async for progress in engine.run(job, stream=False):
@@ -102,7 +102,7 @@ async def answer_whole(exchange: HttpExchange, content: bytes, fault: Fault | No
 
 async def answer_stream(
     exchange: HttpExchange,
-    engine: Engine,
+    engine: EmbeddedEngine,
     jobs: Sequence[EngineJob],
     fault: Fault | None,
     reset: Reset,
@@ -142,7 +142,9 @@ async def answer_stream(
         await exchange.part(last() + DONE, last=True)
 
 
-async def _run_stream(engine: Engine, job: EngineJob, number: int, made: Made, events: asyncio.Queue[Any]) -> None:
+async def _run_stream(
+    engine: EmbeddedEngine, job: EngineJob, number: int, made: Made, events: asyncio.Queue[Any]
+) -> None:
     since = NOTHING
     async for progress in engine.run(job, stream=True):
         if progress.finish is not None:

@@ -1,4 +1,4 @@
-"""Replies and stream events in the shapes of SGLang 0.5.23 (`TokenizerManager._handle_batch_output`)."""
+"""Replies and stream events in the shapes of SGLang 0.5.23 (`TokenizerManager._handle_batch_output`), and their faults."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from worker.engine.engine import EngineJob, Progress
-from worker.engine.faults import BUSY_REASON, spoil
-from worker.engine.logprobs import Scored
+from worker.engine.engine import EngineJob, JobProgress
+from worker.engine.script import Fault
+from worker.engine.source import Scored
 from worker.models.vocabulary import EngineVocabulary
 from worker.options import StreamStyle, WorkerOptions
 
@@ -29,10 +29,10 @@ class Wire:
     def payload(
         self,
         job: EngineJob,
-        now: Progress,
+        now: JobProgress,
         current: str,
         *,
-        since: Progress | None = None,
+        since: JobProgress | None = None,
         index: int | None = None,
         busy: bool = False,
     ) -> bytes:
@@ -126,3 +126,50 @@ class Wire:
 
     def _text(self, token: int) -> str:
         return self._vocabulary.decode([token], skip_special_tokens=False)
+
+
+BUSY: dict[str, Any] = {
+    "object": "error",
+    "message": "The request queue is full.",
+    "type": "503",
+    "param": None,
+    "code": 503,
+}
+BUSY_REASON: dict[str, Any] = {
+    "type": "abort",
+    "message": "The request queue is full.",
+    "status_code": 503,
+    "err_type": None,
+}
+GAVE_UP: dict[str, Any] = {
+    "error": {"message": "the engine gave up", "type": "internal_error", "code": 500, "retryable": False}
+}
+
+
+def spoil(payload: dict[str, Any], fault: Fault) -> None:
+    """Make a reply or an event wrong. Its lists are changed in place, so nothing else may hold them."""
+    meta = payload["meta_info"]
+    logprobs = meta.get("output_token_logprobs")
+    match fault:
+        case "late_count" if meta["finish_reason"] is None:
+            meta["completion_tokens"] = (meta["completion_tokens"] + 1) // 2
+        case "wrong_completion_tokens":
+            meta["completion_tokens"] += 1
+        case "wrong_prompt_tokens":
+            meta["prompt_tokens"] = meta.get("prompt_tokens", 0) + 1
+        case "wrong_text":
+            payload["text"] = "What these ids do not say. " + payload["text"]
+        case "wrong_logprob_ids" if logprobs:
+            logprobs[-1] = (logprobs[-1][0], logprobs[-1][1] ^ 1, logprobs[-1][2])
+        case "nan_logprob" if logprobs:
+            logprobs[-1] = (float("nan"), *logprobs[-1][1:])
+        case "null_logprob" if logprobs:
+            logprobs[-1] = (None, *logprobs[-1][1:])
+        case "missing_last_logprob" if logprobs and meta["finish_reason"] is not None:
+            logprobs.pop()
+        case "missing_logprob" if logprobs:
+            logprobs.pop()
+            meta["output_token_logprobs_length"] = len(logprobs)
+        case "no_logprobs":
+            for key in [key for key in meta if "logprobs" in key]:
+                del meta[key]

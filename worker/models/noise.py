@@ -5,9 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from worker.engine.logprobs import Scored, float32
-from worker.engine.sampling import SamplingParams
-from worker.engine.source import TokenDistributions
+from worker.engine.source import SamplingParams, Scored, TokenDistributions, float32
 from worker.models.vocabulary import EngineVocabulary
 
 

@@ -11,10 +11,10 @@ import itertools
 import random
 from dataclasses import replace
 
-from worker.engine.finish import length
-from worker.engine.logprobs import float32
-from worker.engine.sample import ReplyRequest, ReturnOptions, Sample
+from worker.engine.records import length
+from worker.engine.sample import ReplyRequest, ReturnOptions, WorkerSample
 from worker.engine.script import FREE
+from worker.engine.source import float32
 from worker.models.vocabulary import EngineVocabulary
 
 _WORDS = 4096  # different tokens
@@ -46,7 +46,7 @@ class Pool:
         return self._rng.randrange(max(1, _SIZE - length))
 
 
-class PooledReply(Sample):
+class PooledReply(WorkerSample):
     """A slice of the pool, which grows as it is sampled."""
 
     burst = plain_interval = _SIZE

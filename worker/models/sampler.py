@@ -17,9 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.engine.logprobs import Scored
-from worker.engine.sampling import SamplingParams
-from worker.engine.source import TokenDistributions
+from worker.engine.source import SamplingParams, Scored, TokenDistributions
 from worker.models.vocabulary import EngineVocabulary
 
 Floats = NDArray[np.float32]
@@ -60,19 +58,19 @@ class _Reading:
         self._sampling = sampling
         self._seed = seed
 
-    def next(self, output_ids: Sequence[int]) -> Place:
+    def next(self, output_ids: Sequence[int]) -> ModelPlace:
         logits = penalized(
             self._model.next_logprobs([*self._prompt, *output_ids]), output_ids, self._sampling, self._stops
         )
         # Seeded by the place, so that a token does not depend on what other replies sample in the meantime.
-        return Place(logits, self._sampling, np.random.default_rng([*self._seed, len(output_ids)]))
+        return ModelPlace(logits, self._sampling, np.random.default_rng([*self._seed, len(output_ids)]))
 
-    def read(self, position: int) -> Place:
+    def read(self, position: int) -> ModelPlace:
         logits = self._model.next_logprobs(self._prompt[:position])
-        return Place(logits, SamplingParams(), np.random.default_rng(0))
+        return ModelPlace(logits, SamplingParams(), np.random.default_rng(0))
 
 
-class Place:
+class ModelPlace:
     """The distribution of one token.
 
     Args:

@@ -8,9 +8,8 @@ from typing import Any
 
 import msgspec
 
-from worker.engine.engine import Engine, EngineJob, PauseMode
-from worker.http.exchange import Handler, HttpExchange
-from worker.http.routes import ANY, BOTH, GET, POST, dispatch, echo, model_cards, not_found
+from worker.engine.engine import EmbeddedEngine, EngineJob, PauseMode
+from worker.http.exchange import ANY, BOTH, GET, POST, Handler, HttpExchange, dispatch, echo, model_cards, not_found
 from worker.models.vocabulary import EngineVocabulary
 from worker.options import WorkerOptions
 
@@ -27,7 +26,7 @@ class VllmControl:
     """
 
     def __init__(
-        self, engine: Engine, vocabulary: EngineVocabulary, tokenizer_path: str, options: WorkerOptions
+        self, engine: EmbeddedEngine, vocabulary: EngineVocabulary, tokenizer_path: str, options: WorkerOptions
     ) -> None:
         self.unhealthy = False
         self.adapters = list(options.adapters)

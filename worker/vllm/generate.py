@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from worker.engine.engine import EngineJob, Progress
+from worker.engine.engine import EngineJob, JobProgress
 from worker.engine.script import Fault
 from worker.http.exchange import HttpExchange, event
 from worker.http.jobs import Generating, answer_stream, answer_whole, run_to_end, until_left
@@ -61,7 +61,7 @@ class VllmGenerateHandler(Generating[VllmWire]):
         if await self._failed(exchange, fault, stream=True):
             return
 
-        def made(number: int, job: EngineJob, since: Progress, progress: Progress) -> dict[str, Any] | None:
+        def made(number: int, job: EngineJob, since: JobProgress, progress: JobProgress) -> dict[str, Any] | None:
             payload = self._wire.event(request, job, number, since, progress)
             if payload is not None:
                 _spoil(payload, fault)

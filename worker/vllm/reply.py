@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tokenizers.decoders import DecodeStream
 
-from worker.engine.finish import ABORTED, length, stop
 from worker.engine.generated_reply import GeneratedReply
+from worker.engine.records import ABORTED, length, stop
 from worker.engine.sample import ReplyRequest
 from worker.engine.source import Source
 from worker.models.vocabulary import EngineVocabulary

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from worker.engine.sample import ReplyRequest, ReturnOptions
-from worker.engine.sampling import SamplingParams
+from worker.engine.source import SamplingParams
 from worker.models.vocabulary import EngineVocabulary
 
 COMPLETIONS = "/v1/completions"

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from worker.engine.engine import NOTHING, EngineJob, Progress
-from worker.engine.logprobs import Scored
+from worker.engine.engine import NOTHING, EngineJob, JobProgress
+from worker.engine.source import Scored
 from worker.models.vocabulary import EngineVocabulary
 from worker.vllm.request import VllmRequest
 
@@ -22,7 +22,7 @@ class VllmWire:
         self._vocabulary = vocabulary
         self._model = model
 
-    def whole(self, request: VllmRequest, jobs: Sequence[EngineJob], ends: Sequence[Progress]) -> dict[str, Any]:
+    def whole(self, request: VllmRequest, jobs: Sequence[EngineJob], ends: Sequence[JobProgress]) -> dict[str, Any]:
         """Return the reply to a request."""
         choices = [
             self._choice(request, job, number, NOTHING, end)
@@ -56,7 +56,7 @@ class VllmWire:
         }
 
     def event(
-        self, request: VllmRequest, job: EngineJob, number: int, since: Progress, now: Progress
+        self, request: VllmRequest, job: EngineJob, number: int, since: JobProgress, now: JobProgress
     ) -> dict[str, Any] | None:
         """Return what is new of a choice; None if nothing is worth an event."""
         text = now.text[len(since.text) :] if request.texts else ""
@@ -102,7 +102,7 @@ class VllmWire:
         }
 
     def _choice(
-        self, request: VllmRequest, job: EngineJob, number: int, since: Progress, now: Progress
+        self, request: VllmRequest, job: EngineJob, number: int, since: JobProgress, now: JobProgress
     ) -> dict[str, Any]:
         sample, finish = job.sample, now.finish
         ids = sample.output_ids[since.count : now.count]
@@ -146,7 +146,9 @@ class VllmWire:
         text = self._text(scored[1])
         return {"token": text, "logprob": max(scored[0] or 0.0, _FLOOR), "bytes": list(text.encode())}
 
-    def _flat_logprobs(self, request: VllmRequest, job: EngineJob, since: Progress, now: Progress) -> dict[str, Any]:
+    def _flat_logprobs(
+        self, request: VllmRequest, job: EngineJob, since: JobProgress, now: JobProgress
+    ) -> dict[str, Any]:
         places = [self._scored(job, at) for at in range(since.count, now.count)]
 
         def spelled(token: int) -> str:

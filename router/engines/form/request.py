@@ -10,9 +10,8 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.form import request_checks, segments
-from router.engines.form.fields import parse_object, typed
+from router.engines.form.fields import parse_object, read_ids, read_texts, typed
 from router.engines.form.limits import LONGEST_NAME, PROMPT_LIMITS, PromptLimits
-from router.engines.form.prompt_fields import read_ids, read_texts
 from router.engines.form.segments import Segment
 from router.engines.form.worker_request import WorkerRequest
 from router.engines.json import JSON_ERRORS, NULL, is_list, is_null

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from router.engines.engine import Answer, Call, Exchange, Introduction, KnownWorker, Question
+from router.engines.engine import EngineAnswer, EngineCall, EngineExchange, Introduction, KnownWorker, Question
 from router.engines.form.fleet_paths import FleetPath
 from router.engines.form.kv_events import KvReader, KvSource, configured_source
 from router.engines.json import JSON_ERRORS
 from router.engines.vllm.fleet import OWN_PATHS, fleet_exchange, weight_version
-from router.engines.vllm.generation import Generation
+from router.engines.vllm.generation import VllmGeneration
 from router.engines.vllm.requests import COMPLETIONS, CONTEXT, DEV_MODE, GENERATE, SCALE_OUT, read
 from router.errors import RouterError
 
@@ -100,7 +100,7 @@ class Vllm:
             return True
         return found.version is not None and set(msgspec.json.decode(description)) == {"version"}
 
-    def introduction(self, answers: Mapping[str, Answer]) -> Introduction:
+    def introduction(self, answers: Mapping[str, EngineAnswer]) -> Introduction:
         """See `Engine`. Nothing is generated: an endpoint that is open refuses the question.
 
         Versions before 0.32 may have `GENERATE`, too, and answer with ids alone: they ignore `output_mode`.
@@ -132,15 +132,15 @@ class Vllm:
         abilities = {SCALE_OUT: returns_text, DEV_MODE: told.status == 200, f"{CONTEXT}{context}": context is not None}
         return Introduction(None, frozenset(name for name, has in abilities.items() if has), weight_version(told.body))
 
-    def exchange(self, call: Call, worker: KnownWorker) -> Exchange | Answer | None:
+    def exchange(self, call: EngineCall, worker: KnownWorker) -> EngineExchange | EngineAnswer | None:
         """See `Engine`."""
         path = call.target.partition("?")[0]
         if path != "/generate" or call.method not in ("POST", "PUT"):
             return fleet_exchange(call, worker)
         try:
-            return Generation(read(call.body or b"", worker.abilities), worker.version, cumulative=self._cumulative)
+            return VllmGeneration(read(call.body or b"", worker.abilities), worker.version, cumulative=self._cumulative)
         except RouterError as error:
-            return Answer(error.status, msgspec.json.encode(error.body()))
+            return EngineAnswer(error.status, msgspec.json.encode(error.body()))
 
 
 def _context(tokenized: bytes) -> int | None:

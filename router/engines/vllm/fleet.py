@@ -25,13 +25,13 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from router.engines.engine import Answer, Call, Exchange, KnownWorker, UntranslatableError
+from router.engines.engine import EngineAnswer, EngineCall, EngineExchange, KnownWorker, UntranslatableError
 from router.engines.form.fleet_paths import Body, FleetPath, Query
 from router.engines.json import JSON_ERRORS
 from router.engines.vllm.requests import DEV_MODE, SCALE_OUT, engine_ids
 
-_Done = Callable[[Any], Answer]
-_Translation = Callable[[Body, KnownWorker], Exchange | Answer]
+_Done = Callable[[Any], EngineAnswer]
+_Translation = Callable[[Body, KnownWorker], EngineExchange | EngineAnswer]
 
 
 def _aborts(_: Body, query: Query) -> bool:
@@ -80,20 +80,20 @@ class _NoStream:
 class _Steps(_NoStream):
     """Calls to one worker, one after the other. The first that fails is the answer, in vLLM's words."""
 
-    def __init__(self, *calls: Call, done: _Done) -> None:
+    def __init__(self, *calls: EngineCall, done: _Done) -> None:
         """`done` makes the answer of the JSON of the last one, None without any."""
-        self.calls: Sequence[Call] = calls[:1]
+        self.calls: Sequence[EngineCall] = calls[:1]
         self._rest = calls[1:]
         self._done = done
 
-    def whole(self, answers: Sequence[Answer]) -> Answer | Exchange:
+    def whole(self, answers: Sequence[EngineAnswer]) -> EngineAnswer | EngineExchange:
         answer = answers[-1]
         if answer.status != 200:
             return answer
         return _Steps(*self._rest, done=self._done) if self._rest else self._done(_decoded(answer.body))
 
 
-def fleet_exchange(call: Call, worker: KnownWorker) -> Exchange | Answer | None:
+def fleet_exchange(call: EngineCall, worker: KnownWorker) -> EngineExchange | EngineAnswer | None:
     """Return how a call other than a generation reaches a worker; None: as it is."""
     path = call.target.partition("?")[0]
     translation = _TRANSLATIONS.get((call.method, path))
@@ -114,19 +114,19 @@ def weight_version(info: bytes) -> str | None:
     return version if isinstance(version, str) else None
 
 
-def _abort(body: Body, worker: KnownWorker) -> Exchange | Answer:
+def _abort(body: Body, worker: KnownWorker) -> EngineExchange | EngineAnswer:
     rid = body.get("rid")
     if body.get("abort_all"):
         return _in_dev_mode(worker, "an abort of all", _post("/abort_requests", {}))
     if not isinstance(rid, str) or not rid:
-        return Answer(200, b"")
+        return EngineAnswer(200, b"")
     names = {"request_ids": engine_ids(rid)}
     if SCALE_OUT in worker.abilities:
         return _Steps(_post("/inference/v1/abort_requests", names), done=_empty)
     return _in_dev_mode(worker, "an abort (without --enable-scale-out)", _post("/abort_requests", names))
 
 
-def _pause(body: Body, worker: KnownWorker) -> Exchange | Answer:
+def _pause(body: Body, worker: KnownWorker) -> EngineExchange | EngineAnswer:
     mode = body.get("mode", "abort")
     if not isinstance(mode, str) or mode not in _PAUSES:
         return _refusal(f"`mode` is 'abort', 'retract' or 'in_place', not {mode!r}")
@@ -136,15 +136,15 @@ def _pause(body: Body, worker: KnownWorker) -> Exchange | Answer:
     return _in_dev_mode(worker, "a pause", *calls, done=_message("Generation paused successfully."))
 
 
-def _continue(_: Body, worker: KnownWorker) -> Exchange | Answer:
+def _continue(_: Body, worker: KnownWorker) -> EngineExchange | EngineAnswer:
     return _in_dev_mode(worker, "a pause", _post("/resume"), done=_message("Generation continued successfully."))
 
 
-def _flush(_: Body, worker: KnownWorker) -> Exchange | Answer:
+def _flush(_: Body, worker: KnownWorker) -> EngineExchange | EngineAnswer:
     return _in_dev_mode(worker, "flushing the cache", _post("/reset_prefix_cache"), done=_flushed)
 
 
-def _update_version(body: Body, worker: KnownWorker) -> Exchange | Answer:
+def _update_version(body: Body, worker: KnownWorker) -> EngineExchange | EngineAnswer:
     version = body.get("new_version")
     if not isinstance(version, str):
         return _refusal("`new_version` is missing, or no string")
@@ -156,7 +156,7 @@ def _update_version(body: Body, worker: KnownWorker) -> Exchange | Answer:
     return _in_dev_mode(worker, "an abort of what runs (see `abort_all_requests`)", *calls, done=_updated(version))
 
 
-def _update_from_disk(body: Body, worker: KnownWorker) -> Exchange | Answer:
+def _update_from_disk(body: Body, worker: KnownWorker) -> EngineExchange | EngineAnswer:
     path, version = body.get("model_path"), body.get("weight_version")
     if not isinstance(path, str):
         return _refusal("`model_path` is missing, or no string")
@@ -169,7 +169,7 @@ def _update_from_disk(body: Body, worker: KnownWorker) -> Exchange | Answer:
     return _in_dev_mode(worker, "weights from disk", *calls, done=_updated(version))
 
 
-def _release_memory(body: Body, worker: KnownWorker) -> Exchange | Answer:
+def _release_memory(body: Body, worker: KnownWorker) -> EngineExchange | EngineAnswer:
     tags = body.get("tags")
     if tags not in (None, [], ["kv_cache"]):
         return _refusal(f"a vLLM worker releases all of its memory, or the `kv_cache`, not {tags!r} alone")
@@ -177,7 +177,7 @@ def _release_memory(body: Body, worker: KnownWorker) -> Exchange | Answer:
     return _in_dev_mode(worker, "sleep (with --enable-sleep-mode)", _post(path))
 
 
-def _resume_memory(body: Body, worker: KnownWorker) -> Exchange | Answer:
+def _resume_memory(body: Body, worker: KnownWorker) -> EngineExchange | EngineAnswer:
     tags = body.get("tags") or []
     query = "?" + urlencode([("tags", tag) for tag in tags]) if isinstance(tags, list) and tags else ""
     return _in_dev_mode(worker, "sleep (with --enable-sleep-mode)", _post(f"/wake_up{query}"))
@@ -186,7 +186,7 @@ def _resume_memory(body: Body, worker: KnownWorker) -> Exchange | Answer:
 class _Adapter(_Steps):
     """A call about an adapter. A worker that takes no adapters lacks the path, and its 404 does not say why."""
 
-    def whole(self, answers: Sequence[Answer]) -> Answer | Exchange:
+    def whole(self, answers: Sequence[EngineAnswer]) -> EngineAnswer | EngineExchange:
         said = _decoded(answers[-1].body)
         if answers[-1].status == 404 and not (isinstance(said, dict) and "error" in said):
             settings = "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
@@ -203,11 +203,11 @@ class _Description(_NoStream):
 
     def __init__(self, _: Body, worker: KnownWorker) -> None:
         self._version = worker.version
-        self.calls: Sequence[Call] = [Call("GET", "/v1/models")]
+        self.calls: Sequence[EngineCall] = [EngineCall("GET", "/v1/models")]
         if DEV_MODE in worker.abilities:
-            self.calls = [*self.calls, Call("GET", "/weight_info")]
+            self.calls = [*self.calls, EngineCall("GET", "/weight_info")]
 
-    def whole(self, answers: Sequence[Answer]) -> Answer | Exchange:
+    def whole(self, answers: Sequence[EngineAnswer]) -> EngineAnswer | EngineExchange:
         models = _decoded(answers[0].body)
         if answers[0].status != 200 or len(answers) < len(self.calls) or not isinstance(models, dict):
             return answers[-1]
@@ -221,7 +221,7 @@ class _Description(_NoStream):
             "weight_version": weight_version(answers[1].body) if len(answers) > 1 else self._version(),
             "context_length": card.get("max_model_len"),
         }
-        return Answer(200, msgspec.json.encode(info))
+        return EngineAnswer(200, msgspec.json.encode(info))
 
 
 _TRANSLATIONS: Mapping[tuple[str, str], _Translation] = {
@@ -244,42 +244,46 @@ _TRANSLATIONS: Mapping[tuple[str, str], _Translation] = {
 }
 
 
-def _in_dev_mode(worker: KnownWorker, what: str, *calls: Call, done: _Done | None = None) -> Exchange | Answer:
+def _in_dev_mode(
+    worker: KnownWorker, what: str, *calls: EngineCall, done: _Done | None = None
+) -> EngineExchange | EngineAnswer:
     if DEV_MODE not in worker.abilities:
         return _lacks_dev_mode(what)
     return _Steps(*calls, done=done or _empty)
 
 
-def _lacks_dev_mode(what: str) -> Answer:
+def _lacks_dev_mode(what: str) -> EngineAnswer:
     return _refusal(f"{what} needs a vLLM worker that was started with VLLM_SERVER_DEV_MODE=1", 501)
 
 
-def _refusal(message: str, status: int = 400) -> Answer:
+def _refusal(message: str, status: int = 400) -> EngineAnswer:
     kind = "BadRequestError" if status == 400 else "NotImplementedError"
-    return Answer(status, msgspec.json.encode({"error": {"message": message, "type": kind, "code": status}}))
+    return EngineAnswer(status, msgspec.json.encode({"error": {"message": message, "type": kind, "code": status}}))
 
 
-def _post(target: str, body: Body | None = None) -> Call:
-    return Call("POST", target, None if body is None else msgspec.json.encode(body))
+def _post(target: str, body: Body | None = None) -> EngineCall:
+    return EngineCall("POST", target, None if body is None else msgspec.json.encode(body))
 
 
-def _empty(_: Any) -> Answer:
-    return Answer(200, b"")
+def _empty(_: Any) -> EngineAnswer:
+    return EngineAnswer(200, b"")
 
 
 def _message(text: str) -> _Done:
-    return lambda _: Answer(200, msgspec.json.encode({"success": True, "message": text, "status": "ok"}))
+    return lambda _: EngineAnswer(200, msgspec.json.encode({"success": True, "message": text, "status": "ok"}))
 
 
-def _flushed(said: Any) -> Answer:
+def _flushed(said: Any) -> EngineAnswer:
     done = isinstance(said, dict) and said.get("success") is True
     message = "Cache flushed." if done else "Flush cache failed."
-    return Answer(200 if done else 400, msgspec.json.encode({"success": done, "message": message}))
+    return EngineAnswer(200 if done else 400, msgspec.json.encode({"success": done, "message": message}))
 
 
 def _updated(version: Any) -> _Done:
     message = "Succeeded to update model weights." if version is None else f"Weight version updated to {version}"
-    return lambda _: Answer(200, msgspec.json.encode({"success": True, "message": message, "new_version": version}))
+    return lambda _: EngineAnswer(
+        200, msgspec.json.encode({"success": True, "message": message, "new_version": version})
+    )
 
 
 def _decoded(body: bytes) -> Any:

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.engines.engine import Answer, Call, UntranslatableError
+from router.engines.engine import EngineAnswer, EngineCall, UntranslatableError
 from router.engines.events import DONE
 from router.engines.json import JSON_ERRORS, is_null
 from router.engines.vllm.replies import (
     Body,
-    Choice,
     Logprobs,
-    Usage,
     VersionSpan,
+    VllmChoice,
+    VllmUsage,
     check_prompt,
     entries,
     finish,
@@ -26,19 +26,19 @@ from router.engines.vllm.replies import (
     read,
     versions,
 )
-from router.engines.vllm.requests import Asked, Prompt
+from router.engines.vllm.requests import Asked, VllmPrompt
 
 _NONE = Raw(b"null")
-_NOTHING = Usage()
+_NOTHING = VllmUsage()
 _OK = 200
 
 
-class Generation:
+class VllmGeneration:
     """The exchange for a body of `/generate`."""
 
     def __init__(self, asked: Asked, known: Callable[[], str | None], *, cumulative: bool) -> None:
         """`known`: the version that the router knows. `cumulative`: each event of a stream repeats all before it."""
-        self.calls: Sequence[Call] = [prompt.call for prompt in asked.prompts]
+        self.calls: Sequence[EngineCall] = [prompt.call for prompt in asked.prompts]
         self.stream = asked.stream
         self._asked = asked
         self._known = known
@@ -49,8 +49,8 @@ class Generation:
             for prompt, index in zip(asked.prompts, indexes, strict=True)
         ]
 
-    def whole(self, answers: Sequence[Answer]) -> Answer:
-        """See `Exchange`. An error of the worker is passed on."""
+    def whole(self, answers: Sequence[EngineAnswer]) -> EngineAnswer:
+        """See `EngineExchange`. An error of the worker is passed on."""
         if len(answers) == 1 and answers[0].status != _OK:
             return _error(answers[0])
         if self.stream:
@@ -60,10 +60,10 @@ class Generation:
             for prompt, answer in zip(self._asked.prompts, answers, strict=True)
             for reply in self._replies(prompt, read(answer.body))
         ]
-        return Answer(_OK, msgspec.json.encode(replies if self._asked.listed else replies[0]))
+        return EngineAnswer(_OK, msgspec.json.encode(replies if self._asked.listed else replies[0]))
 
     def event(self, number: int, data: bytes) -> bytes:
-        """See `Exchange`. An error ends the stream: its other generations cannot be told apart from cut ones."""
+        """See `EngineExchange`. An error ends the stream: its other generations cannot be told apart from cut ones."""
         if self.over:
             return b""
         stream = self._streams[number]
@@ -76,7 +76,7 @@ class Generation:
             raise UntranslatableError("it ended before its [DONE]")
         return b"data: [DONE]\n\n"
 
-    def _replies(self, prompt: Prompt, body: Body) -> list[dict[str, Any]]:
+    def _replies(self, prompt: VllmPrompt, body: Body) -> list[dict[str, Any]]:
         if not is_null(body.error):
             raise UntranslatableError(
                 f"it is an error with status 200: {bytes(body.error)[:200].decode(errors='replace')}"
@@ -107,7 +107,7 @@ class _ErrorBody(msgspec.Struct):
     error: _ErrorFields
 
 
-def _error(answer: Answer) -> Answer:
+def _error(answer: EngineAnswer) -> EngineAnswer:
     """Return a worker's error as SGLang would send it: an adapter that is not there is a bad request, not a missing page."""
     if answer.status != 404:
         return answer
@@ -115,7 +115,7 @@ def _error(answer: Answer) -> Answer:
         about = msgspec.json.decode(answer.body, type=_ErrorBody).error.param
     except JSON_ERRORS:
         return answer
-    return Answer(400, answer.body.replace(b'"code":404', b'"code":400')) if about == "model" else answer
+    return EngineAnswer(400, answer.body.replace(b'"code":404', b'"code":400')) if about == "model" else answer
 
 
 class _Sample:
@@ -132,7 +132,7 @@ class _Sample:
         self._ids = b""
         self._lists: dict[str, bytes] = {}
 
-    def take(self, choice: Choice, prompt: Prompt) -> None:
+    def take(self, choice: VllmChoice, prompt: VllmPrompt) -> None:
         """Add what is new. Raise UntranslatableError."""
         if self.finished:
             raise UntranslatableError(f"choice {choice.index} goes on after its end")
@@ -155,7 +155,12 @@ class _Sample:
         self._lists = dict.fromkeys(self._lists, b"")
 
     def event(
-        self, choice: Choice, prompt: Prompt, read_ids: tuple[Raw, int | None], more: dict[str, Any], usage: Usage
+        self,
+        choice: VllmChoice,
+        prompt: VllmPrompt,
+        read_ids: tuple[Raw, int | None],
+        more: dict[str, Any],
+        usage: VllmUsage,
     ) -> bytes:
         """Return an event with what has come. `read_ids`: the prompt's, and their number; `more`: for `meta_info`."""
         meta: dict[str, Any] = {
@@ -195,7 +200,7 @@ class PromptStream:
     """
 
     def __init__(
-        self, prompt: Prompt, first_index: int | None, known: Callable[[], str | None], *, cumulative: bool
+        self, prompt: VllmPrompt, first_index: int | None, known: Callable[[], str | None], *, cumulative: bool
     ) -> None:
         """`first_index`: of the first sample in the whole reply; None if there is only one. `known`: see `versions`."""
         self._prompt = prompt
@@ -205,8 +210,8 @@ class PromptStream:
             for number, rid in enumerate(prompt.rids)
         ]
         self._read_ids: tuple[Raw, int | None] = _NONE, None
-        self._held: Choice | None = None
-        self._usage: Usage | None = None
+        self._held: VllmChoice | None = None
+        self._usage: VllmUsage | None = None
         self.done = False
         self.failed = False
 
@@ -230,7 +235,7 @@ class PromptStream:
             self._check(body.usage)
         return out
 
-    def _choice(self, choice: Choice, told_above: Raw) -> bytes:
+    def _choice(self, choice: VllmChoice, told_above: Raw) -> bytes:
         if not 0 <= choice.index < len(self._samples):
             raise UntranslatableError(f"there is no choice {choice.index}")
         if is_null(self._read_ids[0]):
@@ -248,7 +253,7 @@ class PromptStream:
             return b""
         return self._last(choice, _NOTHING)
 
-    def _last(self, choice: Choice, usage: Usage) -> bytes:
+    def _last(self, choice: VllmChoice, usage: VllmUsage) -> bytes:
         sample = self._samples[choice.index]
         spans = None if self._prompt.empty else choice.weight_versions
         return sample.event(choice, self._prompt, self._read_ids, self._versions(spans, sample.count), usage)
@@ -256,14 +261,14 @@ class PromptStream:
     def _versions(self, spans: Sequence[VersionSpan] | None, count: int) -> dict[str, Any]:
         return versions(spans, count, self._known, can_be_told=self._prompt.can_be_told)
 
-    def _check(self, usage: Usage) -> None:
+    def _check(self, usage: VllmUsage) -> None:
         """Raise UntranslatableError if samples of a prompt have lost tokens: it is unknown which of them have."""
         count = sum(sample.count for sample in self._samples)
         told = usage.completion_tokens
         if len(self._samples) > 1 and not self._prompt.empty and told not in (None, count):
             raise UntranslatableError(f"it counts {told} tokens, and {count} have come")
 
-    def _release(self, usage: Usage) -> bytes:
+    def _release(self, usage: VllmUsage) -> bytes:
         choice, self._held = self._held, None
         return b"" if choice is None else self._last(choice, usage)
 
@@ -275,10 +280,10 @@ class PromptStream:
         if unfinished and (self._usage is None or any(self._samples[number].count for number in unfinished)):
             raise UntranslatableError(f"choices {unfinished} have no end")
         for number in unfinished:
-            out += self._aborted(Choice(number, "", [], Logprobs(token_logprobs=[]), "abort"), self._usage)
+            out += self._aborted(VllmChoice(number, "", [], Logprobs(token_logprobs=[]), "abort"), self._usage)
         return out
 
-    def _aborted(self, choice: Choice, usage: Usage | None) -> bytes:
+    def _aborted(self, choice: VllmChoice, usage: VllmUsage | None) -> bytes:
         """Return the event for a generation that `/v1/completions` leaves out: it was aborted before its first token."""
         if self._read_ids[1] is None and usage is not None:
             self._read_ids = _NONE, usage.prompt_tokens

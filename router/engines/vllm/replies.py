@@ -15,7 +15,7 @@ from msgspec import Raw
 from router.engines.engine import UntranslatableError
 from router.engines.form.reply import DEFAULT_VERSION
 from router.engines.json import JSON_ERRORS, is_null
-from router.engines.vllm.requests import Prompt
+from router.engines.vllm.requests import VllmPrompt
 
 _CLAMPED = -9999.0
 """What vLLM prints for a logprob that is infinite or not a number. The real one is unknown, so it becomes null."""
@@ -45,7 +45,7 @@ class VersionSpan(msgspec.Struct):
     end: int
 
 
-class Choice(msgspec.Struct):
+class VllmChoice(msgspec.Struct):
     """One generation, or what is new of it in an event of a stream."""
 
     index: int
@@ -68,7 +68,7 @@ class _Details(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class VllmUsage(msgspec.Struct):
     """The worker's own counts, of all samples together."""
 
     prompt_tokens: int | None = None
@@ -80,7 +80,7 @@ class Usage(msgspec.Struct):
         """Tokens of the prompt that were cached; 0 if the worker does not tell (`--enable-prompt-tokens-details`)."""
         return (self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens) or 0
 
-    def sampled(self, prompt: Prompt, count: int) -> int:
+    def sampled(self, prompt: VllmPrompt, count: int) -> int:
         """Return `completion_tokens` for a reply with `count` tokens: by the worker's count, if that is of this reply alone.
 
         It shows whether a reply lost tokens on its way.
@@ -92,8 +92,8 @@ class Usage(msgspec.Struct):
 class Body(msgspec.Struct):
     """A reply in one piece, or one event of a stream."""
 
-    choices: list[Choice] = []
-    usage: Usage | None = None
+    choices: list[VllmChoice] = []
+    usage: VllmUsage | None = None
     prompt_token_ids: Raw = Raw(b"null")
     kv_transfer_params: Raw = Raw(b"null")
     ec_transfer_params: Raw = Raw(b"null")
@@ -120,7 +120,7 @@ def read(data: bytes) -> Body:
         raise UntranslatableError(str(error)) from error
 
 
-def check_prompt(prompt: Prompt, told: Raw) -> int | None:
+def check_prompt(prompt: VllmPrompt, told: Raw) -> int | None:
     """Return the number of tokens that the worker read; None if it did not say. Raise UntranslatableError for other tokens."""
     if is_null(told):
         if prompt.ids is not None:
@@ -138,7 +138,7 @@ def check_prompt(prompt: Prompt, told: Raw) -> int | None:
     return len(read_ids)
 
 
-def new_ids(choice: Choice) -> list[int]:
+def new_ids(choice: VllmChoice) -> list[int]:
     """Return the sampled ids of a choice. Raise UntranslatableError."""
     ids = choice.token_ids
     if ids is None:
@@ -148,7 +148,7 @@ def new_ids(choice: Choice) -> list[int]:
     return ids
 
 
-def new_logprobs(choice: Choice, count: int) -> list[float | None]:
+def new_logprobs(choice: VllmChoice, count: int) -> list[float | None]:
     """Return the logprobs of the sampled ids of a choice, `count` of them; only nulls if fewer came.
 
     Raise UntranslatableError if more came: then ids are missing.
@@ -170,7 +170,7 @@ def _known(logprob: float | None) -> float | None:
     return None if logprob == _CLAMPED else logprob
 
 
-def entries(choice: Choice, prompt: Prompt, ids: Sequence[int]) -> dict[str, Any]:
+def entries(choice: VllmChoice, prompt: VllmPrompt, ids: Sequence[int]) -> dict[str, Any]:
     """Return the fields of `meta_info` with logprobs of a choice's sampled tokens."""
     values = new_logprobs(choice, len(ids))
     texts: Sequence[str | None] = [None] * len(ids)
@@ -215,7 +215,7 @@ def _of_ids(candidates: dict[int, float | None], wanted: Sequence[int]) -> list[
     return [(candidates.get(token), token, None) for token in wanted]
 
 
-def prompt_entries(choice: Choice, prompt: Prompt) -> dict[str, Any]:
+def prompt_entries(choice: VllmChoice, prompt: VllmPrompt) -> dict[str, Any]:
     """Return the fields of `meta_info` with logprobs of the prompt's own tokens."""
     if prompt.prompt_from is None:
         return {"input_token_logprobs": []}
@@ -247,7 +247,7 @@ def _best(candidates: dict[int, _PromptLogprob], count: int) -> list[tuple[float
     return sorted(known, key=lambda one: _CLAMPED if one[0] is None else one[0], reverse=True)[:count]
 
 
-def finish(choice: Choice, tokens: int, last: int | None) -> dict[str, Any]:
+def finish(choice: VllmChoice, tokens: int, last: int | None) -> dict[str, Any]:
     """Return SGLang's `finish_reason`. `tokens`: how many were sampled; `last`: the last of them."""
     if choice.finish_reason == "length":
         return {"type": "length", "length": tokens}
@@ -284,7 +284,7 @@ def versions(
 
 
 def printed_whole(
-    choice: Choice, prompt: Prompt, body: Body, told_ids: Raw, known: Callable[[], str | None]
+    choice: VllmChoice, prompt: VllmPrompt, body: Body, told_ids: Raw, known: Callable[[], str | None]
 ) -> dict[str, Any]:
     """Return SGLang's reply for a finished choice of a body, to be printed. Raise UntranslatableError.
 
@@ -296,7 +296,7 @@ def printed_whole(
     if choice.finish_reason is None:
         raise UntranslatableError("it is not finished")
     if prompt.empty:
-        choice = Choice(
+        choice = VllmChoice(
             choice.index, "", [], Logprobs(token_logprobs=[]), "length", None, told_ids, choice.prompt_logprobs
         )
         ids = []

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from router.engines.engine import Call
+from router.engines.engine import EngineCall
 from router.engines.form.fields import parse_object, typed
 from router.engines.form.worker_request import new_rid
 from router.engines.json import is_list, is_nested, is_null
@@ -62,7 +62,7 @@ _OWN = ("cache_salt", "session_id", "kv_transfer_params", "ec_transfer_params")
 """vLLM's fields beside the sampling parameters. They pass unchanged."""
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class VllmPrompt(msgspec.Struct, frozen=True):
     """What is asked for one prompt, and what its reply needs of that.
 
     Attributes:
@@ -79,7 +79,7 @@ class Prompt(msgspec.Struct, frozen=True):
         can_be_told: the worker takes the version of its weights, and so knows it.
     """
 
-    call: Call
+    call: EngineCall
     ids: Raw | None
     rids: tuple[str, ...]
     empty: bool
@@ -95,7 +95,7 @@ class Prompt(msgspec.Struct, frozen=True):
 class Asked(msgspec.Struct, frozen=True):
     """A whole body of `/generate`. `listed`: the reply is a list."""
 
-    prompts: list[Prompt]
+    prompts: list[VllmPrompt]
     listed: bool
     stream: bool
 
@@ -126,7 +126,7 @@ def read(body: bytes, abilities: frozenset[str]) -> Asked:
         raise BadRequestError(f"`{key}` is empty, or has an empty prompt in it")
     stream = typed(fields, "stream", bool, "true or false") is True
     lists = _Lists(fields)
-    asked: list[Prompt] = []
+    asked: list[VllmPrompt] = []
     for number, one in enumerate(prompts):
         asked.append(_Reader(lists, number, batch=batch).prompt(one, stream, abilities))
         if len(asked[number].rids) != len(asked[0].rids):
@@ -174,7 +174,7 @@ class _Reader:
         self._number = number
         self._batch = batch
 
-    def prompt(self, prompt: Raw, stream: bool, abilities: frozenset[str]) -> Prompt:
+    def prompt(self, prompt: Raw, stream: bool, abilities: frozenset[str]) -> VllmPrompt:
         sampling = self._own("sampling_params", dict[str, Any], "an object") or {}
         params = translated(sampling)
         logprobs = self._own("return_logprob", bool, "true or false") is True
@@ -209,8 +209,8 @@ class _Reader:
             call = _completions(body, prompt, params, logprobs=logprobs, top=top, token_ids=token_ids, texts=texts)
         if prompt_from is not None:
             call["prompt_logprobs"] = top
-        return Prompt(
-            Call("POST", GENERATE if versions else COMPLETIONS, msgspec.json.encode(call)),
+        return VllmPrompt(
+            EngineCall("POST", GENERATE if versions else COMPLETIONS, msgspec.json.encode(call)),
             prompt if is_list(prompt) else None,
             tuple(new_rid() for _ in range(samples)) if rid is None or samples > 1 else (rid,),
             sampling.get("max_new_tokens") == 0,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engines.engine import Answer, Call, Engine, Exchange, Introduction, KnownWorker, Question
+from router.engines.engine import Engine, EngineAnswer, EngineCall, EngineExchange, Introduction, KnownWorker, Question
 from router.engines.engine import UntranslatableError as Untranslatable
 from router.engines.sglang.engine import SGLANG
 from router.http.reply_body import is_event_stream
@@ -66,13 +66,13 @@ class Doubling:
 
     def __init__(self, stream: bool, paths: Sequence[str] = ("/a", "/b")) -> None:
         self.over = False
-        self.calls: Sequence[Call] = [Call("POST", path, path[1:].encode()) for path in paths]
+        self.calls: Sequence[EngineCall] = [EngineCall("POST", path, path[1:].encode()) for path in paths]
         self.stream = stream
 
-    def whole(self, answers: Sequence[Answer]) -> Answer:
+    def whole(self, answers: Sequence[EngineAnswer]) -> EngineAnswer:
         if answers[0].body == b"garbage":
             raise Untranslatable("garbage")
-        return Answer(answers[0].status, b"+".join(answer.body for answer in answers))
+        return EngineAnswer(answers[0].status, b"+".join(answer.body for answer in answers))
 
     def event(self, number: int, data: bytes) -> bytes:
         if data == b"garbage":
@@ -96,12 +96,12 @@ class Other:
     def recognises(self, description: bytes) -> bool:
         return False
 
-    def introduction(self, answers: Mapping[str, Answer]) -> Introduction:
+    def introduction(self, answers: Mapping[str, EngineAnswer]) -> Introduction:
         return Introduction()
 
-    def exchange(self, call: Call, worker: KnownWorker) -> Exchange | Answer | None:
+    def exchange(self, call: EngineCall, worker: KnownWorker) -> EngineExchange | EngineAnswer | None:
         if call.target == "/refused":
-            return Answer(400, b"no")
+            return EngineAnswer(400, b"no")
         return None if call.target == "/else" else Doubling(call.target == "/stream")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.engines.engine import Answer, Call, Exchange, KnownWorker
+from router.engines.engine import EngineAnswer, EngineCall, EngineExchange, KnownWorker
 from router.http.upstream import Body, ClosedBeforeReplyError, Headers, UpstreamBrokenError, UpstreamResponse
 from router.proxy.engine_upstream import MOST_OPEN
 from tests.router.conftest import running
@@ -29,7 +29,7 @@ LARGE = 2 * MOST_OPEN + 10
 
 
 class Batching(Other):
-    def exchange(self, call: Call, worker: KnownWorker) -> Exchange | Answer | None:
+    def exchange(self, call: EngineCall, worker: KnownWorker) -> EngineExchange | EngineAnswer | None:
         return Doubling(call.target.endswith("/stream"), [f"/{number}" for number in range(LARGE)])
 
 

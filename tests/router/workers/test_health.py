@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from router.config import HealthConfig
-from router.engines.engine import Call
+from router.engines.engine import EngineCall
 from router.workers import health
 from router.workers.worker import WorkerCheck, WorkerState
 from tests.router.conftest import MODEL
@@ -134,7 +134,7 @@ def test_a_check_warns_and_changes_nothing_else(caplog: pytest.LogCaptureFixture
                 judged.append(body)
                 return "it has another tokenizer"
 
-            watched.worker_checks.append(WorkerCheck(Call("POST", "/tokenize", b"{}"), judge))
+            watched.worker_checks.append(WorkerCheck(EngineCall("POST", "/tokenize", b"{}"), judge))
             worker = await watched.admission.admit(url)
             await until(lambda: worker.warning == "it has another tokenizer")
             assert watched.pool.routable == (worker,)
@@ -162,7 +162,7 @@ def test_a_check_that_fails_ends_no_probes(caplog: pytest.LogCaptureFixture) -> 
             def judge(_: bytes) -> str:
                 raise LookupError("a fault of a middleware")
 
-            watched.worker_checks.append(WorkerCheck(Call("POST", "/tokenize", b"{}"), judge))
+            watched.worker_checks.append(WorkerCheck(EngineCall("POST", "/tokenize", b"{}"), judge))
             worker = await watched.admission.admit(url)
             server.answers["/ping"] = server.answers["/model_info"] = 500
             await watched.until(worker, WorkerState.QUARANTINED)
@@ -177,7 +177,7 @@ def test_a_worker_is_checked_once_it_serves_by_every_check() -> None:
         async with serving(server) as url, watching() as watched:
             for word in ("one", "", "other"):
                 watched.worker_checks.append(
-                    WorkerCheck(Call("POST", "/tokenize", b"{}"), lambda _, word=word: word or None)  # type: ignore[misc]
+                    WorkerCheck(EngineCall("POST", "/tokenize", b"{}"), lambda _, word=word: word or None)  # type: ignore[misc]
                 )
             worker = await watched.admission.admit(url)
             await until(lambda: len(watched.probes) > 2)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.vocabularies import NAMES, Name, vocabulary
 from worker.engine.detokenizer import Detokenizer
-from worker.engine.sampling import SamplingParams
+from worker.engine.source import SamplingParams
 from worker.models.vocabulary import load_vocabulary
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from worker.engine.sampling import AS_MANY, SamplingParams
+from worker.engine.source import AS_MANY, SamplingParams
 from worker.http.admission import parse_sampling
-from worker.http.errors import OutOfRange, Refused
+from worker.http.exchange import OutOfRange, Refused
 
 
 def parse(**params: Any) -> SamplingParams:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.sglang_contract import contract
 from tests.support.vocabularies import vocabulary
 from tests.worker.talk import events, generate, request, stream
-from worker.engine.logprobs import float32
+from worker.engine.source import float32
 from worker.options import StreamStyle
 from worker.worker import EmbeddedWorker
 

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from tests.support.usual import usual
 from tests.support.vocabularies import vocabulary
-from worker.engine.logprobs import float32
-from worker.engine.sampling import SamplingParams
-from worker.models.sampler import ModelSource, Place, penalized
+from worker.engine.source import SamplingParams, float32
+from worker.models.sampler import ModelPlace, ModelSource, penalized
 from worker.models.vocabulary import EngineVocabulary, load_vocabulary
 
 SIZE = 12
@@ -38,8 +37,8 @@ def known() -> EngineVocabulary:
     return load_vocabulary(str(vocabulary("qwen")))
 
 
-def place(sampling: SamplingParams, seed: int = 0, logits: NDArray[np.float32] = LOGITS) -> Place:
-    return Place(logits, sampling, np.random.default_rng(seed))
+def place(sampling: SamplingParams, seed: int = 0, logits: NDArray[np.float32] = LOGITS) -> ModelPlace:
+    return ModelPlace(logits, sampling, np.random.default_rng(seed))
 
 
 def softmax(logits: Sequence[float], temperature: float) -> list[float]:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
-from worker.demo.program import run
+from worker.demo.cli import run
 
 _DESCRIPTION = """\
 Two workers with a small language model and a router in front of them, on this machine, without a GPU. A real OpenAI client

@@ -24,7 +24,7 @@ from worker.demo.agent.team import FIRST_VERSION, Played, play
 from worker.demo.processes import Router
 from worker.demo.proof import ids_of, prove, prove_together
 from worker.demo.respelling import Respelling, Speller
-from worker.demo.screen import console, plain_table
+from worker.demo.show import console, plain_table
 from worker.engine.records import GenerationRecord
 from worker.models.ngram import shipped_tokenizer
 from worker.options import WorkerOptions

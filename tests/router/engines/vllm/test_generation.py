@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engines.engine import Answer, UntranslatableError
+from router.engines.engine import EngineAnswer, UntranslatableError
 from router.engines.events import event_data, event_index
 from router.engines.form.reply import Reply, read_reply
 from router.engines.form.stream import StreamedReply
-from router.engines.vllm.generation import Generation
+from router.engines.vllm.generation import VllmGeneration
 from router.engines.vllm.requests import COMPLETIONS, GENERATE, SCALE_OUT, read
 from tests.router.engines.vllm.worker_json import (
     ENDPOINTS,
@@ -42,15 +42,15 @@ def generation(
     cumulative: bool = True,
     version: str | None = None,
     **body: Any,
-) -> Generation:
+) -> VllmGeneration:
     fields: Json = {"input_ids": list(prompts) if batch else prompts[0], "return_logprob": True, **body}
     abilities = frozenset({SCALE_OUT}) if endpoint == GENERATE else frozenset()
     asked = read(msgspec.json.encode(fields), abilities)
     assert {prompt.call.target for prompt in asked.prompts} == {endpoint}
-    return Generation(asked, lambda: version, cumulative=cumulative)
+    return VllmGeneration(asked, lambda: version, cumulative=cumulative)
 
 
-def streamed(one: Generation, streams: Sequence[bytes]) -> bytes:
+def streamed(one: VllmGeneration, streams: Sequence[bytes]) -> bytes:
     """What the router gets of the streams of all calls, one after the other."""
     out = b""
     for number, data in enumerate(streams):
@@ -95,7 +95,7 @@ def test_a_reply_in_one_piece(endpoint: str, prompt: list[int], found: list[Samp
     one = generation([prompt], endpoint=endpoint, sampling_params={"n": len(found)})
     body = json.loads(whole(endpoint, prompt, found))
     body["choices"].reverse()  # what counts is their index
-    answer = one.whole([Answer(200, json.dumps(body).encode())])
+    answer = one.whole([EngineAnswer(200, json.dumps(body).encode())])
     assert answer.status == 200
     replies = json.loads(answer.body) if len(found) > 1 else [json.loads(answer.body)]
     for reply, sample in zip(replies, found, strict=True):
@@ -126,7 +126,7 @@ def test_a_batch_is_prompt_major(streams: bool, found: list[tuple[list[int], Sam
         replies = replies_of(streamed(one, [stream(COMPLETIONS, prompt, list(two)) for prompt, *two in found]))
         in_order = [replies[number] for number in range(2 * len(found))]
     else:
-        answer = one.whole([Answer(200, whole(COMPLETIONS, prompt, list(two))) for prompt, *two in found])
+        answer = one.whole([EngineAnswer(200, whole(COMPLETIONS, prompt, list(two))) for prompt, *two in found])
         in_order = [read_reply(msgspec.json.encode(reply))[0] for reply in json.loads(answer.body)]
     for reply, (prompt, sample) in zip(in_order, [(p, s) for p, *two in found for s in two], strict=True):
         check(reply, sample, COMPLETIONS, prompt)
@@ -187,7 +187,7 @@ def _stream_of(data: bytes) -> None:
 def test_garbage_is_no_reply(body: Any) -> None:
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     with pytest.raises(UntranslatableError):
-        generation().whole([Answer(200, data)])
+        generation().whole([EngineAnswer(200, data)])
     with pytest.raises(UntranslatableError):
         _stream_of(data)
 
@@ -198,7 +198,7 @@ def test_garbage_is_no_reply(body: Any) -> None:
 )
 def test_any_bytes_are_garbage(data: bytes) -> None:
     with pytest.raises(UntranslatableError):
-        generation().whole([Answer(200, data)])
+        generation().whole([EngineAnswer(200, data)])
     with pytest.raises(UntranslatableError):
         _stream_of(data)
 
@@ -226,7 +226,7 @@ def test_the_engines_version_counts_unless_nobody_named_it(
 ) -> None:
     sample = Sample(SAMPLE.pieces, version=worker)
     one = generation(endpoint=GENERATE, version=router)
-    reply, _ = read_reply(one.whole([Answer(200, whole(GENERATE, PROMPT, [sample]))]).body)
+    reply, _ = read_reply(one.whole([EngineAnswer(200, whole(GENERATE, PROMPT, [sample]))]).body)
     assert (reply.version, reply.versions) == expected
 
 
@@ -235,7 +235,7 @@ def test_no_token_is_no_token() -> None:
     for endpoint in ENDPOINTS:
         body = whole(endpoint, PROMPT, [Sample([Piece("a", [5], [-0.5])])])
         one = generation(endpoint=endpoint, sampling_params={"max_new_tokens": 0})
-        reply, _ = read_reply(one.whole([Answer(200, body)]).body)
+        reply, _ = read_reply(one.whole([EngineAnswer(200, body)]).body)
         assert (list(reply.ids), reply.text, list(reply.checked_logprobs())) == ([], "", [])
         assert (reply.completion_tokens, reply.finish_type) == (0, "length")
         one = generation(endpoint=endpoint, stream=True, sampling_params={"max_new_tokens": 0})
@@ -244,21 +244,23 @@ def test_no_token_is_no_token() -> None:
 
 
 def test_an_error_is_passed_on() -> None:
-    said = Answer(400, b'{"error":{"message":"temperature","type":"BadRequestError","param":"temperature","code":400}}')
+    said = EngineAnswer(
+        400, b'{"error":{"message":"temperature","type":"BadRequestError","param":"temperature","code":400}}'
+    )
     assert generation().whole([said]) == said
     assert generation(stream=True).whole([said]) == said
 
 
 def test_an_unknown_adapter_is_a_bad_request() -> None:
     said = b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError","param":"model","code":404}}'
-    found = generation(lora_path="x").whole([Answer(404, said)])
+    found = generation(lora_path="x").whole([EngineAnswer(404, said)])
     assert found.status == 400
     assert b'"code":400' in found.body
 
 
 def test_another_missing_page_stays_one() -> None:
     """Only of an adapter does the worker know that the request is at fault."""
-    said = Answer(
+    said = EngineAnswer(
         404, b'{"error":{"message":"The path does not exist.","type":"NotFoundError","param":null,"code":404}}'
     )
     assert generation().whole([said]) == said
@@ -282,7 +284,9 @@ def test_a_reply_that_lost_tokens_is_recognised_by_the_workers_count(endpoint: s
 
     lost = Sample([SAMPLE.pieces[1]])
     for sample, faulty in ((SAMPLE, False), (lost, True)):
-        whole_one = generation(endpoint=endpoint).whole([Answer(200, counted(whole(endpoint, PROMPT, [sample]), 3))])
+        whole_one = generation(endpoint=endpoint).whole(
+            [EngineAnswer(200, counted(whole(endpoint, PROMPT, [sample]), 3))]
+        )
         stream_one = streamed(
             generation(endpoint=endpoint, stream=True), [counted(stream(endpoint, PROMPT, [sample]), 3)]
         )
@@ -315,7 +319,10 @@ def test_a_generation_without_an_event_was_aborted(samples: int) -> None:
 
 def test_the_prompt_is_shown_to_who_asks() -> None:
     one = generation(return_prompt_token_ids=True)
-    assert json.loads(one.whole([Answer(200, whole(COMPLETIONS, PROMPT, [SAMPLE]))]).body)["prompt_token_ids"] == PROMPT
+    assert (
+        json.loads(one.whole([EngineAnswer(200, whole(COMPLETIONS, PROMPT, [SAMPLE]))]).body)["prompt_token_ids"]
+        == PROMPT
+    )
     one = generation(stream=True, return_prompt_token_ids=True)
     shown = streamed(one, [stream(COMPLETIONS, PROMPT, [SAMPLE])])
     assert shown.count(b'"prompt_token_ids":[1,2,3]') == 2
@@ -328,11 +335,13 @@ def test_what_another_worker_needs_to_go_on_is_returned(endpoint: str) -> None:
         "kv_transfer_params": {"a": [1]},
         "ec_transfer_params": None,
     }
-    reply = json.loads(generation([PROMPT], endpoint=endpoint).whole([Answer(200, msgspec.json.encode(body))]).body)
+    reply = json.loads(
+        generation([PROMPT], endpoint=endpoint).whole([EngineAnswer(200, msgspec.json.encode(body))]).body
+    )
     assert reply["meta_info"]["kv_transfer_params"] == {"a": [1]}
     assert "ec_transfer_params" not in reply["meta_info"]
 
 
 def test_an_error_with_status_200_is_told() -> None:
     with pytest.raises(UntranslatableError, match="out of memory"):
-        generation().whole([Answer(200, b'{"error": {"message": "out of memory"}}')])
+        generation().whole([EngineAnswer(200, b'{"error": {"message": "out of memory"}}')])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.engines.engine import Answer
+from router.engines.engine import EngineAnswer
 from router.engines.vllm.engine import Vllm
 from router.engines.vllm.requests import CONTEXT, SCALE_OUT
 
@@ -36,14 +36,14 @@ def test_others_are_not(description: Any) -> None:
 
 def introduced(**changes: tuple[int, bytes]) -> Any:
     answers = {
-        "/version": Answer(200, b'{"version":"0.32.0"}'),
-        "/v1/completions": Answer(400, b"{}"),
-        "/inference/v1/generate": Answer(400, b"{'loc': ('body', 'output_mode')}"),
-        "/tokenize": Answer(200, b"{}"),
-        "/weight_info": Answer(404, b"{}"),
+        "/version": EngineAnswer(200, b'{"version":"0.32.0"}'),
+        "/v1/completions": EngineAnswer(400, b"{}"),
+        "/inference/v1/generate": EngineAnswer(400, b"{'loc': ('body', 'output_mode')}"),
+        "/tokenize": EngineAnswer(200, b"{}"),
+        "/weight_info": EngineAnswer(404, b"{}"),
     }
     paths = {"version": "/version", "cmpl": "/v1/completions", "generate": "/inference/v1/generate", "tok": "/tokenize"}
-    answers |= {paths[name]: Answer(*answer) for name, answer in changes.items()}
+    answers |= {paths[name]: EngineAnswer(*answer) for name, answer in changes.items()}
     assert answers.keys() == {question.path for question in Vllm.questions}
     return Vllm().introduction(answers)
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.engines.engine import Answer, Call, KnownWorker
+from router.engines.engine import EngineAnswer, EngineCall, KnownWorker
 from router.engines.vllm.engine import Vllm
 from router.engines.vllm.requests import COMPLETIONS, GENERATE, SCALE_OUT, engine_ids, read
 from router.errors import BadRequestError
@@ -183,8 +183,8 @@ def test_an_abort_finds_a_generation_at_either_door() -> None:
 
 
 def test_a_refusal_is_the_answer() -> None:
-    found = Vllm().exchange(Call("POST", "/generate", b'{"input_ids":[1],"image_data":["x"]}'), KnownWorker())
-    assert isinstance(found, Answer)
+    found = Vllm().exchange(EngineCall("POST", "/generate", b'{"input_ids":[1],"image_data":["x"]}'), KnownWorker())
+    assert isinstance(found, EngineAnswer)
     assert found.status == 400
     assert "`image_data`" in json.loads(found.body)["error"]["message"]
 

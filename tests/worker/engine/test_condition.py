@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from worker.condition import Condition
+from worker.engine.engine import Condition
 
 
 def test_a_ring_wakes_those_whose_condition_holds() -> None:
