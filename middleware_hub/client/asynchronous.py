@@ -16,7 +16,7 @@ from middleware_hub.client.errors import UnknownReplyError
 from middleware_hub.client.operations import ExportOptions, GenerateOptions, Prompt, RetrieveOptions, SessionOptions
 from middleware_hub.client.trajectory import Cover, Trajectory
 from middleware_hub.client.transport import AsyncTransport
-from middleware_hub.client.wire import Call, Piece, Reply
+from middleware_hub.client.wire import ClientCall, Piece, Reply
 
 
 class AsyncClient(AsyncTransport):
@@ -101,7 +101,7 @@ class AsyncClient(AsyncTransport):
 
     async def workers(self) -> list[dict[str, Any]]:
         """Return the workers of the router."""
-        answer = await self.run(operations.plain(Call("GET", "/workers", again=True)))
+        answer = await self.run(operations.plain(ClientCall("GET", "/workers", again=True)))
         found: list[dict[str, Any]] = answer["workers"]
         return found
 

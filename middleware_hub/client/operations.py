@@ -14,7 +14,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 from middleware_hub.client.claims import Claim, ClaimOptions
 from middleware_hub.client.errors import InconsistentAnswerError, refused
 from middleware_hub.client.trajectory import Cover, Trajectory
-from middleware_hub.client.wire import Answer, Call, Reply, is_saved, read_json, read_replies
+from middleware_hub.client.wire import ClientAnswer, ClientCall, Reply, is_saved, read_json, read_replies
 
 T = TypeVar("T")
 
@@ -26,8 +26,8 @@ NO_PARENT = "none"
 class Operation(Generic[T]):
     """A request, and the function that reads its answer."""
 
-    call: Call
-    read: Callable[[Answer], T]
+    call: ClientCall
+    read: Callable[[ClientAnswer], T]
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -134,7 +134,7 @@ def generate_batch(
     return Operation(call, lambda answer: read_replies(read_json(call, answer), len(prompts), n, answer.headers))
 
 
-def stream(prompt: Prompt, sampling: Mapping[str, Any] | None, options: GenerateOptions) -> Call:
+def stream(prompt: Prompt, sampling: Mapping[str, Any] | None, options: GenerateOptions) -> ClientCall:
     call = _generate_call([prompt], sampling, 1, options, single=True)
     # Without logprobs, some streams of SGLang can be read in two ways.
     return replace(call, body={**(call.body or {}), "stream": True, "return_logprob": True})
@@ -142,7 +142,7 @@ def stream(prompt: Prompt, sampling: Mapping[str, Any] | None, options: Generate
 
 def _generate_call(
     prompts: Sequence[Prompt], sampling: Mapping[str, Any] | None, n: int, options: GenerateOptions, *, single: bool
-) -> Call:
+) -> ClientCall:
     check_options(options, GenerateOptions)
     if not len(prompts) or not all(len(prompt) for prompt in prompts):
         raise ValueError("a prompt is empty")
@@ -182,7 +182,7 @@ def _generate_call(
         if len(parent) != len(prompts):
             raise ValueError(f"{len(parent)} parents for {len(prompts)} prompts: name one for each, or None")
         headers["x-radix-parent"] = ", ".join(name or "" for name in parent)
-    return Call("POST", "/generate", body, headers, samples=True)
+    return ClientCall("POST", "/generate", body, headers, samples=True)
 
 
 def _ids(prompt: Sequence[Any]) -> list[int]:
@@ -207,35 +207,35 @@ def cover(text: str, names: Sequence[str], request_id: str | None, options: Retr
 
 def _retrieve_call(
     text: str, names: Sequence[str] | None, request_id: str | None, options: RetrieveOptions, **more: Any
-) -> Call:
+) -> ClientCall:
     check_options(options, RetrieveOptions)
     body = {"text": text, **more, **{name: value for name, value in options.items() if value is not None}}
     if names is not None:
         body["expect_request_ids"] = list(names)
     if request_id is not None:
         body["request_id"] = request_id
-    return Call("POST", "/retrieve_from_text", body, again=True)
+    return ClientCall("POST", "/retrieve_from_text", body, again=True)
 
 
 def explain(text: str) -> Operation[dict[str, Any]]:
-    return plain(Call("POST", "/radix_tree/explain", {"text": text}, again=True))
+    return plain(ClientCall("POST", "/radix_tree/explain", {"text": text}, again=True))
 
 
-def plain(call: Call) -> Operation[dict[str, Any]]:
+def plain(call: ClientCall) -> Operation[dict[str, Any]]:
     """Return an operation whose answer is a JSON object, returned unchanged."""
     return _operation(call, lambda found: dict(found))
 
 
-def _operation(call: Call, build: Callable[[Any], T]) -> Operation[T]:
+def _operation(call: ClientCall, build: Callable[[Any], T]) -> Operation[T]:
     """Return an operation whose answer is read by `build`."""
     return Operation(call, lambda answer: _built(call, answer, build))
 
 
 def to_workers(path: str, body: Mapping[str, Any]) -> Operation[dict[str, Any]]:
     """Return a call to all workers. Its answer 207, which means that some workers failed, becomes an error."""
-    call = Call("POST", path, body, accepts=frozenset({200, 207}))
+    call = ClientCall("POST", path, body, accepts=frozenset({200, 207}))
 
-    def read(answer: Answer) -> dict[str, Any]:
+    def read(answer: ClientAnswer) -> dict[str, Any]:
         found: dict[str, Any] = read_json(call, answer)
         if answer.status == 207:
             advice = "look at each worker's answer in `details['workers']`; they may be at different versions now"
@@ -251,7 +251,7 @@ def to_workers(path: str, body: Mapping[str, Any]) -> Operation[dict[str, Any]]:
 def claim(options: ClaimOptions) -> Operation[Claim]:
     """Return a claim. It may be sent again: the samples of a lost answer come back when its lease is over."""
     check_options(options, ClaimOptions)
-    call = Call("POST", "/trajectories/claim", dict(options), again=True)
+    call = ClientCall("POST", "/trajectories/claim", dict(options), again=True)
     return _operation(call, Claim.of)
 
 
@@ -260,7 +260,7 @@ def settle(what: str, claimed: Claim | str, **more: Any) -> Operation[dict[str, 
     name = claimed if isinstance(claimed, str) else claimed.id
     if name is None:
         raise ValueError("there was nothing to claim, so there is nothing to settle: look at len(claim)")
-    return plain(Call("POST", f"/trajectories/{what}", {"claim_id": name, **more}, again=True))
+    return plain(ClientCall("POST", f"/trajectories/{what}", {"claim_id": name, **more}, again=True))
 
 
 def reward(request_id: str, value: float | None, info: Mapping[str, Any] | None) -> Operation[bool]:
@@ -282,13 +282,13 @@ def finite(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def rewards(given: Sequence[Mapping[str, Any]]) -> Operation[bool]:
     """Return several rewards, of which all count or none. The result says whether the store has them."""
-    return _saved(Call("POST", "/trajectories/reward", {"rewards": [dict(one) for one in given]}, again=True))
+    return _saved(ClientCall("POST", "/trajectories/reward", {"rewards": [dict(one) for one in given]}, again=True))
 
 
-def _saved(call: Call) -> Operation[bool]:
+def _saved(call: ClientCall) -> Operation[bool]:
     """Return a call whose result says whether the store has what it was given."""
 
-    def read(answer: Answer) -> bool:
+    def read(answer: ClientAnswer) -> bool:
         read_json(call, answer)
         return is_saved(answer.headers)
 
@@ -305,25 +305,27 @@ def create_session(options: SessionOptions) -> Operation[dict[str, Any]]:
         f"x-group-{name}": str(given.pop(f"group_{name}")) for name in ("id", "size") if f"group_{name}" in given
     }
     # With a name that the router chooses, a session made twice by accident would only be an unused session.
-    return plain(Call("POST", "/sessions", given, headers, again="session_id" not in given, accepts=frozenset({201})))
+    return plain(
+        ClientCall("POST", "/sessions", given, headers, again="session_id" not in given, accepts=frozenset({201}))
+    )
 
 
 def chat(session_id: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Operation[dict[str, Any]]:
     """Return a turn. It may be sent again: the router knows it by its key, and samples once."""
     path = f"/sessions/{session_id}/v1/chat/completions"
-    return plain(Call("POST", path, body, {"idempotency-key": uuid.uuid4().hex, **headers}, again=True))
+    return plain(ClientCall("POST", path, body, {"idempotency-key": uuid.uuid4().hex, **headers}, again=True))
 
 
 def in_session(
     method: str, session_id: str, place: str = "", body: Mapping[str, Any] | None = None
 ) -> Operation[dict[str, Any]]:
     """Return a call of a session that may be repeated: its second answer is the first one."""
-    return plain(Call(method, f"/sessions/{session_id}{place}", body, again=True))
+    return plain(ClientCall(method, f"/sessions/{session_id}{place}", body, again=True))
 
 
 def delete_session(session_id: str) -> Operation[dict[str, Any]]:
     """Return the end of a session. A missing session is no error: a first answer may have been lost."""
-    return plain(Call("DELETE", f"/sessions/{session_id}", again=True, accepts=frozenset({200, 404})))
+    return plain(ClientCall("DELETE", f"/sessions/{session_id}", again=True, accepts=frozenset({200, 404})))
 
 
 def reward_session(session_id: str, info: Mapping[str, Any], branch: str | None) -> Operation[bool]:
@@ -335,7 +337,7 @@ def reward_session(session_id: str, info: Mapping[str, Any], branch: str | None)
 def finalize(session_id: str, options: ExportOptions) -> Operation[Cover]:
     check_options(options, ExportOptions)
     body = {name: value for name, value in options.items() if value is not None}
-    call = Call("POST", f"/sessions/{session_id}/finalize", body, again=True)
+    call = ClientCall("POST", f"/sessions/{session_id}/finalize", body, again=True)
 
     def built(found: Mapping[str, Any]) -> Cover:
         trajectories = tuple(Trajectory.of_branch(one) for one in found["trajectories"])
@@ -344,7 +346,7 @@ def finalize(session_id: str, options: ExportOptions) -> Operation[Cover]:
     return Operation(call, lambda answer: _built(call, answer, built))
 
 
-def _built(call: Call, answer: Answer, build: Callable[[Any], T]) -> T:
+def _built(call: ClientCall, answer: ClientAnswer, build: Callable[[Any], T]) -> T:
     found = read_json(call, answer)
     try:
         return build(found)

@@ -16,7 +16,7 @@ from middleware_hub.client.errors import UnknownReplyError
 from middleware_hub.client.operations import ExportOptions, GenerateOptions, Prompt, RetrieveOptions, SessionOptions
 from middleware_hub.client.trajectory import Cover, Trajectory
 from middleware_hub.client.transport import Transport
-from middleware_hub.client.wire import Call, Piece, Reply
+from middleware_hub.client.wire import ClientCall, Piece, Reply
 
 
 class Client(Transport):
@@ -101,7 +101,7 @@ class Client(Transport):
 
     def workers(self) -> list[dict[str, Any]]:
         """Return the workers of the router."""
-        answer = self.run(operations.plain(Call("GET", "/workers", again=True)))
+        answer = self.run(operations.plain(ClientCall("GET", "/workers", again=True)))
         found: list[dict[str, Any]] = answer["workers"]
         return found
 

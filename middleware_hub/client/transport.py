@@ -29,8 +29,8 @@ from middleware_hub.client.operations import Operation, check_options
 from middleware_hub.client.wire import (
     REFUSED,
     SAVED,
-    Answer,
-    Call,
+    ClientAnswer,
+    ClientCall,
     Piece,
     Reply,
     Retries,
@@ -92,12 +92,18 @@ class Sending:
         """Return the address that is asked now."""
         return self.urls[self._at]
 
-    def _request(self, call: Call) -> dict[str, Any]:
+    def _request(self, call: ClientCall) -> dict[str, Any]:
         headers = {**self._headers, **call.headers}
         return {"method": call.method, "url": self.url + call.path, "data": call.content(), "headers": headers}
 
     def go_on(
-        self, call: Call, attempt: int, asked: str, status: int | None, error: Exception | None, least: float = 0.0
+        self,
+        call: ClientCall,
+        attempt: int,
+        asked: str,
+        status: int | None,
+        error: Exception | None,
+        least: float = 0.0,
     ) -> float | None:
         """Decide what follows a failure: return the seconds to wait before the next attempt, or None if there is none.
 
@@ -123,7 +129,7 @@ class Sending:
             return None
         raise self._unreachable(call, attempt, error) from error
 
-    def _unreachable(self, call: Call, attempt: int, error: Exception) -> UnreachableError:
+    def _unreachable(self, call: ClientCall, attempt: int, error: Exception) -> UnreachableError:
         where = ", ".join(self.urls)
         if isinstance(error, _NEVER_SENT):
             return UnreachableError(
@@ -210,10 +216,10 @@ class AsyncTransport(Sending):
     async def run(self, operation: Operation[T]) -> T:
         """Send a request, again if that is harmless, and return what its answer says."""
         async with self._sent(operation.call, whole=True) as found:
-            return operation.read(Answer(found.status, _lower(found), await found.read()))
+            return operation.read(ClientAnswer(found.status, _lower(found), await found.read()))
 
     @asynccontextmanager
-    async def _sent(self, call: Call, *, whole: bool = False) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _sent(self, call: ClientCall, *, whole: bool = False) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send until there is an answer that counts; `whole`: with all of its body, which is otherwise still to be read."""
         attempt, least = 0, 0.0
         while True:
@@ -239,11 +245,11 @@ class AsyncTransport(Sending):
         finally:
             found.release() if found.content.is_eof() else found.close()
 
-    async def pieces(self, call: Call) -> AsyncGenerator[Piece, None]:
+    async def pieces(self, call: ClientCall) -> AsyncGenerator[Piece, None]:
         """Yield the pieces of a stream."""
         async with self._sent(call) as found:
             if found.status != 200:
-                read_json(call, Answer(found.status, _lower(found), await found.read()))
+                read_json(call, ClientAnswer(found.status, _lower(found), await found.read()))
             reader, lines = StreamReader(_lower(found)), Lines()
             try:
                 async for chunk in found.content.iter_any():
@@ -416,7 +422,7 @@ class Transport:
         """Send a request, again if that is harmless, and return what its answer says."""
         return self._wait(self._transport.run(operation))
 
-    def pieces(self, call: Call) -> Iterator[Piece]:
+    def pieces(self, call: ClientCall) -> Iterator[Piece]:
         """Yield the pieces of a stream."""
         pieces = self._transport.pieces(call)
         try:

@@ -26,7 +26,7 @@ MOST_DOUBLINGS: Final = 64
 
 
 @dataclass(frozen=True)
-class Call:
+class ClientCall:
     """One request.
 
     Attributes:
@@ -49,7 +49,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClientAnswer:
     """The answer to a request; header names are in lower case."""
 
     status: int
@@ -153,12 +153,12 @@ class Retries:
         return float(min(self.longest, max(asked, self.first * 2 ** min(attempt - 1, MOST_DOUBLINGS))))
 
 
-def may_go_again(call: Call, status: int) -> bool:
+def may_go_again(call: ClientCall, status: int) -> bool:
     """Return whether a request may be sent again after an answer of this status."""
     return status in REFUSED or (call.again and status in PASSING)
 
 
-def read_json(call: Call, answer: Answer) -> Any:
+def read_json(call: ClientCall, answer: ClientAnswer) -> Any:
     """Return the JSON of an answer.
 
     Raises:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 _CHUNK = 4_096
 
 
-class Difference(NamedTuple):
+class TokenDifference(NamedTuple):
     """Tokens `start` to `end` of one encoding, and tokens `other_start` to `other_end` of the other, spell the same text."""
 
     start: int
@@ -28,14 +28,14 @@ class Difference(NamedTuple):
 
 def differences(
     ids: NDArray[np.int32], ends: NDArray[np.int32], other: NDArray[np.int32], other_ends: NDArray[np.int32]
-) -> list[Difference]:
+) -> list[TokenDifference]:
     """Return where two encodings of one text differ, in order.
 
     Args:
         ids, other: the tokens of each.
         ends, other_ends: the characters at which they end, never falling; tokens of one character have one end.
     """
-    found: list[Difference] = []
+    found: list[TokenDifference] = []
     i = j = 0
     while True:
         same = _same(ids[i:], ends[i:], other[j:], other_ends[j:])
@@ -44,7 +44,7 @@ def differences(
             return found
         before = max(int(ends[i - 1]) if i else 0, int(other_ends[j - 1]) if j else 0)
         stop, other_stop = _next_common(ends, other_ends, i, j, before)
-        found.append(Difference(i, stop, j, other_stop))
+        found.append(TokenDifference(i, stop, j, other_stop))
         i, j = stop, other_stop
 
 

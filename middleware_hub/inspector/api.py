@@ -22,7 +22,7 @@ from middleware_hub.inspector.conversations.conversation import MOST_BRANCHES, C
 from middleware_hub.inspector.conversations.sessions import SessionConversation, StoredSessions
 from middleware_hub.inspector.conversations.texts import MOST_NAMESPACES, Standings, TenantTexts, Texts
 from middleware_hub.inspector.finding import PARAMETERS, ConversationFilter, TimeSlices, find
-from middleware_hub.inspector.queries import Parameters, explain_request, path_segments
+from middleware_hub.inspector.queries import QueryParameters, explain_request, path_segments
 from middleware_hub.inspector.reports.drift import Drifts
 from middleware_hub.inspector.reports.files import TYPES
 from middleware_hub.inspector.reports.run import RunReports
@@ -204,7 +204,7 @@ class Api:
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenant = request_state(scope).caller.tenant
-        query = Parameters(scope, PARAMETERS)
+        query = QueryParameters(scope, PARAMETERS)
         wanted, since = ConversationFilter.of(query), query.number("changed_since", -1, -1, 2**62)
         if wanted.name is not None:
             await self._look_in_store(tenant, wanted.name, query.exactly("namespace") or "")
@@ -280,7 +280,7 @@ class Api:
         return {**summary, "tree": nodes, "branches_list": branches, "truncated": truncated}
 
     async def _show(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        Parameters(scope, ())
+        QueryParameters(scope, ())
         tenant = request_state(scope).caller.tenant
         conversation = await self._conversation(tenant, name)
         await self._standings.look(tenant)
@@ -309,7 +309,7 @@ class Api:
 
     async def _compare(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenant = request_state(scope).caller.tenant
-        query = Parameters(scope, ("a", "a_branch", "b", "b_branch"))
+        query = QueryParameters(scope, ("a", "a_branch", "b", "b_branch"))
         one, other = [
             (await self._conversation(tenant, query.required(side)), query.text(f"{side}_branch"))
             for side in ("a", "b")
@@ -319,7 +319,7 @@ class Api:
     # The whole run -----------------------------------------------------------------------------------------------------
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        Parameters(scope, ())
+        QueryParameters(scope, ())
         tenant = request_state(scope).caller.tenant
         sessions = await self._sessions(tenant)
         shelf = await self._shelf(tenant)
@@ -333,7 +333,7 @@ class Api:
     # Explain -----------------------------------------------------------------------------------------------------------
 
     async def _explain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        Parameters(scope, ())
+        QueryParameters(scope, ())
         tenant = request_state(scope).caller.tenant
         body = await read_json(scope, receive, self._max_body_bytes)
         request = await offload(len(body) > 64 * 1024, explain_request, body, self._limits)

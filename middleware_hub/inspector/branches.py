@@ -13,7 +13,7 @@ from starlette.types import Scope
 from middleware_hub.drift import sequences
 from middleware_hub.inspector.conversations.chain import Chain, matches
 from middleware_hub.inspector.conversations.conversation import Branch, ConversationView
-from middleware_hub.inspector.queries import MOST_TEXT, Parameters
+from middleware_hub.inspector.queries import MOST_TEXT, QueryParameters
 from middleware_hub.inspector.reports import files
 from middleware_hub.inspector.reports.drift import ChainDrift, Drifted, Drifts
 from middleware_hub.spans.chain import TokenSpan
@@ -54,7 +54,7 @@ class Branches:
         known = _PARAMETERS.get(place)
         if known is None:
             raise NotFoundError(f"the inspector has nothing at {scope['path']}")
-        query = Parameters(scope, known)
+        query = QueryParameters(scope, known)
         found, chain = self.chain(conversation, branch)
         match place:
             case "tokens":
@@ -70,7 +70,7 @@ class Branches:
 
         Raises NotFoundError, BadRequestError.
         """
-        query = Parameters(scope, ("format",))
+        query = QueryParameters(scope, ("format",))
         form = query.choice("format", files.TYPES) or "json"
         found, chain = self.chain(conversation, branch)
         head = await self._head(found, chain, None)
@@ -85,7 +85,7 @@ class Branches:
         drift = await self._drifts.soon(chain, patience)
         return await offload(chain.total > HEAVY, self._described, branch, chain, drift)
 
-    async def _next_drift(self, chain: Chain, query: Parameters) -> dict[str, Any]:
+    async def _next_drift(self, chain: Chain, query: QueryParameters) -> dict[str, Any]:
         drift = await self._drifts.soon(chain, PATIENCE)
         if drift is None:
             return {"next": None, "known": False}
@@ -127,7 +127,7 @@ class Branches:
             "text_preview": vocabulary.spell(ids[:200].tolist())[:400],
         }
 
-    async def _window(self, chain: Chain, query: Parameters) -> dict[str, Any]:
+    async def _window(self, chain: Chain, query: QueryParameters) -> dict[str, Any]:
         start = query.number("start", 0, 0, 2**31)
         end = query.number("end", min(start + 2_000, chain.total), 0, 2**31)
         if end - start > MOST_TOKENS:
@@ -156,7 +156,7 @@ class Branches:
             "encoded_texts": [literal(each) for each in encoded],
         }
 
-    async def _find(self, chain: Chain, query: Parameters) -> dict[str, Any]:
+    async def _find(self, chain: Chain, query: QueryParameters) -> dict[str, Any]:
         text, ids = query.text("text", MOST_TEXT), query.ids("token_ids")
         wanted = text if ids is None else ids
         if wanted is None or (text is not None and ids is not None):

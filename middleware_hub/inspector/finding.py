@@ -12,7 +12,7 @@ from typing import Any
 
 from middleware_hub.inspector.conversations.chain import Chain, matches
 from middleware_hub.inspector.conversations.conversation import ConversationView
-from middleware_hub.inspector.queries import MOST_TEXT, Parameters
+from middleware_hub.inspector.queries import MOST_TEXT, QueryParameters
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.errors import BadRequestError, NotFoundError
 from router.http.offload import offload
@@ -67,7 +67,7 @@ class ConversationFilter:
     tests: tuple[Callable[[dict[str, Any]], bool], ...]
 
     @classmethod
-    def of(cls, query: Parameters) -> ConversationFilter:
+    def of(cls, query: QueryParameters) -> ConversationFilter:
         """Read a query. Raises BadRequestError."""
         return cls(
             query.number("limit", 50, 1, MOST_LISTED),
@@ -89,7 +89,7 @@ def _cursor(given: str | None) -> Key | None:
     return int(moment), name
 
 
-def _tests(query: Parameters) -> Iterator[Callable[[dict[str, Any]], bool]]:
+def _tests(query: QueryParameters) -> Iterator[Callable[[dict[str, Any]], bool]]:
     namespace, version, reason = query.exactly("namespace"), query.text("version"), query.text("reason")
     group = query.text("group")
     exact = query.choice("exact", ("true", "false"))

@@ -23,7 +23,7 @@ _MOST_QUERY = 64 * 1024
 _MOST_ID = 2**31 - 1
 
 
-class Parameters:
+class QueryParameters:
     """The query of one call. Each method raises BadRequestError with the parameter that is wrong."""
 
     def __init__(self, scope: Scope, known: Collection[str]) -> None:

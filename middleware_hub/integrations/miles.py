@@ -17,7 +17,7 @@ from typing import Any
 
 from middleware_hub.client.asynchronous import AsyncClient
 from middleware_hub.client.operations import plain
-from middleware_hub.client.wire import Call
+from middleware_hub.client.wire import ClientCall
 from middleware_hub.integrations import samples
 from middleware_hub.integrations.response import Replayed, Response
 from middleware_hub.integrations.rollout import Act, RolloutGroup, Rules, client_for
@@ -129,4 +129,4 @@ async def _add_workers(args: Any, client: AsyncClient) -> None:
     known = {one["url"] for one in await client.workers()}
     for url in await get_worker_urls(args):
         if url.rstrip("/") not in known:
-            await client.run(plain(Call("POST", "/add_worker", {"url": url}, again=True)))
+            await client.run(plain(ClientCall("POST", "/add_worker", {"url": url}, again=True)))

@@ -19,7 +19,7 @@ from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation, A
 from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import RouterClientError, UnknownReplyError, not_usable
 from middleware_hub.client.trajectory import Trajectory
-from middleware_hub.client.wire import Call
+from middleware_hub.client.wire import ClientCall
 from middleware_hub.integrations.response import LOST, Replayed, Response, response_of
 from middleware_hub.integrations.rollout import RolloutGroup, RolloutProgress, Rules, as_number, client_for, talk
 from middleware_hub.integrations.versions import require
@@ -312,7 +312,9 @@ async def add_workers(client: AsyncClient) -> None:
             break
         host, port = await server.get_server_address.remote()
         where = f"[{host}]" if ":" in str(host) else host
-        await client.run(operations.plain(Call("POST", "/add_worker", {"url": f"http://{where}:{port}"}, again=True)))
+        await client.run(
+            operations.plain(ClientCall("POST", "/add_worker", {"url": f"http://{where}:{port}"}, again=True))
+        )
     _registered[id(client)] = now
 
 

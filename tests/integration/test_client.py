@@ -36,7 +36,7 @@ from middleware_hub.client import (
 )
 from middleware_hub.client.operations import plain
 from middleware_hub.client.transport import Lines
-from middleware_hub.client.wire import Call, Reply
+from middleware_hub.client.wire import ClientCall, Reply
 from router.config import AbortConfig
 from tests.support.engine_server import free_port
 from tests.support.stack import Stack, stack
@@ -434,7 +434,7 @@ def test_errors_say_what_to_do(served: Stack, client: Client) -> None:
     with pytest.raises(RefusedError, match="`max_staleness`"):
         client.retrieve("x", max_staleness=-1)
     with pytest.raises(InconsistentAnswerError, match="is this address"):
-        client.run(plain(Call("GET", "/metrics")))
+        client.run(plain(ClientCall("GET", "/metrics")))
 
 
 def test_a_key_is_asked_for() -> None:

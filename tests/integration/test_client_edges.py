@@ -36,7 +36,7 @@ from middleware_hub.client import (
 )
 from middleware_hub.client.trajectory import Turn, joined_top_p
 from middleware_hub.client.transport import StreamReader
-from middleware_hub.client.wire import Answer, Call, may_go_again, read_replies
+from middleware_hub.client.wire import ClientAnswer, ClientCall, may_go_again, read_replies
 from middleware_hub.integrations.rollout import as_number
 from router.http.responses import send_json
 from tests.support.engine_server import free_port
@@ -276,7 +276,7 @@ def test_a_reward_of_any_number_arrives(client: Client, reward: Any) -> None:
 @pytest.mark.parametrize(("headers", "saved"), [({}, True), ({"x-radix-saved": "no"}, False)])
 def test_a_reward_says_whether_the_store_has_it(headers: dict[str, str], saved: bool) -> None:
     given = operations.reward("n", 1.0, None)
-    assert given.read(Answer(200, headers, b'{"rewarded": 1}')) is saved
+    assert given.read(ClientAnswer(200, headers, b'{"rewarded": 1}')) is saved
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -386,7 +386,7 @@ def test_a_stream_without_an_event_is_no_reply() -> None:
 )
 def test_an_answer_of_another_shape_names_the_versions(operation: operations.Operation[Any]) -> None:
     with pytest.raises(InconsistentAnswerError, match="the router's version does not fit"):
-        operation.read(Answer(200, {}, b'{"trajectories": 5, "tokens": 5}'))
+        operation.read(ClientAnswer(200, {}, b'{"trajectories": 5, "tokens": 5}'))
 
 
 def sets_of(**turns: tuple[list[int], list[int]]) -> dict[str, Any]:
@@ -638,7 +638,7 @@ def test_what_comes_on_an_idle_connection_answers_no_later_request(status: bytes
     """A load balancer says 408 on a connection that was not used for a while; the next answer is the router's own."""
     right = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nright"
     late = b"HTTP/1.1 %b\r\ncontent-length: 4\r\n\r\nlate" % status
-    asking = operations.Operation(Call("GET", "/hello"), lambda answer: (answer.status, answer.content))
+    asking = operations.Operation(ClientCall("GET", "/hello"), lambda answer: (answer.status, answer.content))
 
     async def main() -> None:
         over = asyncio.Event()

@@ -17,7 +17,7 @@ import msgspec
 
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.radix.node import Generation
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, IsEcho, SampledTurn
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, IsEcho, NewTurn
 from middleware_hub.store.records import Event
 
 PREFIX: Final = "session/"
@@ -184,9 +184,7 @@ class SessionLog(Protocol):
     def touched(self) -> None:
         """Tell other routers, before long, that the session is used."""
 
-    async def append_turn(
-        self, handle: BranchHandle, turn: SampledTurn, lora: str, commit: Callable[[], object]
-    ) -> bool:
+    async def append_turn(self, handle: BranchHandle, turn: NewTurn, lora: str, commit: Callable[[], object]) -> bool:
         """Append a turn with its spans at the store's time, and commit it; return as `append` does.
 
         `handle` is that of its generation, still open. Raises TrieClosedError.

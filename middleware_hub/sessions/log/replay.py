@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from middleware_hub.sessions.log.events import TurnCommitted, as_json, message_of
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode, SampledTurn
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode, NewTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.hidden_tail import HiddenToken
@@ -20,7 +20,7 @@ def known_to_all(_: Checkpoint) -> bool:
 def event_of(
     handle: BranchHandle,
     message: bytes,
-    turn: SampledTurn | Checkpoint,
+    turn: NewTurn | Checkpoint,
     *,
     in_place: bool = False,
     known: Callable[[Checkpoint], bool] = known_to_all,
@@ -59,7 +59,7 @@ def event_of(
     )
 
 
-def logged(handle: BranchHandle, turn: SampledTurn, *, shared: bool) -> TurnCommitted:
+def logged(handle: BranchHandle, turn: NewTurn, *, shared: bool) -> TurnCommitted:
     """Return the complete event of a turn whose spans have records. `shared`: see `TurnCommitted`."""
     context = context_of(turn.span)
     return msgspec.structs.replace(
@@ -96,7 +96,7 @@ def commit(trie: MessageTrie, turn: TurnCommitted, span: TokenSpan, tail: tuple[
     if turn.listed and context is not None and all(one is not context for one in node.contexts or ()):
         node.contexts = [*(node.contexts or ()), context]
     handle.goes_on_from(None if turn.parent is None else trie.checkpoint(turn.parent), apart=turn.apart)
-    sampled = SampledTurn(
+    sampled = NewTurn(
         message_of(turn.message),
         span,
         turn.finish,

@@ -48,7 +48,7 @@ from middleware_hub.sessions.log.events import (
 )
 from middleware_hub.sessions.log.span_book import Packed, SpanBook, packed
 from middleware_hub.sessions.session import Session
-from middleware_hub.sessions.trie.nodes import BranchHandle, SampledTurn
+from middleware_hub.sessions.trie.nodes import BranchHandle, NewTurn
 from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.versions import DEFAULT, VersionClock
@@ -295,9 +295,7 @@ class StoredLog:
         self._waiting.append(PendingEvent(Touched(time=self.time), lambda: None))
         self._begin_writing()
 
-    async def append_turn(
-        self, handle: BranchHandle, turn: SampledTurn, lora: str, commit: Callable[[], object]
-    ) -> bool:
+    async def append_turn(self, handle: BranchHandle, turn: NewTurn, lora: str, commit: Callable[[], object]) -> bool:
         extra = turn.extra
         if sum(map(len, extra.values())) < _LARGE:
             fields = {name: packed(name, value) for name, value in extra.items()}
@@ -312,7 +310,7 @@ class StoredLog:
     async def _append_turn(
         self,
         handle: BranchHandle,
-        turn: SampledTurn,
+        turn: NewTurn,
         lora: str,
         commit: Callable[[], object],
         fields: dict[str, Packed],

@@ -32,8 +32,7 @@ from middleware_hub.sessions.prompt.known_text import EncodeStart, KnownText, kn
 from middleware_hub.sessions.prompt.splice import Resident, Splicer
 from middleware_hub.sessions.prompt.tails import Tails
 from middleware_hub.sessions.prompt.verifier import PromptVerifier
-from middleware_hub.sessions.trie.nodes import Checkpoint, IsEcho
-from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
+from middleware_hub.sessions.trie.nodes import Checkpoint, IsEcho, PreparedTurn
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, pack_ids, unpack_ids
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
@@ -126,13 +125,14 @@ class Composer:
 
         `start` encodes whole prompts; without it, no part of them is remembered.
         """
-        prompt = await self._continued(turn, request, start)
+        beside = turn.elsewhere is not None or turn.edited
+        prompt = await (self._beside if beside else self._own)(turn, request, start)
         known = 0 if prompt.checkpoint is None else prompt.checkpoint.node.depth
         remarks = self._template.remarks(request.messages, known)
         return msgspec.structs.replace(prompt, reasons=(*prompt.reasons, *remarks)) if remarks else prompt
 
-    async def _continued(self, turn: PreparedTurn, request: ChatRequest, start: EncodeStart | None) -> ComposedPrompt:
-        """Return the prompt of a turn: behind what was sampled, as far as the request goes on from it."""
+    async def _beside(self, turn: PreparedTurn, request: ChatRequest, start: EncodeStart | None) -> ComposedPrompt:
+        """Return the prompt of a turn that may continue what was sampled for other messages, or under other settings."""
         found = None if turn.elsewhere is None else await self._residents(turn.elsewhere, request)
         reach = 0 if found is None or found.last is None else found.last.node.depth
         own, reply, replied = None, "", 0

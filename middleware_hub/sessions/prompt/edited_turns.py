@@ -44,8 +44,7 @@ from middleware_hub.sessions.prompt.echoes import (
 )
 from middleware_hub.sessions.prompt.join import OPENING, Codec, Join, join, join_in_place
 from middleware_hub.sessions.prompt.tails import Tails
-from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.sessions.trie.prepared_turn import EditedMessage, PreparedTurn
+from middleware_hub.sessions.trie.nodes import Checkpoint, EditedMessage, PreparedTurn
 from middleware_hub.spans.chain import SpanFlag, chain_ids, unpack_ids
 from middleware_hub.spans.hidden_tail import spell_tail
 from middleware_hub.templates.chat_template import ChatTemplate

@@ -13,8 +13,7 @@ import msgspec
 
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt.join import Join
-from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
+from middleware_hub.sessions.trie.nodes import Checkpoint, PreparedTurn
 from middleware_hub.spans.chain import chain_ids, unpack_ids
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from middleware_hub.chat.keys import canonical
 from middleware_hub.chat.messages import ChatRequest, Message
-from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
+from middleware_hub.sessions.trie.nodes import PreparedTurn
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
 from router.errors import BadRequestError

@@ -31,17 +31,20 @@ from middleware_hub.chat.keys import CallIds, KeyFunction, adapter_of, answered_
 from middleware_hub.chat.messages import KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.memo import WalkedMessages
 from middleware_hub.sessions.trie.nodes import (
+    MOST_EDITED,
     BranchHandle,
     Checkpoint,
     IsEcho,
     MessageNode,
+    NewTurn,
+    PreparedTurn,
     Root,
-    SampledTurn,
     any_committed,
+    choose,
+    edited_messages,
     mark_committed,
     unlink,
 )
-from middleware_hub.sessions.trie.prepared_turn import MOST_EDITED, PreparedTurn, choose, edited_messages
 from middleware_hub.sessions.trie.roots import PathIndex, Roots, same_path
 from middleware_hub.spans.chain import STORE_UNREACHABLE, names_of
 
@@ -259,7 +262,7 @@ class MessageTrie:
         turn.node.handles += 1
         return handle
 
-    def commit(self, handle: BranchHandle, turn: SampledTurn) -> Checkpoint:
+    def commit(self, handle: BranchHandle, turn: NewTurn) -> Checkpoint:
         """Attach what was sampled. Raises TrieClosedError if the session has ended in the meantime."""
         if self.closed or not handle.open:
             raise TrieClosedError
@@ -424,7 +427,7 @@ class MessageTrie:
         self.nodes += 1
         return child
 
-    def _sample(self, handle: BranchHandle, above: MessageNode, turn: SampledTurn) -> Checkpoint:
+    def _sample(self, handle: BranchHandle, above: MessageNode, turn: NewTurn) -> Checkpoint:
         key = self.key(turn.message)
         node = (above.children or {}).get(key) or self._attach(above, key, turn.message)
         checkpoint = Checkpoint(

@@ -24,7 +24,7 @@ from middleware_hub.radix.judge import ENGINE_MISMATCH, Expectation, Judge, Verd
 from middleware_hub.sessions.log.events import BranchEnded, Touched
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.echoes import content_of
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, SampledTurn
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, NewTurn
 from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.sessions.turn.answer import AnswerBuilder, begins
 from middleware_hub.sessions.turn.plan import TurnPlan
@@ -302,7 +302,7 @@ class TurnGeneration:
         )
         in_place = plan.request.continue_final
         shown = sampled.tail[0].shown if sampled.tail else 0
-        turn = SampledTurn(
+        turn = NewTurn(
             plan.message(answer),
             span,
             answer.finish,

@@ -14,7 +14,7 @@ from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.log.events import SessionLog, TurnNotes
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
-from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
+from middleware_hub.sessions.trie.nodes import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.trajectories.members import HEADERS
 from router.engines.form.worker_request import WorkerRequest

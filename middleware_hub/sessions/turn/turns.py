@@ -29,8 +29,7 @@ from middleware_hub.sessions.prompt.known_text import EncodeStart
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import setting_in
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
-from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, PreparedTurn
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import CONTRADICTORY, Backend, TurnGeneration
 from middleware_hub.sessions.turn.kept_replies import KeptReply

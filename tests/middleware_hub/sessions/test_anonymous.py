@@ -16,7 +16,7 @@ from middleware_hub.sessions.anonymous import SHARE, AnonymousSession, OpenChats
 from middleware_hub.sessions.log import chat_notes
 from middleware_hub.sessions.log.chat_notes import ChatNotes, Noted
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt, PromptIds
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, SampledTurn
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, NewTurn
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids
 from middleware_hub.store.chains import Stored
 from tests.middleware_hub.sessions.trie.recount import recount
@@ -48,7 +48,7 @@ class Room:
     def end(self, handle: BranchHandle, prompt: ComposedPrompt, says: str) -> Checkpoint:
         span = TokenSpan(prompt.span, prompt.take, 0, pack_ids([7, 8]), 0, versions="1")
         message = {"role": "assistant", "content": says}
-        checkpoint = self.session.trie.commit(handle, SampledTurn(message, span, "stop"))
+        checkpoint = self.session.trie.commit(handle, NewTurn(message, span, "stop"))
         self.session.committed(checkpoint)
         return checkpoint
 
@@ -138,7 +138,7 @@ def test_room_is_made_after_many_turns_that_another_process_sampled() -> None:
         handle, prompt = place.begin(talk(tuple(range(turns))))
         span = TokenSpan(prompt.span, prompt.take, 0, pack_ids([7, 8]), 0, versions="1")
         message = {"role": "assistant", "content": "r"}
-        place.session.restored(place.session.trie.commit(handle, SampledTurn(message, span, "stop")))
+        place.session.restored(place.session.trie.commit(handle, NewTurn(message, span, "stop")))
     assert place.session.tokens == 40
     place.end(*place.begin(talk((9,))), "r")
     place.check()
@@ -154,7 +154,7 @@ def test_requests_that_commit_nothing_do_not_let_a_memory_grow() -> None:
         handle, prompt = place.begin(talk((word,)))
         span = TokenSpan(prompt.span, prompt.take, 0, pack_ids([7, 8]), 0, versions="1")
         message = {"role": "assistant", "content": "r"}
-        place.session.restored(place.session.trie.commit(handle, SampledTurn(message, span, "stop")))
+        place.session.restored(place.session.trie.commit(handle, NewTurn(message, span, "stop")))
     assert place.session.tokens == 45
     assert chats.of("", "") is place.session
     place.check()

@@ -14,7 +14,7 @@ from middleware_hub.chat.keys import canonical
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Session
-from middleware_hub.sessions.trie.nodes import SampledTurn
+from middleware_hub.sessions.trie.nodes import NewTurn
 from middleware_hub.spans.chain import TokenSpan, pack_ids
 
 
@@ -39,7 +39,7 @@ class Shop:
             turn = session.trie.prepare(b"x", [{"role": "user", "content": "a"}])
             handle = session.trie.open(turn, f"{tenant}-{name}")
             span = TokenSpan(None, 0, 0, pack_ids(range(tokens)), 0, versions="1")
-            session.trie.commit(handle, SampledTurn({"role": "assistant", "content": "b"}, span, "stop"))
+            session.trie.commit(handle, NewTurn({"role": "assistant", "content": "b"}, span, "stop"))
             session.tokens += tokens
             self.store.held(tokens)
         return session

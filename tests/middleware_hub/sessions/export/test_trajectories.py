@@ -21,7 +21,7 @@ from msgspec import Raw
 from middleware_hub.sessions.controls import topology
 from middleware_hub.sessions.export.formats import as_json
 from middleware_hub.sessions.export.trajectories import BranchTrajectory, branches
-from middleware_hub.sessions.trie.nodes import Checkpoint, SampledTurn
+from middleware_hub.sessions.trie.nodes import Checkpoint, NewTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids, pack_logprobs
 
@@ -106,7 +106,7 @@ class Talk:
             finish="stop",
         )
         message = {"role": "assistant", "content": f"a{number}"}
-        sampled = SampledTurn(message, span, "stop", reasoning=reasoning, reasons=reasons, extra=extra or {})
+        sampled = NewTurn(message, span, "stop", reasoning=reasoning, reasons=reasons, extra=extra or {})
         checkpoint = self.trie.commit(handle, sampled)
         checkpoint.reward = reward
         known = [] if parent is None else parent.tokens

@@ -10,8 +10,7 @@ import pytest
 
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt.composer import share
-from middleware_hub.sessions.trie.nodes import MessageNode
-from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
+from middleware_hub.sessions.trie.nodes import MessageNode, PreparedTurn
 from middleware_hub.spans.chain import TokenSpan, pack_ids
 from tests.middleware_hub.sessions.in_process import Client, Room, gated, until
 

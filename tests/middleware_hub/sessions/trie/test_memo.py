@@ -19,8 +19,7 @@ from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.sessions.controls import topology
 from middleware_hub.sessions.trie.memo import MOST_BODIES, KnownBody, Landmark, MemoRoom, MessageMemo
-from middleware_hub.sessions.trie.nodes import SampledTurn
-from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
+from middleware_hub.sessions.trie.nodes import NewTurn, PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan, pack_ids
 from router.errors import BadRequestError
@@ -128,7 +127,7 @@ def test_the_trie_is_the_same_however_its_messages_were_read(
                 trie.abandon(handle)
             elif end == 1:
                 span = TokenSpan(None, 0, 0, pack_ids([number + 1]), 0, versions="1")
-                trie.commit(handle, SampledTurn({"role": "assistant", "content": "b"}, span, "stop"))
+                trie.commit(handle, NewTurn({"role": "assistant", "content": "b"}, span, "stop"))
             recount(trie)
         one, two = turns
         assert (one.covered, one.ambiguous, one.unknown_parent) == (two.covered, two.ambiguous, two.unknown_parent)

@@ -13,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from middleware_hub.chat.keys import adapter_of, strict, tools_of
 from middleware_hub.chat.messages import Message
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, SampledTurn
-from middleware_hub.sessions.trie.prepared_turn import PreparedTurn
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, NewTurn, PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids, unpack_ids
 from tests.conftest import examples
@@ -60,7 +59,7 @@ class Talk:
             0,
         )
         span = TokenSpan(before, context, 0, pack_ids(sampled or (next(self.ids),)), 0, versions="1")
-        return self.trie.commit(handle, SampledTurn(reply, span, **{"finish": "stop", **details}))
+        return self.trie.commit(handle, NewTurn(reply, span, **{"finish": "stop", **details}))
 
     def say(
         self,
@@ -276,7 +275,7 @@ class TestPending:
         talk = Talk()
         turn, handle = talk.open(user("a"), assistant("The answer"))
         span = TokenSpan(None, 0, 0, pack_ids([7]), 0, versions="1")
-        made = talk.trie.commit(handle, SampledTurn(assistant("The answer is 4"), span, "stop", in_place=True))
+        made = talk.trie.commit(handle, NewTurn(assistant("The answer is 4"), span, "stop", in_place=True))
         recount(talk.trie)
         assert talk.trie.nodes == 2
         following, _ = talk.open(user("a"), assistant("The answer is 4"), user("sure?"))
@@ -295,7 +294,7 @@ class TestPending:
         assert turn.checkpoint is cut
         handle.goes_on_from(cut, apart=apart)
         span = TokenSpan(cut.span, len(cut.span), 0, pack_ids([7]), 0, versions="1")
-        made = talk.trie.commit(handle, SampledTurn(assistant("The answer" + more), span, "stop", in_place=True))
+        made = talk.trie.commit(handle, NewTurn(assistant("The answer" + more), span, "stop", in_place=True))
         recount(talk.trie)
         assert (made.parent, made.apart, made.node.depth) == (cut, apart, cut.node.depth)
         assert talk.trie.checkpoints(terminal=True) == ([cut, made] if apart else [made])
@@ -500,7 +499,7 @@ class AgentHistories(RuleBasedStateMachine):
         above = handle.checkpoint
         before = TokenSpan(None if above is None else above.span, 0 if above is None else 3, 0, pack_ids(context), 0)
         span = TokenSpan(before, 2, 0, pack_ids(sampled), 0, versions="1")
-        made = self.trie.commit(handle, SampledTurn(assistant(text), span, "stop", reasoning=reasoning))
+        made = self.trie.commit(handle, NewTurn(assistant(text), span, "stop", reasoning=reasoning))
         self.known[made.id] = Known(setting, [*messages, assistant(text)], [*chain, *context, *sampled], reasoning)
 
     @rule(data=st.data())
