@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
 from middleware_hub.chat.messages import Tool
-from middleware_hub.parsers.base import CallParser, NamedCallParser, NamedReasoningParser, Plain, ReasoningParser
+from middleware_hub.parsers.base import CallParser, Plain, ReasoningParser
 from middleware_hub.parsers.formats.deepseek import DeepSeek
 from middleware_hub.parsers.formats.deepseek_v32 import DeepSeekV32
 from middleware_hub.parsers.formats.gemma4 import Gemma4
@@ -23,17 +23,18 @@ from middleware_hub.parsers.formats.minimax_m2 import MiniMaxM2
 from middleware_hub.parsers.formats.mistral import Mistral
 from middleware_hub.parsers.formats.pythonic import Lfm2, Pythonic
 from middleware_hub.parsers.formats.qwen_coder import QwenCoder, SeedOss
+from middleware_hub.parsers.grammar import GrammarParser
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.parsers.think import Gemma4Think, MistralThink, SeedThink, Think
 from router.errors import BadRequestError
 
 # In the order of detection: a template gets the first parser all of whose tags it spells, and some templates also spell tags of
 # another format. Errors list the most common one first.
-_CALL_PARSERS: tuple[type[NamedCallParser], ...] = (
+_CALL_PARSERS: tuple[type[GrammarParser] | type[Plain], ...] = (
     *(Harmony, Gemma4, DeepSeekV32, DeepSeek, KimiK2, MiniMaxM2, Mistral, SeedOss),
     *(Glm, QwenCoder, Hermes, Lfm2, Pythonic, Llama3, Plain),
 )
-_REASONING_PARSERS: tuple[type[NamedReasoningParser], ...] = (*(Gemma4Think, MistralThink, SeedThink, Think),)
+_REASONING_PARSERS: tuple[type[Think], ...] = (Gemma4Think, MistralThink, SeedThink, Think)
 _HARMONY = ("harmony", "gpt-oss", "openai_gptoss")
 _CHANNELS = ("<|channel|>analysis", "<|message|>")
 """Tags of `harmony`, whose reasoning its call parser finds."""

@@ -89,25 +89,6 @@ class ReasoningParser(Protocol):
         ...
 
 
-class NamedCallParser(CallParser, Protocol):
-    """A call parser that options can name and that templates select.
-
-    Attributes:
-        names: as in options: ours first, then SGLang's and vLLM's for `--tool-call-parser`.
-        template_tags: tags that a chat template spells if its model writes this format.
-    """
-
-    names: ClassVar[tuple[str, ...]]
-    template_tags: ClassVar[tuple[str, ...]]
-
-
-class NamedReasoningParser(ReasoningParser, Protocol):
-    """A reasoning parser that options can name and that templates select; attributes as for `NamedCallParser`."""
-
-    names: ClassVar[tuple[str, ...]]
-    template_tags: ClassVar[tuple[str, ...]]
-
-
 class Plain:
     """`none`: everything is text."""
 

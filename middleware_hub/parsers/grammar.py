@@ -84,6 +84,10 @@ class Pieces:
 class GrammarParser(ABC):
     """Feeds a grammar with text as it arrives, and returns the pieces that the grammar made."""
 
+    names: ClassVar[tuple[str, ...]]
+    """As in options: ours first, then SGLang's and vLLM's for `--tool-call-parser`."""
+    template_tags: ClassVar[tuple[str, ...]]
+    """Tags that a chat template spells if its model writes this format."""
     needs_special: ClassVar[bool] = False
 
     def __init__(self) -> None:
