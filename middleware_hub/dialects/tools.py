@@ -50,8 +50,8 @@ class OfferedTools:
         self.ignored: list[str] = []
         self._plain: set[str] = set()
 
-    def add(self, place: str, tool: Tool, form: ToolForm | None = None, *, deferred: bool = False) -> Tool:
-        """Add a tool in OpenAI's form, and return it. Raises BadRequestError."""
+    def add(self, place: str, tool: Tool, form: ToolForm | None = None, *, deferred: bool = False) -> None:
+        """Add a tool in OpenAI's form. Raises BadRequestError."""
         tool = checked_tool(place, tool)
         name: str = tool["function"]["name"]
         if (form is None and name in self.forms) or (form is not None and name in self._plain | self.forms.keys()):
@@ -61,7 +61,6 @@ class OfferedTools:
         else:
             self.forms[name] = form
         (self.deferred if deferred else self.shown).append(tool)
-        return tool
 
     def add_custom(
         self,
@@ -168,34 +167,51 @@ def check_forced(choice: str, allowed: Sequence[str], place: str, written: Any, 
     )
 
 
-def checked_choice(choice: str, named: bool, tools: Sequence[Tool] | None) -> str:
-    """Return `call_choice` if it fits the tools: without tools, nothing is a call. Raises BadRequestError.
-
-    Args:
-        choice: `auto`, `none`, `required`, or a name.
-        named: whether it is a name.
-        tools: the tools to choose from.
-    """
-    if not tools:
-        if named or choice == ANY:
-            raise BadRequestError("`tool_choice` asks for a call, and there are no `tools`", param="tool_choice")
-        return NONE
-    if named and all(tool["function"]["name"] != choice for tool in tools):
-        raise BadRequestError(f"`tool_choice` names {choice!r}, which is not among the `tools`", param="tool_choice")
-    return choice
+def checked_choice(choice: str, offered: OfferedTools) -> str:
+    """Return `call_choice` for `auto`, `none` or `required`: without tools, nothing is a call. Raises BadRequestError."""
+    if offered.all:
+        return choice
+    if choice == ANY:
+        raise BadRequestError("`tool_choice` asks for a call, and there are no `tools`", param="tool_choice")
+    return NONE
 
 
-def allowed_tools(
-    wanted: dict[str, Any], place: str, offered: OfferedTools, named: Callable[[dict[str, Any], str], str]
+def read_choice(
+    wanted: str | dict[str, Any] | None,
+    place: str,
+    offered: OfferedTools,
+    named: Callable[[dict[str, Any], str], str],
+    *,
+    form: str | None,
+    nested: bool = False,
 ) -> tuple[str, tuple[str, ...]]:
-    """Read a choice of the type `allowed_tools`: its mode, and the names in the prompt of the tools that may be called.
+    """Return OpenAI's `tool_choice`, and the names in the prompt of the tools that are allowed; none if all are.
 
     Args:
-        named: returns the name in the prompt of one of them, given its place.
+        named: returns the name in the prompt of the tool that an object names, given its place.
+        form: the field that sets the form of the reply; None if there is none.
+        nested: whether a choice of the type `allowed_tools` has its fields in an object of that name.
 
     Raises:
-        BadRequestError: none is allowed, or one is not among the `tools`.
+        BadRequestError: the choice does not fit the tools, or the form of the reply.
     """
+    allowed: tuple[str, ...] = ()
+    if isinstance(wanted, dict) and wanted.get("type") == "allowed_tools":
+        inner, inside = (wanted.get("allowed_tools"), f"{place}.allowed_tools") if nested else (wanted, place)
+        choice, allowed = _allowed_tools(inner if type(inner) is dict else {}, inside, offered, named)
+    elif isinstance(wanted, dict):
+        choice = named(wanted, place)
+    elif wanted not in (None, NONE, AUTO, ANY):
+        raise wrong(place, wanted, f'"{NONE}", "{AUTO}", "{ANY}", or an object that names a function')
+    else:
+        choice = checked_choice(wanted or AUTO, offered)
+    check_forced(choice, allowed, place, wanted, form)
+    return choice, allowed
+
+
+def _allowed_tools(
+    wanted: dict[str, Any], place: str, offered: OfferedTools, named: Callable[[dict[str, Any], str], str]
+) -> tuple[str, tuple[str, ...]]:
     mode, tools = wanted.get("mode"), wanted.get("tools")
     if mode not in (AUTO, ANY):
         raise wrong(f"{place}.mode", mode, f'"{AUTO}" or "{ANY}"')

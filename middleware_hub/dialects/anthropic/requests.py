@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from middleware_hub.chat.dialect import Memo
-from middleware_hub.chat.messages import CUSTOM, ChatRequest, Message
+from middleware_hub.chat.messages import CUSTOM, FUNCTION, ChatRequest, Message
 from middleware_hub.dialects.fields import (
     BOOLEAN,
     OBJECT,
@@ -336,14 +336,14 @@ def _choice(fields: Fields, offered: OfferedTools, shaped: str | None) -> tuple[
     """
     wanted = fields.take("tool_choice", OBJECT)
     if wanted is None:
-        return checked_choice(AUTO, False, offered.all), True
+        return checked_choice(AUTO, offered), True
     kind = wanted.get("type")
     if kind == "tool":
-        choice = checked_choice(string("tool_choice.name", wanted.get("name")), True, offered.all)
+        choice = offered.called(FUNCTION, string("tool_choice.name", wanted.get("name")))
     elif not isinstance(kind, str) or kind not in _CHOICES:
         raise wrong("tool_choice.type", kind, '"auto", "any", "tool" or "none"')
     else:
-        choice = checked_choice(_CHOICES[kind], False, offered.all)
+        choice = checked_choice(_CHOICES[kind], offered)
     check_forced(choice, (), "tool_choice", wanted, shaped)
     return choice, wanted.get("disable_parallel_tool_use") is not True
 

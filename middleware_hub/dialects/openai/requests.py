@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from msgspec import Raw
@@ -42,10 +43,8 @@ from middleware_hub.dialects.tools import (
     AUTO,
     NONE,
     OfferedTools,
-    allowed_tools,
-    check_forced,
     check_name,
-    checked_choice,
+    read_choice,
 )
 from router.engines.json import decode_any
 from router.errors import BadRequestError
@@ -248,24 +247,10 @@ def _choice(fields: Fields, offered: OfferedTools, sampling: dict[str, Any]) -> 
     wanted = fields.take(key, _CHOICE)
     if wanted is None and older is not None:
         key, wanted = "function_call", older if isinstance(older, str) else {"function": older}
-    allowed: tuple[str, ...] = ()
-    if isinstance(wanted, dict) and wanted.get("type") == "allowed_tools":
-        inner = wanted.get("allowed_tools")
-        place = f"{key}.allowed_tools"
-        choice, allowed = allowed_tools(
-            inner if type(inner) is dict else {}, place, offered, lambda one, at: _chosen(one, at, offered)
-        )
-    elif isinstance(wanted, dict):
-        choice = _chosen(wanted, key, offered)
-    elif wanted not in (None, NONE, AUTO, ANY):
-        raise wrong(key, wanted, f'"{NONE}", "{AUTO}", "{ANY}", or an object that names a function')
-    else:
-        choice = checked_choice(wanted or AUTO, False, offered.all)
-    check_forced(choice, allowed, key, wanted, form_field(sampling))
-    return choice, allowed
+    return read_choice(wanted, key, offered, partial(_chosen, offered), form=form_field(sampling), nested=True)
 
 
-def _chosen(wanted: dict[str, Any], place: str, offered: OfferedTools) -> str:
+def _chosen(offered: OfferedTools, wanted: dict[str, Any], place: str) -> str:
     """Return the name in the prompt of the tool that an object names. Raises BadRequestError."""
     kind = wanted.get("type", FUNCTION)
     named = wanted.get(kind) if kind in (FUNCTION, CUSTOM) else None

@@ -7,6 +7,7 @@ calls. They are one message inside.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from middleware_hub.chat.call_ids import rejoined
@@ -43,7 +44,7 @@ from middleware_hub.dialects.responses.tools import (
 )
 from middleware_hub.dialects.sampling import LARGEST, add_format, finish, form_field, read_sampling
 from middleware_hub.dialects.template_variables import read_variables
-from middleware_hub.dialects.tools import ANY, AUTO, NONE, OfferedTools, allowed_tools, check_forced, checked_choice
+from middleware_hub.dialects.tools import OfferedTools, read_choice
 from router.errors import BadRequestError, NotFoundError
 
 _DROPPED = "stream_options moderation context_management prompt_cache_options client_metadata".split()
@@ -128,8 +129,8 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     reasoning = fields.peek("reasoning", OBJECT)
     fields.drop(_DROPPED)
     choice = fields.take("tool_choice", _CHOICE)
-    called, allowed = _choice(choice, offered)
-    check_forced(called, allowed, "tool_choice", choice, shaped or ("text.format" if form_field(sampling) else None))
+    shaped = shaped or ("text.format" if form_field(sampling) else None)
+    called, allowed = read_choice(choice, "tool_choice", offered, partial(chosen, offered), form=shaped)
     for key, shown in {"text": text, "reasoning": reasoning or {}, "tool_choice": choice}.items():
         if isinstance(shown, dict):  # a response repeats it
             check_depth(key, shown)
@@ -447,14 +448,3 @@ def _tools(fields: Fields, offered: OfferedTools) -> list[dict[str, Any]]:
         else tool
         for tool in tools
     ]
-
-
-def _choice(wanted: str | dict[str, Any] | None, offered: OfferedTools) -> tuple[str, tuple[str, ...]]:
-    """Return the choice, and the names of the tools that are allowed; none if all are. Raises BadRequestError."""
-    if isinstance(wanted, dict):
-        if wanted.get("type") == "allowed_tools":
-            return allowed_tools(wanted, "tool_choice", offered, lambda one, place: chosen(one, place, offered))
-        return chosen(wanted, "tool_choice", offered), ()
-    if wanted not in (None, NONE, AUTO, ANY):
-        raise wrong("tool_choice", wanted, f'"{NONE}", "{AUTO}", "{ANY}", or an object that names a function')
-    return checked_choice(wanted or AUTO, False, offered.all), ()

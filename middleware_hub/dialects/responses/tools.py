@@ -314,7 +314,7 @@ _PARTS = ("input_text", "output_text")
 # The choice among them --------------------------------------------------------------------------------------------------
 
 
-def chosen(wanted: dict[str, Any], place: str, offered: OfferedTools) -> str:
+def chosen(offered: OfferedTools, wanted: dict[str, Any], place: str) -> str:
     """Return the name in the prompt of the tool that an object names. Raises BadRequestError."""
     kind = wanted.get("type")
     if kind in (FUNCTION, CUSTOM):
