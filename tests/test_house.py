@@ -46,6 +46,8 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.prompt.edited_turns",
         "middleware_hub.sessions.prompt.verifier",
         "middleware_hub.sessions.trie.roots",
+        "middleware_hub.sessions.log.span_book",
+        "middleware_hub.sessions.log.stored_log",
         "middleware_hub.store.redis.forgetting",
         "middleware_hub.store.redis.recovery",
         "middleware_hub.store.sqlite.checkpoints",
@@ -81,8 +83,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "router.engines.vllm.replies",
     ),
     "to fold": (
-        "middleware_hub.sessions.log.span_book",
-        "middleware_hub.sessions.log.stored_log",
         "middleware_hub.sessions.turn.answer",
         "middleware_hub.sessions.turn.forced_calls",
         "middleware_hub.sessions.turn.sampling",

@@ -49,7 +49,7 @@ class Memory:
     """See the top of this file. The store is open while it is used.
 
     Args:
-        max_bytes: what `--store-max-bytes` says.
+        max_bytes: the value of `--store-max-bytes`.
         saving: appends to this store, also for others.
 
     Attributes:
@@ -86,7 +86,7 @@ class Memory:
 
     @property
     def away(self) -> bool:
-        """Return whether the store is known not to answer, so that what is recorded now is not saved at once."""
+        """Return whether the store is known not to answer: then replies are not saved at once."""
         return self.saving.away
 
     async def open(self) -> None:
@@ -128,7 +128,7 @@ class Memory:
     async def cover(
         self, namespace: Namespace, text: str, names: Sequence[str] = (), *, parent: str | None = None
     ) -> bool:
-        """Fill the tree with what it needs for a text, and with the replies of these names; return whether that was possible.
+        """Fill the tree with the records of a text, and with the replies of these names; return whether that was possible.
 
         `parent` is the name of a reply with which the text has to begin.
         """
@@ -141,7 +141,7 @@ class Memory:
         return True
 
     async def asked_late(self, namespace: Namespace, cut: Cut) -> Sequence[str]:
-        """Ask for what the store could not be asked for when the prompts of a chain were made, and note that in its flags.
+        """Make the look-ups that failed when the prompts of a chain were made, and note the results in its flags.
 
         Returns the names of the replies that these prompts passed over. Where the store does not answer, the flags stay.
         """
@@ -164,7 +164,7 @@ class Memory:
         return list(missed)
 
     def _handed_over(self, reply: Generation) -> None:
-        """Ask for what the store could not be asked for when the prompt of a reply was made: the reply is in the store now."""
+        """Make the look-up that failed when the prompt of a reply was made: the reply is in the store now."""
         task = asyncio.get_running_loop().create_task(self.asked_late(reply.namespace, end_of(reply.span)))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
@@ -192,7 +192,7 @@ class Memory:
         return path
 
     async def _look_up(self, match: PrefixMatch, path: TextPath, names: Sequence[str]) -> bool:
-        """Fill the tree with what lies beyond a match; return whether there was anything."""
+        """Fill the tree with the records beyond a match; return whether there were any."""
         whole, line = not self.tree.stats.evicted_tokens, match.continues
         known_from = 0 if line is None or match.unknown_parent or match.foreign else line.span.text_end
         known, changes = KnownRecords(self.tree.stored), self._changes
@@ -257,7 +257,7 @@ class Memory:
     async def _restore(self, found: Found, known: KnownRecords) -> int:
         """Put records into the tree, and return how many cannot be read.
 
-        The tree may have collected what they need while they were read: then that is read again.
+        While they were read, the tree may have collected spans that they need: these are read again.
         """
         records, marks, damaged = found.records, found.marks, found.damaged
         self._serials.saw(max((record.serial for record in records), default=0))
@@ -277,7 +277,7 @@ class Memory:
 
     def _unreachable(self, error: StoreError) -> None:
         self.lookups["failed"] += 1
-        self.saving.complain("texts are looked up in this process alone: %s", error)
+        self.saving.complain("this process looks texts up in its own memory alone: %s", error)
 
     # After it ----------------------------------------------------------------------------------------------------------
 
@@ -310,13 +310,13 @@ class Memory:
         return self.saving.append(joined(notes()), on_missing=mend, on_done=lambda _: tree.release(span))
 
     def noting(self, reply: TokenSpan, namespace: Namespace, names: Sequence[str], note: bytes) -> Batch:
-        """Return what has to be appended for a note on a reply, to be found by these names."""
+        """Return the batch of a note on a reply. The names find the note."""
         stamp = self.tree.clock.current or ""
         record = note_on(reply.stored, namespace, names, note, serial=self._serials.next(), stamp=stamp)
         return Batch([record], {record.id: TextPath(namespace, "")})
 
     async def extras(self, span: TokenSpan, names: Sequence[str]) -> Mapping[str, Extra] | None:
-        """Return what the store has besides a reply under these names; None if it cannot be read."""
+        """Return the blobs beside a reply, by these names; None if the store cannot be read."""
         if span.stored is None:
             return {}
         try:
@@ -334,7 +334,7 @@ class Memory:
 
     def taken(self, root: bytes) -> None:
         """Note that the conversation with this root was retrieved. It need not be in memory."""
-        # The store ignores marks of what it does not have yet.
+        # The store ignores marks of conversations that it does not have yet.
         self._turns.when_there(root, self._retrieved)
 
     def _retrieved(self, root: bytes) -> None:
@@ -347,12 +347,12 @@ class Memory:
             await self.saving.append(Batch(events=events))
 
     async def read_versions(self) -> None:
-        """Read the weight versions that other routers have written, and write what could not be written before."""
+        """Read the weight versions of other routers, and write those that could not be written before."""
         try:
             await self._versions.write()
             await self._versions.read()
         except StoreError as error:
-            self.saving.complain("a new weight version is not heard of: %s", error)
+            self.saving.complain("this router cannot read new weight versions: %s", error)
 
     # The size of the store ---------------------------------------------------------------------------------------------
 
@@ -364,7 +364,7 @@ class Memory:
                     await self._forget(self._max_bytes)
                 self.size = await self.store.stats()
             except StoreError as error:
-                self.saving.complain("the size of the store is not known: %s", error)
+                self.saving.complain("this router cannot ask for the size of the store: %s", error)
             await asyncio.sleep(TEND_SECONDS)
 
     async def _forget(self, max_bytes: int) -> None:
@@ -430,7 +430,7 @@ class KnownRecords:
 
 
 def restore(tree: RadixTree, found: Found) -> dict[bytes, bytes]:
-    """Put what a look-up found into a tree.
+    """Put the records of a look-up into a tree.
 
     Returns the records that are needed but neither found nor in the tree, by id with their roots; what builds on them is left
     out.

@@ -40,7 +40,7 @@ def whole_chain(
 
     Args:
         keep: called with each span and the id of its record.
-        extras: returns what this process still has besides a reply. The rest of it is forgotten.
+        extras: returns the per-token data that this process still has. The rest is forgotten.
         apart: `Spelling.apart`.
         only: the ids of the records that are wanted; None for all.
     """
@@ -95,12 +95,12 @@ def whole_chain(
 
 
 class Refilling:
-    """Appends what a tree knows and a store has lost, whichever router recorded it.
+    """Appends the records that a store has lost and a tree has, whichever router recorded them.
 
     Args:
         stored: the spans of the tree, by the ids of their records.
         unsettled: the ids of records that are on their way into the store by themselves.
-        chain: `whole_chain` of a reply, with those of its records that are wanted.
+        chain: returns `whole_chain` of a reply, with the wanted records only.
     """
 
     def __init__(
@@ -136,9 +136,9 @@ class Refilling:
             logger.warning("%d replies that the store had lost, and this router knew, are in it again", len(lost))
 
     async def _finds_newest(self, store: Refill, roots: Container[bytes]) -> bool:
-        """Return whether the store finds what was recorded last.
+        """Return whether the store finds the newest replies.
 
-        A server loses the end of what it was given, short or long. So if it finds these, it finds what is older.
+        A server loses the newest of its writes, few or many. So if it finds these, it finds the older ones.
         """
         owners = [span.owner for record, span in self._stored.items() if record in roots]
         replies = nlargest(_NEWEST, (one for one in owners if isinstance(one, Generation)), key=lambda one: one.serial)

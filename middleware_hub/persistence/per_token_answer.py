@@ -32,7 +32,7 @@ async def per_token_fields(
     A field is null if no reply of the sequence has it.
 
     Args:
-        here: what this process has; `fetch` returns what a store has besides, and None if it cannot be read.
+        here: the data in this process. `fetch` returns the data in a store, and None if the store cannot be read.
         wanted: some of `ROW_FIELDS` and `TOP_P`.
     """
     names = [name for one in wanted for name in ((TOP_P_IDS, TOP_P_OFFSETS) if one == TOP_P else (one,))]

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS: Final = 1.0
 ADOPT_SECONDS: Final = 5.0
-"""How often a router looks for what a dead router left behind."""
+"""How often a router looks for spool files of dead routers."""
 CLOSE_SECONDS: Final = 5.0
 """How long the shutdown waits for the hand-over."""
 _LOOK_SECONDS: Final = 0.25
@@ -53,7 +53,7 @@ class Saving:
         refuse: set by `--store-failure`: nothing new is recorded while the store does not answer.
 
     Attributes:
-        saved, unsaved: replies that the store had acknowledged when they were sent, and those that it had not.
+        saved, unsaved: replies that the store had acknowledged when they were sent, and the others.
         seconds: from a batch's recording to its acknowledgement, summed.
     """
 
@@ -77,7 +77,7 @@ class Saving:
         self.saved = self.unsaved = self._lost = 0
         self.seconds = self._away_seconds = 0.0
 
-    # What others see ---------------------------------------------------------------------------------------------------
+    # Figures -----------------------------------------------------------------------------------------------------------
 
     @property
     def store(self) -> GuardedStore:
@@ -94,7 +94,7 @@ class Saving:
 
     @property
     def held_bytes(self) -> int:
-        """Return how many bytes of those are in memory only, because there is no room for them in the file."""
+        """Return how many bytes are in memory only, because the file has no room for them."""
         return self._spool.held_bytes
 
     @property
@@ -103,7 +103,7 @@ class Saving:
 
     @property
     def handed_over(self) -> int:
-        """Return how many replies were handed over later, including those that other routers left behind."""
+        """Return how many replies were handed over later, also from files of dead routers."""
         return sum(one.handed_over for one in (self._drain, self._adoption) if one is not None)
 
     @property
@@ -113,7 +113,7 @@ class Saving:
 
     @property
     def incomplete(self) -> bool:
-        """Return whether the store is known to lack what a dead router left behind: it may belong to any text."""
+        """Return whether the store is known to lack replies of a dead router: they may belong to any text."""
         return self._adoption is not None and bool(self._adoption.left)
 
     @property
@@ -150,9 +150,9 @@ class Saving:
     # The beginning and the end -----------------------------------------------------------------------------------------
 
     async def open(self, folder: SpoolFolder, another: Another) -> None:
-        """Take a file in this folder, and hand over what dead routers left behind there, as far as the store takes it.
+        """Take a file in this folder, and hand over the files of dead routers, as far as the store takes them.
 
-        This comes before the first request: an answer would lack what waits there, without any sign of it.
+        This comes before the first request: an answer would lack the replies that wait there, without any sign of it.
         `another` makes a second object for the same store: what is appended there counts as written by others, so it is
         looked up. Raises BadRequestError if there can be no file.
         """
@@ -276,7 +276,7 @@ class Saving:
             self._refused(one, error)
 
     async def _empty(self) -> None:
-        """Hand over what waits, if that is quick. Raises StoreUnreachableError if anything still waits."""
+        """Hand over the spool, if that is quick. Raises StoreUnreachableError if anything still waits."""
         if not (self._stuck or self._handing.locked() or len(self._spool.waiting) > _FEW):
             await self.hand_over()
         if self._spool.waiting:
@@ -300,7 +300,7 @@ class Saving:
         self._watching = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look) if again else None
 
     def _look(self) -> None:
-        """Keep the batches of appends that are late; these go on, and are stuck. Cancel those that are stuck for too long."""
+        """Keep the batches of late appends, which go on and are stuck. Cancel appends that are stuck for too long."""
         now = time.monotonic()
         for one in list(self._waited_for):
             if now - one.begun < ANSWER_SECONDS:
@@ -358,7 +358,7 @@ class Saving:
     # Handing over ------------------------------------------------------------------------------------------------------
 
     async def hand_over(self) -> bool:
-        """Append what waits, in order; return whether all of it is in the store."""
+        """Append the spool, in order; return whether all of it is in the store."""
         async with self._handing:
             if not await self._drain.empty(self._spool):
                 self._why = self._drain.why

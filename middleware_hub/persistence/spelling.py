@@ -6,7 +6,7 @@ tree finds it by the ids; a store finds by text only, so such a chain is also en
     text    "What is 2+2?"  "4"              "And 3+3?"  "6"
     ids      What is 2+2?    4<|im_end|>      And 3+3?    6<|im_end|>      the first end of turn has no text
 
-The spelling of a chain continues the spelling of the reply before it, of which only the end is kept (`TextEnd`).
+The spelling of a chain continues the spelling of the reply before it. Only the end of that is kept (`TextEnd`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Spelling:
         return not np.count_nonzero(self._special.take(ids, mode="clip"))
 
     def _begins(self, first: TokenSpan) -> bool:
-        """Return whether what a chain spells begins where its text does: not if the text has a BOS, or the space after it."""
+        """Return whether a chain's spelling begins where its text does: not if the text has a BOS, or the space after it."""
         ids = _numbers(chain_ids(first, min(len(first), self.start)))
         left_out = len(self._spell_on(ids)) - len(self._spell(ids))
         bos = len(self._spell_on(ids[:1])) if first.flags & SpanFlag.BOS else 0
@@ -130,7 +130,7 @@ class Spelling:
         return first.start - span.text_end == shown
 
     def _joined(self, reply: TokenSpan, text: str) -> str | None:
-        """Return what the chain of a reply spells, given its text: a tenth of the time of spelling all ids.
+        """Return the spelling of a reply's chain, given its text: in a tenth of the time of spelling all ids.
 
         The spans have the characters of the text, and the hidden tails between them are spelled. None if that is not all.
         """
@@ -146,7 +146,7 @@ class Spelling:
         return None if _BROKEN in spelled else spelled
 
     def _tail(self, span: TokenSpan, take: int) -> str:
-        """Return what is spelled by the hidden tail of a span, of which a chain has so many tokens."""
+        """Return the spelling of a span's hidden tail, of which a chain has so many tokens."""
         kept, owner = take - span.visible, span.owner
         if not kept:
             return ""
@@ -169,7 +169,7 @@ class Spelling:
         return end if _goes_on_after(end) else None
 
     def _earlier_end(self, first: TokenSpan) -> tuple[TextEnd | None, int]:
-        """Return the last known end of what a chain spells before a span, and the number of tokens up to it.
+        """Return the last known end of a chain's spelling before a span, and the number of tokens up to it.
 
         The reply just before the span came from the store, which does not say where its spelling ends; one before it was
         recorded here.

@@ -44,7 +44,7 @@ _A_TURN: Final = 2_000
 
 
 Beside = Callable[[Generation], Sequence[Event]]
-"""Returns what is to be appended with the record of a reply, whose span has its id by then."""
+"""Returns the events that are appended with the record of a reply. The span of the reply has its id by then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class _Turn:
 
     Attributes:
         context: the record of its context, if that is new.
-        base, text: those of its own record: `text` begins after the whole text of `base`.
+        base, text_from: the record's text begins there, after the whole text of `base`.
         begins: the root of the conversation that begins with this turn.
         saved: for the request that waits.
         events: appended together with it.
@@ -106,7 +106,7 @@ class TurnWriter:
         self._spelling = spelling
         self._gathered = Gathering[_Turn](self._write, _PATIENCE, _ENOUGH)
         self._coming: dict[bytes, Callable[[bytes], None] | None] = {}
-        """The roots of conversations that are not in the store yet, and what is to be done when they are."""
+        """By root, the conversations that are not in the store yet, and the work that waits for them."""
         self._unsettled: set[bytes] = set()
         """The ids of records that are not in the store yet, and not given up."""
 
@@ -173,11 +173,11 @@ class TurnWriter:
         self._tree.release(span)
 
     async def refill(self, store: Refill) -> None:
-        """Append what the tree knows and a store has lost. Raises StoreUnreachableError."""
+        """Append the records that a store has lost and the tree has. Raises StoreUnreachableError."""
         await Refilling(self._tree.stored, self._unsettled, self._chain).run(store)
 
     def again(self, generation: Generation) -> Batch:
-        """Return what has to be appended for a recorded reply whose conversation the store has forgotten."""
+        """Return the batch of a recorded reply whose conversation the store has forgotten."""
         return self._chain(generation, None)
 
     def _chain(self, generation: Generation, only: Collection[bytes] | None) -> Batch:
@@ -201,7 +201,7 @@ class TurnWriter:
         return record
 
     def flush(self) -> None:
-        """Begin to append what was gathered."""
+        """Begin to append the gathered turns."""
         self._write(self._gathered.take())
 
     def _write(self, turns: Sequence[_Turn]) -> None:
@@ -218,7 +218,7 @@ class TurnWriter:
             self._append(_Group(written, batches, self._versions.news()))
 
     def _batch(self, turn: _Turn) -> Batch:
-        """Return what is to be appended of a turn. Earlier turns have been written."""
+        """Return the batch of a turn. Earlier turns have been written."""
         match, reply, span = turn.match, turn.reply, turn.generation.span
         line = None if match.continues is None else match.continues.span
         text = match.text + reply.text
@@ -300,7 +300,7 @@ class TurnWriter:
             for at, turn in enumerate(group.turns):
                 self._append(_Group([turn], [group.batches[at]], () if at else group.news))
             return
-        group.batches.clear()  # what was not saved waits in a file
+        group.batches.clear()  # the turns that were not saved wait in a file
         for turn in group.turns:
             if not turn.saved.done():
                 turn.saved.set_result(saved)

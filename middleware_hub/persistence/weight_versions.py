@@ -1,9 +1,9 @@
 """The order of weight versions in the store, so that staleness and collection continue after a restart.
 
-What the clock notes (`VersionClock.changes`), and which worker has which version, is a log in the store. It is appended
+The changes of the clock (`VersionClock.changes`), and which worker has which version, are a log in the store. It is appended
 together with the reply that brought the news, and read before the first request and when others have written. The order of the
-log counts: what this process noted is repeated after what others noted before it. If two routers get replies below the current
-version at the same moment, only one is counted (`FALL_AFTER`): a fall is noticed one reply later.
+log counts: a change of this process is repeated after the changes of others that stand before it. If two routers get replies
+below the current version at the same moment, only one is counted (`FALL_AFTER`): a fall is noticed one reply later.
 
 A store that was set back may have lost the end of the log. Then it is read from its beginning (not repeating what is known),
 and each process writes down again which versions it knows.
@@ -50,18 +50,18 @@ class VersionLog:
         workers.changes = []
 
     def news(self) -> tuple[Event, ...]:
-        """Return what happened since the last call, to be appended: nothing, or one event."""
+        """Return the changes since the last call: nothing, or one event to be appended."""
         if not self._clock.changes and not self._workers.changes and not self._unwritten:
             return ()
         found = [*self._unwritten, *self._clock.take_changes(), *self._workers.take_changes()]
         self._unwritten = []
         self._unread.append(found)
-        # No two are equal: what waits in the spool is not handed over if the log has it already.
+        # No two are equal: an event in the spool is not handed over if the log has it already.
         self._count += 1
         return (Event(LOG, "news", msgspec.msgpack.encode((self._me + self._count.to_bytes(8, "big"), found))),)
 
     async def write(self) -> None:
-        """Append what happened since the last call. Raises StoreError: then it is appended by the next one."""
+        """Append the changes since the last call. Raises StoreError: then it is appended by the next one."""
         events = self.news()
         if events:
             found = self._unread[-1]
@@ -78,7 +78,7 @@ class VersionLog:
             await self.read()
 
     async def read(self) -> None:
-        """Repeat what other processes, or this one in an earlier life, have noted since the last call. Raises StoreError."""
+        """Repeat the changes that others, or an earlier life of this process, noted since the last call. Raises StoreError."""
         wanted = self._begun + 1
         async with self._reading:
             if self._done >= wanted:

@@ -1,7 +1,7 @@
 """A log of the store as one process reads it: page by page, past damage, and from its beginning if the store was set back.
 
-Every log that is read on is read by this code: the control log, the log of weight versions, and those of sessions and of
-groups. Each of them knows what its own events mean.
+The control log, the log of weight versions, the logs of sessions and the logs of groups are read by this code. Each owner knows
+the meaning of its events.
 
 *Set back.* A store may lose the end of a log that it had acknowledged: a server loses its last second, or a file is replaced by
 its backup. Others may have appended since, so the log may be as long as before, or longer. A reader sees it in two ways:
@@ -9,12 +9,12 @@ its backup. Others may have appended since, so the log may be as long as before,
     read on   the last event that was taken is read once more: another event is in its place, or nothing is there
     append    at an expected place: the log ends before that place (`lost`)
 
-The reader then forgets its place, and its owner forgets what the events had added up to. If the last event was trimmed, the log
-goes on behind it: then nothing was lost.
+The reader then forgets its place, and its owner forgets the state that the events had added up to. If the last event was
+trimmed, the log goes on behind it: then nothing was lost.
 
-*Damage.* The bytes of an event may not be those that were written. Where each event is news of its own, the reader hands out
-`DAMAGED` in its place, and its owner goes on. Where events add up to a state, the log cannot be read on (`whole`): a session
-without one of its turns would send other ids, and groups without a claim would hand out its samples twice.
+*Damage.* The bytes of an event may have changed since they were written. Where each event is news of its own, the reader
+hands out `DAMAGED` in its place, and its owner goes on. Where events add up to a state, the log cannot be read on (`whole`):
+a session without one of its turns would send other ids, and groups without a claim would hand out its samples twice.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class EventLog:
         return f"<EventLog {self.key}: {self.number} events>"
 
     def take(self, event: Entry) -> None:
-        """Note that an event was applied. What is read next comes after it."""
+        """Note that an event was applied: `read_on` goes on after it."""
         self.number, self._taken = event.number, event
 
     async def read_on(self) -> Sequence[Event] | SetBack:
-        """Return the next events; none at the end of the log. After `SetBack` they are those at its beginning.
+        """Return the next events; none at the end of the log. After `SetBack` the log begins anew.
 
         Raises DamagedRecordError if the log has to be whole.
         """
@@ -73,7 +73,7 @@ class EventLog:
         return page[1:] or (await self.next_page() if cut else ())
 
     async def next_page(self) -> Sequence[Event]:
-        """Return what `read_on` does, but do not look whether the store was set back.
+        """Return the next events without a look whether the store was set back.
 
         Use this where each append expects its place, and where the last event may be too long to be sent each time.
         """

@@ -172,7 +172,7 @@ async def _answer(send: Send, answer: Mapping[str, Any], fields: Mapping[str, Ra
 
 
 def _ignored(fields: Iterable[str], known: frozenset[str]) -> dict[str, list[str]]:
-    """Return what an answer says of fields that are not known."""
+    """Return the part of an answer that lists unknown fields."""
     found = sorted(set(fields) - known)
     return {"ignored": found} if found else {}
 
@@ -241,13 +241,13 @@ def _group(journal: Journal, name: str) -> SampleGroup:
 
 
 def _check_not_behind(journal: Journal) -> None:
-    """Raise StoreUnreachableError if what is not known may be in the spool."""
+    """Raise StoreUnreachableError if the spool may have events that the ledger lacks."""
     if journal.behind:
         raise StoreUnreachableError("what was recorded before is still waiting for the store: ask again")
 
 
 def _rewarded(journal: Journal, fields: dict[str, Raw]) -> tuple[Member, float | None, bytes] | None:
-    """Read one reward, and find what it is for. Raises BadRequestError, NotFoundError.
+    """Read one reward, and find its reply. Raises BadRequestError, NotFoundError.
 
     Returns None for a reply that was acknowledged with this reward: a client that lost the answer sends it again.
     """

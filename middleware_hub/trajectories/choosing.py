@@ -18,7 +18,7 @@ Refusal = Callable[[GroupSample], str | None]
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""A walk over a whole ledger that yields after each step, and returns what it has found. A router that has just started may
+"""A walk over a whole ledger that yields after each step, and returns its result. A router that has just started may
 have 100,000 replies to look at. The ledger may have changed when the walk goes on."""
 
 GROUPS_AT_ONCE: Final = 64
@@ -40,9 +40,9 @@ def groups_in_steps(ledger: Ledger) -> Iterator[Sequence[SampleGroup]]:
 
 
 def overflow(ledger: Ledger, most: int, before: int = 0) -> list[Member]:
-    """Return the members to drop: those of the oldest groups, so that at most `most` are left, and early ones.
+    """Return the members to drop: of the oldest groups, so that at most `most` are left, and early members.
 
-    Early members are those of events before number `before`: the log is kept from the first member's event on.
+    An early member's event has a number less than `before`: the log is kept from the first member's event on.
     """
     found: list[Member] = []
     for group in ledger.groups.values():

@@ -1,6 +1,6 @@
 """Claims: a trainer takes samples for a while, and acknowledges them when it has them.
 
-    choose --> lease --> `claimed` in the log --> read on: what of it is ours --> lay the tokens out --> answer
+    choose --> lease --> `claimed` in the log --> read on: which samples are ours --> lay the tokens out --> answer
        ^                                                                               |
        +---- nothing: wait for news ----+---- a whole group came out short: give it back
 
@@ -253,7 +253,7 @@ class Claims:
 
 
 def _taking(choices: Sequence[ChosenGroup]) -> Steps[tuple[list[Taken], set[bytes]]]:
-    """Return samples as `Claimed` names them, and the ids of those that a claim has whose lease is over."""
+    """Return samples as `Claimed` names them, and the ids of samples in claims whose lease is over."""
     taking: list[Taken] = []
     over: set[bytes] = set()
     for choice in choices:
@@ -281,7 +281,7 @@ async def result(steps: Steps[T]) -> T:
 
 
 def _rewards(sample: GroupSample, of_session: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the reward of a sample, and those of its replies."""
+    """Return the rewards of a sample and of its replies."""
     if of_session is not None:
         number = next((of_session[key] for key in ("reward", "score") if _is_number(of_session.get(key))), None)
         return {"reward": number, "reward_info": of_session, "rewards": []}

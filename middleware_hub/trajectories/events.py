@@ -67,7 +67,7 @@ class MemberEnded(GroupEvent, tag="ended", frozen=True):
 State = tuple[str, int] | None
 """The claim that had a sample last, with the number of its renewals; None if no claim ever had it.
 
-An event that takes samples says in which state its router saw them. It does not count for those whose state is another one by
+An event that takes samples says in which state its router saw them. It does not count for a sample that is in another state by
 then: another router was faster.
 """
 
@@ -83,7 +83,7 @@ class TakingEvent(GroupEvent, kw_only=True, frozen=True):
 
 
 class Reward(msgspec.Struct, array_like=True, frozen=True):
-    """What a reply or a session was worth. `info` is JSON, or nothing; `before`: the state of its sample."""
+    """The reward of a reply or a session. `info` is JSON, or nothing; `before`: the state of its sample."""
 
     key: bytes
     reward: float | None
@@ -92,7 +92,7 @@ class Reward(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Rewarded(TakingEvent, tag="rewarded", frozen=True):
-    """A reply was given a reward, which ends its rollout; those of `more` were given with it: all of them count, or none.
+    """A reply was given a reward, which ends its rollout. `more` rewards were given with it: all of them count, or none.
 
     A session may have been given one as well: its log has it, and this event says whether that was in time.
     """
@@ -124,7 +124,7 @@ class Taken(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Claimed(GroupEvent, tag="claimed", frozen=True):
-    """A trainer asked for these samples. It gets those that no other claim took first."""
+    """A trainer asked for these samples. It gets the samples that no other claim took first."""
 
     claim: str
     samples: tuple[Taken, ...]
@@ -137,7 +137,7 @@ class Renewed(GroupEvent, tag="renewed", frozen=True):
 
 
 class Acknowledged(GroupEvent, tag="acknowledged", frozen=True):
-    """A trainer has what it claimed: it is never handed out again."""
+    """A trainer has its samples: they are never handed out again."""
 
     claim: str
 
@@ -150,7 +150,7 @@ class Released(GroupEvent, tag="released", frozen=True):
 
 
 class Judged(GroupEvent, tag="judged", frozen=True):
-    """What became known of a sample when its tokens were laid out."""
+    """The filters' view of a sample, known since its tokens were laid out."""
 
     sample: bytes
     inexact: bool

@@ -33,7 +33,7 @@ MOST_LEDGERS: Final = 256
 logger = logging.getLogger(__name__)
 
 _INEXACT_FLAGS: Final = sum({flag for flag, name in REASONS if name in INEXACT} - {SpanFlag.UNASKED})
-"""Those that stay. What the store could not be asked for is known when the sample is laid out."""
+"""The flags that stay. Look-ups that failed are made when the sample is laid out."""
 
 
 class Groups:
@@ -43,7 +43,7 @@ class Groups:
         saving: appends to the store; None without one.
 
     Attributes:
-        counts: what was done here: samples `claimed`, `expired` (of these: taken from a claim whose lease was over),
+        counts: samples `claimed`, `expired` (of these: taken from a claim whose lease was over),
             `acknowledged`, `released` and `lost`; replies and sessions that `joined`, `dropped` and `evicted`.
     """
 
@@ -70,7 +70,7 @@ class Groups:
         return None if journal is None else journal.ledger.standing(request_id)
 
     async def read_on(self, tenant: str, namespaces: Iterable[str]) -> None:
-        """Read what was written down for these namespaces since the last time. Raises StoreError."""
+        """Read the new events of these namespaces. Raises StoreError."""
         if self._saving is not None:
             for namespace in namespaces:
                 await self.journal(tenant, namespace).read_on()
@@ -96,7 +96,7 @@ class Groups:
             )
 
     def sampled(self, namespace: Namespace, member: GroupMembership, generation: Generation) -> list[Event]:
-        """Return what to append to the store together with the record of a reply. The span of the reply has an id."""
+        """Return the events that are appended together with the record of a reply. The span of the reply has an id."""
         self.counts["joined"] += 1
         assert self._saving is not None
         event = _sampled(namespace[1], member, generation, self._saving.store.now())
@@ -125,7 +125,7 @@ class Groups:
         return Joined(key=new_id(), group=member.group, size=member.size, session=session, time=now)
 
     def beside(self, tenant: str, namespace: str, event: Joined) -> list[Event]:
-        """Return what to append to the store together with the first event of a session; nothing without a store.
+        """Return the events that are appended together with the first event of a session; nothing without a store.
 
         Of two routers that make a session of one name, only one may append. Were its group noted by itself, the group of
         the other one could get the session.

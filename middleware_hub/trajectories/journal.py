@@ -61,7 +61,7 @@ class Journal(Protocol):
     choosing: asyncio.Lock
 
     async def read_on(self) -> None:
-        """Apply to the ledger what was appended to the log."""
+        """Apply the new events of the log to the ledger."""
 
     async def append(self, event: AnyEvent) -> None:
         """Append an event. The next `read_on` applies it."""

@@ -6,15 +6,15 @@
                                         lease over,       v      |  claimed
                                         released       sealed, free
 
-A *member* is a reply, or a session. A *sample* is what a trainer gets for one rollout: a session; the replies of one rollout
+A *member* is a reply, or a session. A trainer gets one *sample* for one rollout: a session; the replies of one rollout
 id; or else a reply that no other reply continues, with those that it continues. Which replies make a sample is open until it is
-claimed. Then it is sealed, and it keeps its id and its members: what is sampled after it is another sample. So each reply
+claimed. Then it is sealed, and it keeps its id and its members: later replies make another sample. So each reply
 belongs to one sample.
 
 The only rule: **the order of the log decides.** A claim says of each sample in which state it saw the sample (free, or held by
 a claim whose lease was over), and gets the sample if that state still holds at the claim's place in the log. So no append has
 to expect a number, and all routers agree. Leases are not in the log: a claim names the earlier claims that it took for over.
-A ledger has no clock and no store: times are those of the events.
+A ledger has no clock and no store: the events have the times.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class Ledger:
                 yield
 
     def _drop(self, member: Member, why: str) -> Iterator[None]:
-        """Drop a member, and if it is sealed its sample. A trainer never had what is lost."""
+        """Drop a member, and its sample if that is sealed. A trainer never had a sample that is lost."""
         sample = member.sample
         if sample is None:
             member.group.settle(member)
@@ -308,7 +308,7 @@ class Ledger:
         return self._claims.get(name)
 
     def samples(self, group: SampleGroup) -> list[GroupSample]:
-        """Return all samples of a group that are not done: those that are sealed, then the others."""
+        """Return all samples of a group that are not done, the sealed ones first."""
         return list(group.samples())
 
     def reply(self, request_id: str, group: str | None = None) -> Member | None:

@@ -1,4 +1,4 @@
-"""The parts of a ledger: members, the samples that they make, groups, claims, and what is remembered of settled groups.
+"""The parts of a ledger: members, the samples that they make, groups, claims, and the memory of settled groups.
 
 100,000 members may wait. Python's garbage collector does not track members and samples, because a full pass over them would
 hold up the event loop. So the ledger cuts their cycles itself (`SampleGroup.cut`).
@@ -15,7 +15,7 @@ from msgspec import Raw
 from middleware_hub.trajectories.events import MembersDropped, Reward, Sampled, State, Taken
 
 MOST_SETTLED: Final = 10_000
-"""Members of settled groups of which something is remembered: their rewards can still be looked up."""
+"""Members of settled groups that are remembered: their rewards can still be looked up."""
 
 Standing = tuple[str, float | None]
 """The group of a reply, and its reward."""
@@ -24,7 +24,7 @@ V = TypeVar("V")
 
 
 class Member(msgspec.Struct, eq=False, gc=False):
-    """A reply or a session; fields not described here are those of `Sampled` and `Joined`.
+    """A reply or a session; `Sampled` and `Joined` describe the other fields.
 
     Attributes:
         number: that of its event.
@@ -75,7 +75,7 @@ class GroupSample(msgspec.Struct, eq=False, gc=False):
     Attributes:
         complete: whether a reward, `x-rollout-end` or the session's end has ended it.
         claim: the claim that has it, or had it last.
-        inexact, versions: those known before its tokens are laid out.
+        inexact, versions: as known before its tokens are laid out.
     """
 
     members: tuple[Member, ...]
@@ -107,7 +107,7 @@ class GroupSample(msgspec.Struct, eq=False, gc=False):
 
     @property
     def rewarded(self) -> Member | None:
-        """Return the member that was given the sample's reward: the newest; of those given at once, the last one."""
+        """Return the member that has the sample's reward: the newest reward, and of several given at once the last."""
         continued = {one.parent for one in self.members}
         ends = [one for one in self.members if one.rollout is not None or one.key not in continued]
         return max((one for one in reversed(ends) if one.rewarded), key=lambda one: one.rewarded, default=None)
@@ -153,7 +153,7 @@ class SampleGroup(msgspec.Struct, eq=False):
         self.changes += 1
 
     def samples(self) -> Iterator[GroupSample]:
-        """Yield all samples that are not done: those that are sealed, then the others. The group may change meanwhile."""
+        """Yield all samples that are not done, the sealed ones first. The group may change meanwhile."""
         yield from tuple(self.sealed.values())
         if self.drafts is not None:
             yield from self.drafts
@@ -199,10 +199,10 @@ class LedgerClaim(msgspec.Struct, eq=False):
 
 
 class Settled:
-    """What is remembered of members that a ledger does not know (any more): their groups are settled.
+    """The memory of members that a ledger does not know (any more): their groups are settled.
 
     The log is trimmed up to the first member that is not settled. So events may name members whose first events are not there:
-    these are settled by events that are still to come. All that is known of such a member is what these events say.
+    these are settled by events that are still to come. Nothing else is known of such a member.
     """
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ class Settled:
         """Return whether a reward of a member that is not known came in time.
 
         It did if nothing is known of the member: the router that gave the reward knew all members of the event. One of them is
-        not settled, so whatever came in between is in the log.
+        not settled, so the log has all events in between.
         """
         return self._is_in(reward.key, reward.before)
 
@@ -263,7 +263,7 @@ def _put(kept: dict[T, V], key: T, value: V) -> None:
 
 
 class Built(msgspec.Struct, frozen=True):
-    """The sequences of a sample: their JSON, and what the filters of a claim need. `rewards`: those of a session."""
+    """The sequences of a sample: their JSON, and the values for the filters of a claim. `rewards`: of a session."""
 
     trajectories: Sequence[Raw]
     exact: bool
@@ -311,7 +311,7 @@ def dropping(members: Sequence[Member], why: str, time: float) -> MembersDropped
 def drafts_of(group: SampleGroup) -> Iterator[GroupSample]:
     """Yield the samples that the open members of a group make, in the order of their ends, complete ones first.
 
-    What two share is the first one's: one that ends with a reply that was lost on its way never becomes complete.
+    Replies that two samples share belong to the first: the other may end with a reply that was lost, and never be complete.
     """
     free = {key: one for key, one in group.members.items() if one.sample is None and not one.done}
     continued = {one.parent for one in free.values()}

@@ -1,4 +1,4 @@
-"""The tokens of a sample: the sequences that hold its replies whole, as `cover` gives them, or those of its session.
+"""The tokens of a sample: the sequences that hold its replies whole, as `cover` gives them, or its session's.
 
 Only the replies of the sample itself have mask 1. The rest of a sequence belongs to another sample of the group, or to a reply
 that was sampled without the group's header (`outside_group`).
@@ -59,7 +59,7 @@ class Sequences:
         in_group = sample.group.members.keys()
         last = found[-1]
         recall = Recall(end_of(last.span), True, _names(last))
-        # Taken before the next await, so that they contain what is evicted meanwhile.
+        # Taken before the next await, so that they contain spans that are evicted meanwhile.
         first = flatten(*recall.cut[:2])
         others = retrieval.chains_to_add(first, found)
         chains = [(one, self._tree.text_of(one)) for one in (last, *others)]

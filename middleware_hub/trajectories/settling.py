@@ -90,7 +90,7 @@ class Settling:
         return claim
 
     async def drop(self, journal: Journal, group: SampleGroup) -> int:
-        """Drop what no trainer holds of a group; return the number of replies and sessions."""
+        """Drop the members of a group that no trainer holds; return the number of replies and sessions."""
         live = await journal.live()
         members = [one for one in group.members.values() if one.is_open(live)]
         if members:

@@ -1,1 +1,1 @@
-"""Several routers of one fleet: what they exchange, and which of them are alive."""
+"""Several routers of one fleet: the events that they exchange, and which routers are alive."""

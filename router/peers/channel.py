@@ -22,7 +22,7 @@ class ChannelError(RouterError):
 
 
 class Entry(Protocol):
-    """An entry of the log. Numbers grow by one, from 1; those at the beginning of the log may be gone."""
+    """An entry of the log. Numbers grow by one, from 1. The first entries may be gone."""
 
     @property
     def number(self) -> int:
@@ -31,7 +31,7 @@ class Entry(Protocol):
 
     @property
     def kind(self) -> str:
-        """Return what it tells, `DAMAGED` if it cannot be read."""
+        """Return its kind, `DAMAGED` if it cannot be read."""
         ...
 
     @property
@@ -50,7 +50,7 @@ class FleetChannel(Protocol):
     """Every method but `take` may raise ChannelError.
 
     Attributes:
-        kind: what it is, for people: `sqlite`, `redis`.
+        kind: its name for people: `sqlite`, `redis`.
     """
 
     kind: str

@@ -28,7 +28,7 @@ SNAPSHOT_EVERY: Final = 1_000
 
 
 async def in_time(step: Awaitable[R], seconds: float | None = None) -> R:
-    """Return what a step of a channel returns. Raises ChannelError, also if it takes more seconds (`PATIENCE` of them)."""
+    """Await a step of a channel. Raises ChannelError, also if the step takes longer than `seconds` (`PATIENCE`)."""
     seconds = PATIENCE if seconds is None else seconds
     try:
         async with patience(seconds):
@@ -42,9 +42,9 @@ class ControlLog:
 
     Attributes:
         live: whether entries are not only noted in `state`, but handled.
-        state: what the log says.
+        state: the sum of the entries.
         read: the number of the last entry that was read.
-        entries: how many were read, by kind; `lost` are those that could not be.
+        entries: how many were read, by kind; `lost` counts gaps and damaged entries.
         heard_at: the moment (`time.monotonic`) at which the log was last known to be read to its end.
     """
 
@@ -56,14 +56,14 @@ class ControlLog:
         self.entries: Counter[str] = Counter()
         self.heard_at = -math.inf
         self.on_lost: Callable[[], None] = lambda: None
-        """Called when entries were missed: whatever they asked for has to be assumed."""
+        """Called when entries were missed: the router must assume that they asked for anything."""
         self._token = token
         self._handlers: dict[type[ControlEvent], Callable[[Any, int, bool], Awaitable[object]]] = {}
         self.on_set_back: Callable[[list[ControlEvent]], None] = lambda told: None
         """Called with the entries to append again, because the log has lost them."""
         self._reading = asyncio.Lock()
         self._lost: FleetState | None = None
-        """What a log that was set back had said, until it is read to its end again."""
+        """The state before the store was set back, until the log is read to its end again."""
 
     def hear(self, kind: type[T], handler: Callable[[T, int, bool], Awaitable[object]]) -> None:
         """Call `handler(event, number, own)` for each entry of a kind, in their order; `own`: this router has appended it.
@@ -77,7 +77,7 @@ class ControlLog:
         return await in_time(channel.append(event.KIND, encoded(event, self._token), expected))
 
     async def read_on(self, channel: FleetChannel) -> None:
-        """Read to the end, and apply what is there.
+        """Read to the end, and apply the entries.
 
         If the store was set back, others may have gone on with the log since: all of it is read again.
         """
@@ -114,14 +114,14 @@ class ControlLog:
                 await in_time(channel.trim(max(1, number - SNAPSHOT_EVERY)))
 
     async def do(self, event: ControlEvent, number: int = 0, *, own: bool) -> None:
-        """Let the handler do what an event says."""
+        """Call the handler of an event."""
         handler = self._handlers.get(type(event))
         if handler is None:
             return
         try:
             await handler(event, number, own)
         except Exception:
-            logger.exception("what was told could not be done: %s", event)
+            logger.exception("the router could not do what an entry says: %s", event)
 
     async def _take(self, entry: Entry) -> None:
         if entry.kind == DAMAGED or (self.read and entry.number > self.read + 1):

@@ -24,8 +24,8 @@ class ControlEvent(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
     by: str = ""
 
     def __str__(self) -> str:
-        what = getattr(self, "url", "") or getattr(self, "path", "") or getattr(self, "rid", "")
-        return f"{self.KIND} {str(what)[:_SHOWN]}".strip()
+        named = getattr(self, "url", "") or getattr(self, "path", "") or getattr(self, "rid", "")
+        return f"{self.KIND} {str(named)[:_SHOWN]}".strip()
 
 
 class RouterCame(ControlEvent, frozen=True):
@@ -35,7 +35,7 @@ class RouterCame(ControlEvent, frozen=True):
 
 
 class WorkerAdded(ControlEvent, frozen=True):
-    """A worker was added by a call, or named by a router's command line. The rest is what that router found it to be."""
+    """A worker was added by a call, or named by a router's command line. The other fields say what that router found."""
 
     KIND = "worker_added"
 
@@ -67,7 +67,7 @@ class CallBegan(ControlEvent, frozen=True):
 
 
 class AbortsOver(ControlEvent, frozen=True):
-    """The workers have aborted what they had; generations that begin from now on are not meant."""
+    """The workers have aborted their generations. Generations that begin from now on are not meant."""
 
     KIND = "aborts_over"
 
@@ -86,7 +86,7 @@ class CallOver(ControlEvent, frozen=True):
 
 
 class Abort(ControlEvent, frozen=True):
-    """The generations that this id means are to end: those of this very name, or (not `exact`) whose names begin with it.
+    """Generations have to end: those with this very id (`exact`), or those whose ids begin with it.
 
     Attributes:
         tenant: whose generations are meant; None for all.
@@ -102,7 +102,7 @@ class Abort(ControlEvent, frozen=True):
 
 
 class AbortAnswered(ControlEvent, frozen=True):
-    """What the workers of another router said to an abort (the number of its entry)."""
+    """The answers of another router's workers to an abort, which the number of its entry names."""
 
     KIND = "abort_answered"
 
@@ -140,10 +140,10 @@ def decoded(kind: str, data: bytes) -> ControlEvent | None:
 
 
 class FleetState:
-    """What the log says, up to the last entry that was read.
+    """The sum of the entries that were read.
 
     Attributes:
-        workers: by URL, in the order in which they came, whether they are there: False for those that were removed.
+        workers: by URL, in the order in which they came: True, or False for a worker that was removed.
         version: the weights that the last update set.
         paused: whether the last such call was a pause.
         calls: by id, that have begun and are not over.

@@ -1,4 +1,4 @@
-"""The other routers of the fleet: what this router sends them, and what it learns from them.
+"""The other routers of the fleet: this router tells them its changes, and applies theirs.
 
 Everything that concerns all routers is an entry of one log (`events`). A router applies an entry when it reads it, its own
 entries too, so all of them reach the same state, whichever wrote first. Each reads the log all the time, and to its end before
@@ -58,7 +58,7 @@ class Heard(msgspec.Struct, frozen=True):
     error: str | None = None
 
     def shown(self) -> dict[str, Any]:
-        """Return what the answer to a call says about it."""
+        """Return the part of a call's answer that says which routers know."""
         return {"told": self.error is None, "missing": list(self.missing), "error": self.error}
 
 
@@ -66,7 +66,7 @@ class Peers:
     """The others, as one router sees them; without a channel there are none.
 
     Attributes:
-        log: what they tell; handlers are given to it.
+        log: the entries of all routers; it calls the handlers.
         until: the moment (`time.monotonic`) from which on `look_again` is to be awaited before a request is served.
     """
 
@@ -94,7 +94,7 @@ class Peers:
 
     @property
     def kind(self) -> str | None:
-        """Return what the channel is; None without one."""
+        """Return the kind of the channel; None without one."""
         return None if self._channel is None else self._channel.kind
 
     @property
@@ -108,20 +108,20 @@ class Peers:
         return not self.presence.others
 
     async def start(self) -> None:
-        """Read what the log says, without doing anything about it: see `log.state`."""
+        """Read the log into `log.state`, without calling any handler."""
         await self.catch_up()
 
     async def go_live(self) -> None:
-        """Handle entries from now on, and tell the others of this router. The caller has done what `log.state` says."""
+        """Handle entries from now on, and tell the others of this router. The caller has applied `log.state`."""
         self.log.live = True
         if self._channel is not None:
-            self._listening = asyncio.create_task(self._listen(self._channel), name="what other routers tell")
+            self._listening = asyncio.create_task(self._listen(self._channel), name="control log")
             self.until = -math.inf
             await self.look_again()
             await self.tell(RouterCame(), seconds=0.0)  # no start waits for a router that was killed
 
     async def close(self) -> None:
-        """Append what was not told yet, and take the announcement back."""
+        """Append the events that others were not told yet, and take the announcement back."""
         if self._listening is None or self._channel is None:
             return
         self._listening.cancel()
@@ -155,7 +155,7 @@ class Peers:
             await self.log.do(event, own=True)
             return Heard(error=error.message)
         try:
-            if self.log.live:  # else what others tell meanwhile would be noted, and not done
+            if self.log.live:  # else the entries of others would be noted, and not handled
                 await self.log.read_on(channel)
             missing = await self._until_heard(channel, number, seconds) if seconds else ()
             if missing:
@@ -168,7 +168,7 @@ class Peers:
             return Heard(number, error=error.message)
 
     async def settle(self) -> Heard:
-        """Wait until all others have read what this router has read."""
+        """Wait until all others have read as far as this router."""
         channel, number = self._channel, self.log.read
         if channel is None:
             return Heard()
@@ -179,7 +179,7 @@ class Peers:
             return Heard(number, error=error.message)
 
     async def _until_heard(self, channel: FleetChannel, number: int, seconds: float) -> tuple[str, ...]:
-        """Wait until all others that are there have done what an entry says. Return the ids of those that left."""
+        """Wait until all live routers have handled an entry. Return the ids of the routers that left meanwhile."""
         deadline, pause = time.monotonic() + seconds, _SOON
         waited: dict[str, str] = {}
         while True:
@@ -195,8 +195,8 @@ class Peers:
     async def take_turn(self, call: CallBegan) -> Heard:
         """Append the beginning of a call. One that updates waits until no router has another such call in progress.
 
-        After a call that aborts, the others have a moment to hear of it. Otherwise they might send what waits in their queues
-        to workers that have just aborted everything.
+        After a call that aborts, the others have a moment to hear of it. Otherwise they might send requests from
+        their queues to workers that have just aborted everything.
         """
         channel = self._channel
         if channel is None:
@@ -309,7 +309,7 @@ class Peers:
                 self._failed(error)
                 await asyncio.sleep(_RETRY_SECONDS)
             except Exception:
-                logger.exception("what other routers tell could not be heard")
+                logger.exception("this router could not read the entries of the others")
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def _look_around(self, channel: FleetChannel) -> None:

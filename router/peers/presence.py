@@ -35,7 +35,7 @@ class Announced(msgspec.Struct, frozen=True, omit_defaults=True):
         read: the number of the last entry of the log that it has read and applied.
         busy: the entries among them to which its own answer is still to come.
         said: the time of the announcement, in seconds since the epoch by the router's own clock.
-        settings: what has to be the same at all routers, by flag: a value, or the hash of a long one.
+        settings: by flag, the values that all routers must share, or the hashes of long values.
     """
 
     id: str
@@ -52,13 +52,13 @@ class Announced(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Presence:
-    """The announcement of this router, and those of the others.
+    """The announcements of this router and of the others.
 
     Attributes:
         token: of this process; two processes with the same `id` are two routers.
         load: returns counts, for people.
         version: returns the fleet's weight version as this router knows it.
-        settings: as in `Announced`; what has any adds it before the router is announced.
+        settings: as in `Announced`. Parts of the router add theirs before it is announced.
         until: the moment (`time.monotonic`) to which the announcement surely holds.
         others: as they were when they were last asked for, by token.
     """
@@ -137,7 +137,7 @@ class Presence:
         return found
 
     def differing(self, other: Announced) -> list[str]:
-        """Return the flags of which another router has another value; one that it does not announce is not compared."""
+        """Return the flags for which another router has another value. A flag that it does not announce is not compared."""
         return sorted(name for name, value in other.settings.items() if self.settings.get(name, value) != value)
 
     @property

@@ -1,6 +1,6 @@
 """Chats without a session in a store: any router recognizes a conversation by its messages, also after a restart.
 
-The layers inside record each reply with its tokens. A *note* beside that record says what the messages were: the same event as
+The layers inside record each reply with its tokens. A *note* beside that record has the messages: the same event as
 in a session's log, which is applied by the same code. Notes are found by names:
 
     the generation's id
@@ -52,7 +52,7 @@ _DIGEST: Final = 16
 
 
 class ChatNote(msgspec.Struct, frozen=True, array_like=True):
-    """What a note says besides the tokens, which are those of the reply's record.
+    """The content of a note. The tokens are in the reply's record.
 
     Attributes:
         turn: as in the log of a session; its `span` and `context` mean nothing.
@@ -67,7 +67,7 @@ class ChatNote(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Noted(NamedTuple):
-    """What a sampled span of a chat keeps of its note (`TokenSpan.stored`).
+    """The part of its note that a sampled span of a chat keeps (`TokenSpan.stored`).
 
     Attributes:
         record: the id of the reply's record.
@@ -145,7 +145,7 @@ class ChatNotes:
             return True
         except StoreError as error:
             self.whole = False
-            logger.warning("a chat is known here as far as this process served it: %s", error)
+            logger.warning("this process knows a chat only as far as it served it: %s", error)
             return False
 
     def _said(self, setting: bytes, messages: Sequence[Message], last: MessageNode | None) -> Iterator[_Said]:
@@ -188,14 +188,14 @@ class ChatNotes:
             self._commit_all(found)
 
     def _commit_all(self, found: Mapping[str, tuple[ChatNote, TokenSpan]]) -> None:
-        """Commit turns after those that they continue. Raises DamagedRecordError for one that contradicts the store."""
+        """Commit turns, each after those that it continues. Raises DamagedRecordError for one that contradicts the store."""
         waiting = {name: one for name, one in found.items() if self._trie.checkpoint(name) is None}
         while waiting:
             count = len(waiting)
             for name, (note, reply) in list(waiting.items()):
                 if waiting.keys().isdisjoint(before := _continued(note)):
                     del waiting[name]
-                    if all(map(self._trie.checkpoint, before)):  # else the store has forgotten those, or waits for them
+                    if all(map(self._trie.checkpoint, before)):  # else the store has forgotten them, or waits for them
                         self._commit(note, reply)
             if len(waiting) == count:
                 raise DamagedRecordError("turns of a chat continue each other in a circle")
@@ -253,7 +253,7 @@ class ChatNotes:
                 waiting += _noted_before(one)
 
     async def refill(self, store: Refill) -> None:
-        """Note again what a store has lost, as far as the replies are here and in the store. Raises StoreUnreachableError."""
+        """Write the notes that a store has lost, if their replies are here and in the store. Raises StoreUnreachableError."""
         tree, memory = self._hub.tree, self._hub.memory
         if tree is None or memory is None:
             return
@@ -285,7 +285,7 @@ def _continued(note: ChatNote) -> set[str]:
 
 
 def _note(checkpoint: Checkpoint) -> ChatNote:
-    """Return the note on a turn. What it continues has notes, too: messages and tokens without a note are part of it."""
+    """Return the note on a turn, with all messages and tokens since the last turn that has a note."""
     span, context = checkpoint.span, replay.context_of(checkpoint.span)
     handle = BranchHandle(checkpoint.id, _prompt_of(checkpoint), checkpoint.parent, apart=checkpoint.apart)
     turn = replay.event_of(handle, checkpoint.node.message, checkpoint, known=_is_noted)
@@ -305,7 +305,7 @@ def _prompt_of(checkpoint: Checkpoint) -> MessageNode:
 
 
 def _noted_before(checkpoint: Checkpoint) -> list[Checkpoint]:
-    """Return what the note on a turn builds on."""
+    """Return the turns on whose notes the note on a turn builds."""
     before = (replay.sampled_above(_prompt_of(checkpoint), _is_noted)[0], checkpoint.parent)
     return [one for one in before if one is not None and _is_noted(one)]
 

@@ -65,7 +65,7 @@ class _TurnCommitted(SessionEvent, frozen=True):
         generation: its id.
         setting: the key of the tools and options that render it.
         behind: a generation whose message is on its path; None for the path from the root.
-        messages: those on the path after `behind`, up to the end of the prompt; each as JSON.
+        messages: the path after `behind`, up to the end of the prompt; each message as JSON.
         message: the assistant's, as JSON.
         in_place: whether it continued the last message of its prompt.
         parent: the generation that its prompt continues.
@@ -73,7 +73,7 @@ class _TurnCommitted(SessionEvent, frozen=True):
         context: the record of the text encoded before them; None if there is none.
         shared: whether an earlier turn of the session has the same context.
         listed: whether equal requests may be given this context.
-        flags: those of the context; a check may have added one since it was first recorded.
+        flags: of the context; a check may have added one since it was first recorded.
     """
 
     generation: str
@@ -98,7 +98,7 @@ class _TurnCommitted(SessionEvent, frozen=True):
 
 
 class TurnCommitted(_TurnCommitted, tag="turn", kw_only=True, frozen=True):
-    """A turn was sampled. Fields not described here or in its base are those of `Checkpoint`.
+    """A turn was sampled. `Checkpoint` describes the other fields.
 
     A field that is new stands here, as in `Created`.
     """
@@ -173,7 +173,7 @@ class SessionLog(Protocol):
         """Whether the store was unreachable when it was asked for news."""
 
     async def read_on(self) -> None:
-        """Apply what other routers appended. An unreachable store is no error: see `stale`."""
+        """Apply the events of other routers. An unreachable store is no error: see `stale`."""
 
     async def append(self, event: AnyEvent) -> bool:
         """Append an event and apply it; return whether it is in the store (if not, it waits for the store).
@@ -191,10 +191,10 @@ class SessionLog(Protocol):
         """
 
     async def hand_over(self) -> None:
-        """Write what is not in the store yet, as far as the store takes it."""
+        """Write the waiting events, as far as the store takes them."""
 
     async def fill(self) -> None:
-        """Fetch what an export needs besides the tokens. Raises StoreUnreachableError."""
+        """Fetch the data that an export needs besides the tokens. Raises StoreUnreachableError."""
 
 
 class TurnNotes(Protocol):
@@ -214,7 +214,7 @@ class TurnNotes(Protocol):
         *,
         replies: bool = False,
     ) -> bool:
-        """Fill the trie with what other processes sampled for these messages; return whether that was possible.
+        """Fill the trie with the replies that other processes sampled for these messages; return whether that was possible.
 
         Args:
             parent: the generation that the request names.
@@ -234,7 +234,7 @@ as_json = msgspec.json.Encoder().encode
 
 
 def object_of(data: bytes) -> Any:
-    """Return what `as_json` wrote."""
+    """Return the object that `as_json` wrote."""
     return msgspec.json.decode(data)
 
 
@@ -263,12 +263,12 @@ def read(event: Event) -> AnyEvent:
 
 
 def tenant_prefix(tenant: str) -> str:
-    """Return what the keys of all sessions of a tenant begin with."""
+    """Return the prefix of the keys of all sessions of a tenant."""
     return f"{PREFIX}{quote(tenant, safe='')}/"
 
 
 def name_prefix(tenant: str, session_id: str) -> str:
-    """Return what the keys of all logs of one session's name begin with, the newest life first."""
+    """Return the prefix of the keys of all logs of one session's name. The newest life has the first key."""
     return f"{tenant_prefix(tenant)}{session_id}/"
 
 

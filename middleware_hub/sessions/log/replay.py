@@ -90,7 +90,7 @@ def sampled_above(
 
 
 def commit(trie: MessageTrie, turn: TurnCommitted, span: TokenSpan, tail: tuple[HiddenToken, ...]) -> Checkpoint:
-    """Commit a turn. Raises KeyError if the trie lacks what it continues."""
+    """Commit a turn. Raises KeyError if the trie lacks the turn that it continues."""
     handle = trie.retrace(turn.setting, turn.behind, turn.messages, turn.generation)
     node, context = handle.node, span.parent
     if turn.listed and context is not None and all(one is not context for one in node.contexts or ()):

@@ -34,7 +34,7 @@ class Packed(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """A span, and what its record has besides it; `flags` are those of the record, because its id covers them."""
+    """A span, and the further parts of its record; `flags` are the record's, because its id covers them."""
 
     span: TokenSpan
     lora: str
@@ -80,7 +80,7 @@ class SpanBook:
 
     @property
     def kept(self) -> list[bytes]:
-        """Return the ids of all records of the session, those that others build on first."""
+        """Return the ids of all records of the session, each after the records on which it builds."""
         return [self.root, *self._kept]
 
     def _namespace(self, lora: str) -> Namespace:
@@ -146,7 +146,7 @@ class SpanBook:
     # Out of the store --------------------------------------------------------------------------------------------------
 
     async def fetch(self, turns: Iterable[TurnCommitted]) -> dict[bytes, SpanRecord]:
-        """Return those records of these turns that are not known here.
+        """Return the records of these turns that are not known here.
 
         Raises StoreUnreachableError, DamagedRecordError, and MissingRecordError if the store has forgotten the session.
         """

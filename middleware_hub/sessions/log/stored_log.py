@@ -5,7 +5,7 @@
     read on  events of other routers -> they are applied here, by the code that commits
 
 So all routers apply the same events in the same order. While the store cannot be written, events are applied here and wait
-for it in the spool, in order. They are appended after what other routers have appended meanwhile.
+for it in the spool, in order. They are appended after the events that other routers have appended meanwhile.
 
                      here and in the log       waits for the store      elsewhere in the log, or lost
     new        ->    current                   -                        -
@@ -91,18 +91,11 @@ class EventPlace(enum.Enum):
     ELSEWHERE = "elsewhere"
 
 
+_READ: Final = dict(zip(EventPlace, (LogState.CURRENT, LogState.AHEAD, LogState.DIVERGED), strict=True))
 _NEXT: Final = {
     LogState.NEW: {EventPlace.IN_LOG: LogState.CURRENT},
-    LogState.CURRENT: {
-        EventPlace.IN_LOG: LogState.CURRENT,
-        EventPlace.WAITING: LogState.AHEAD,
-        EventPlace.ELSEWHERE: LogState.DIVERGED,
-    },
-    LogState.AHEAD: {
-        EventPlace.IN_LOG: LogState.CURRENT,
-        EventPlace.WAITING: LogState.AHEAD,
-        EventPlace.ELSEWHERE: LogState.DIVERGED,
-    },
+    LogState.CURRENT: _READ,
+    LogState.AHEAD: _READ,
     LogState.DIVERGED: dict.fromkeys(EventPlace, LogState.DIVERGED),
 }
 
@@ -188,7 +181,7 @@ class History:
         self._events[after:] = events
 
     async def refill(self, store: Refill, book: SpanBook, stamp: str) -> bool:
-        """Append what a store lacks of the session; return whether its log is as it was known. Raises StoreError."""
+        """Append the records and events that a store lacks; return whether its log is as it was known. Raises StoreError."""
         events = tuple(self._events)
         (end,) = await store.ends([self._log])
         if not await self._is_same(store, events[:end]):
@@ -222,9 +215,9 @@ class StoredLog:
 
     Attributes:
         events: as far as they were applied here.
-        time: of the last event that was applied here, in seconds since 1970 by the store's clock: those of routers may differ.
-        state: whether the events that happened here are in the log.
-        stale: whether the store was unreachable when it was asked for news, or lacks what a dead router left.
+        time: of the last event that was applied here, in seconds since 1970. The store's clock, as routers' may differ.
+        state: whether the log has the events that happened here.
+        stale: whether the store was unreachable when it was asked for news, or lacks events of a dead router.
     """
 
     def __init__(self, context: LogContext, session: Session, events: EventLog) -> None:
@@ -246,7 +239,7 @@ class StoredLog:
         return f"<StoredLog {self.events!r}, {self.state.value}, {len(self._unsaved)} unsaved>"
 
     def _found(self, place: EventPlace) -> None:
-        """Note where the events are that happened here. Raises RuntimeError for a log of which nothing was read."""
+        """Note the place of events that happened here. Raises RuntimeError for a log of which nothing was read."""
         after = _NEXT[self.state].get(place)
         if after is None:
             raise RuntimeError(f"an event cannot be {place.value} while {self!r} is {self.state.value}")
@@ -343,7 +336,7 @@ class StoredLog:
             async with self._lock:
                 while self._waiting:
                     ends = (at for at, entry in enumerate(self._waiting, 1) if isinstance(entry.event, ENDS))
-                    count = next(ends, None)  # what waits after an end is no longer allowed
+                    count = next(ends, None)  # events after an end are no longer allowed
                     entries, self._waiting = self._waiting[:count], self._waiting[count:] if count else []
                     if not await self._append(entries):
                         break
@@ -353,12 +346,12 @@ class StoredLog:
                 self._begin_writing()
 
     async def hand_over(self) -> None:
-        """Write what waits for the store, as far as the store takes it."""
+        """Write the waiting events, as far as the store takes them."""
         await self._context.saving.hand_over()
         await self.read_on()
 
     async def _append(self, entries: list[PendingEvent]) -> bool:
-        """Append these after what is unsaved, and apply them; return whether that was possible."""
+        """Append these after the unsaved events, and apply them; return whether that was possible."""
         for _ in range(_TRIES):
             entries = [entry for entry in entries if self._wanted(entry)]
             if not entries:
@@ -388,10 +381,10 @@ class StoredLog:
                     await self._read()
                 except RouterError as error:
                     return self._refuse(entries, error)
-            except Exception as error:  # noqa: BLE001 - it goes to whoever waits
+            except Exception as error:  # noqa: BLE001 - it goes to the callers that wait
                 return self._refuse(entries, error)
             else:
-                if saved:  # appended after the expected number, so what was unsaved comes before it
+                if saved:  # appended at the expected number, so the unsaved events come before it
                     self._history.add(
                         self.events.number, stored(self.events.key, [*self._unsaved, *events], self.events.number)
                     )
@@ -406,7 +399,7 @@ class StoredLog:
 
     def _refuse(self, entries: list[PendingEvent], error: Exception) -> bool:
         """Fail these events: the store does not have them, and the spool does not either."""
-        if isinstance(error, MissingRecordError):  # what another router sampled was forgotten: the session is gone here
+        if isinstance(error, MissingRecordError):  # a turn of another router was forgotten: the session is gone here
             self._found(EventPlace.ELSEWHERE)
             error = SessionOverError("the session was forgotten: the store had no room for it")
         else:
@@ -452,7 +445,7 @@ class StoredLog:
         try:
             entry.act()
         except TrieClosedError as error:
-            # The caller of this turn is gone. The turn is in the log, so it is replayed like those of other routers.
+            # The caller of this turn is gone. The turn is in the log, so it is replayed like a turn of another router.
             if isinstance(entry.event, TurnCommitted) and not self._session.over:
                 self._replay(entry.event, {record.id: record for record in entry.records}, entry.span)
             entry.tell(error)
@@ -473,7 +466,7 @@ class StoredLog:
                 self._context.failed(0, error)
                 return
             except MissingRecordError:
-                self._found(EventPlace.ELSEWHERE)  # what another router sampled was forgotten
+                self._found(EventPlace.ELSEWHERE)  # a turn of another router was forgotten
             if in_store and self._unsaved:  # but they cannot be read: the session has ended, or was forgotten
                 self._unsaved = []
                 self._found(EventPlace.ELSEWHERE)
@@ -534,7 +527,7 @@ class StoredLog:
         await self._book.fill(self._session.trie)
 
     async def refill(self, store: Refill) -> None:
-        """Write again what the store has lost of this session. Raises StoreUnreachableError."""
+        """Write the records and events of this session that the store has lost. Raises StoreUnreachableError."""
         if not await self._history.refill(store, self._book, self._stamp):
             self._lose(len(self._history), "the store was set back, and the session has gone on otherwise")
 
