@@ -12,10 +12,9 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
 
 from middleware_hub.chat.keys import KeyFunction, canonical
-from middleware_hub.sessions.log.events import TurnNotes
+from middleware_hub.sessions.log.chat_notes import ChatNotes
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.trie import MessageTrie
@@ -32,13 +31,6 @@ Committed = Callable[[Checkpoint], object]
 """Called with each turn that another process sampled."""
 
 
-class KeptNotes(TurnNotes, Protocol):
-    """Keeps the chats of one tenant and namespace in a store."""
-
-    async def refill(self, store: Refill) -> None:
-        """Note again what a store has lost and this process knows. Raises StoreUnreachableError."""
-
-
 class AnonymousSession(Session):
     """All conversations of one tenant and namespace that belong to no session.
 
@@ -49,13 +41,13 @@ class AnonymousSession(Session):
 
     lasting = False
     most_bodies = MOST_BODIES
-    notes: KeptNotes | None = None
+    notes: ChatNotes | None = None
 
     def __init__(
         self,
         tenant: str,
         key: KeyFunction,
-        notes: Callable[[MessageTrie, Committed], KeptNotes] | None = None,
+        notes: Callable[[MessageTrie, Committed], ChatNotes] | None = None,
         *,
         max_tokens: int,
     ) -> None:
@@ -123,7 +115,7 @@ class OpenChats:
     def __init__(
         self,
         key: KeyFunction = canonical,
-        notes: Callable[[str, str, MessageTrie, Committed], KeptNotes] | None = None,
+        notes: Callable[[str, str, MessageTrie, Committed], ChatNotes] | None = None,
         *,
         max_tokens: int,
     ) -> None:

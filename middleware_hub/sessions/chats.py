@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -44,6 +45,7 @@ _MOST_IGNORED = 32
 """Types of tools that a header names."""
 PIECES_AT_ONCE = 256
 """Pieces of a stream that are written in one step. Thousands may wait: the client was slow, or it adopts a whole reply."""
+_id_of, _saved_of = attrgetter("id"), attrgetter("saved")
 
 
 class Chats:
@@ -279,7 +281,7 @@ class _ChatReply:
 
     def _keep(self, headers: HeaderList, body: bytes) -> None:
         if len(body) <= MOST_BYTES and self._size <= MOST_BYTES:
-            names = tuple([one.id for one in self._exchange.generations])
+            names = tuple(map(_id_of, self._exchange.generations))
             self.kept = KeptReply(headers, body, self._request.stream, names, time.monotonic())
 
     async def _news_or_ping(self, stream: DialectStream) -> None:
@@ -303,12 +305,12 @@ class _ChatReply:
     def _saved(self, named: list[TurnGeneration]) -> bool:
         """Return whether these turns and those before them are in the store, as far as this router knows."""
         log = self._session.log
-        return all(one.saved for one in named) and (log is None or not log.unsaved)
+        return all(map(_saved_of, named)) and (log is None or not log.unsaved)
 
     def _headers(self, named: list[TurnGeneration], recorded: str) -> HeaderList:
         first = self._exchange.generations[0]
         headers: HeaderList = [
-            (b"x-generation-id", ", ".join([one.id for one in named]).encode("latin-1")),
+            (b"x-generation-id", ", ".join(map(_id_of, named)).encode("latin-1")),
             (b"x-radix-reused-tokens", b"%d" % first.prompt.reused),
             (b"x-radix-prompt-tokens", b"%d" % first.prompt.tokens),
             (b"x-radix-recorded", recorded.encode("latin-1", "replace")),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Container, Hashable, Iterator, Sequence
+from dataclasses import InitVar, dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -96,57 +97,35 @@ def _reasons(span: TokenSpan) -> Iterator[str]:
         yield "no_logprobs"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TextConversation:
     """See the top of this file. `name` is the name of its first reply, or that reply's place in the order of recording."""
 
-    opened = None
-    __slots__ = (
-        *(
-            "first",
-            "namespace",
-            "id",
-            "updated",
-            "created",
-            "_spell",
-            "_standing",
-            "_replies",
-            "_contexts",
-            "_continued",
-        ),
-        *(
-            "_versions",
-            "_reasons",
-            "_doubtful",
-            "_sampled",
-            "_context_tokens",
-            "_title",
-            "_group",
-            "_named",
-            "_by_name",
-        ),
-    )
+    first: TokenSpan
+    namespace: Namespace
+    name: InitVar[str]
+    _spell: Spell
+    _standing: Standing = lambda *_: None
+    id: str = field(init=False)
+    updated: int = 0
+    created: int = 0
+    _replies: dict[TokenSpan, _Reply] = field(default_factory=dict)
+    _contexts: dict[TokenSpan, int] = field(default_factory=dict)
+    _continued: dict[TokenSpan, int] = field(default_factory=dict)
+    _versions: dict[str, int] = field(default_factory=dict)
+    _reasons: dict[str, int] = field(default_factory=dict)
+    _doubtful: dict[TokenSpan, int] = field(default_factory=dict)
+    _sampled: int = 0
+    _context_tokens: int = 0
+    _title: str | None = None
+    _group: str | None = None
+    _named: dict[TokenSpan, str] | None = None
+    _by_name: dict[str, TokenSpan] = field(default_factory=dict)
 
-    def __init__(
-        self, first: TokenSpan, namespace: Namespace, name: str, spell: Spell, standing: Standing = lambda *_: None
-    ) -> None:
-        self.first = first
-        self.namespace = namespace
+    opened = None
+
+    def __post_init__(self, name: str) -> None:
         self.id = f"text:{name}"
-        self.updated = 0
-        self.created = 0
-        self._spell = spell
-        self._standing = standing
-        self._replies: dict[TokenSpan, _Reply] = {}
-        self._contexts: dict[TokenSpan, int] = {}
-        self._continued: dict[TokenSpan, int] = {}
-        self._versions: dict[str, int] = {}
-        self._reasons: dict[str, int] = {}
-        self._doubtful: dict[TokenSpan, int] = {}
-        self._sampled = self._context_tokens = 0
-        self._title: str | None = None
-        self._group: str | None = None
-        self._named: dict[TokenSpan, str] | None = None
-        self._by_name: dict[str, TokenSpan] = {}
 
     def __len__(self) -> int:
         return len(self._replies)
@@ -262,9 +241,6 @@ class TextConversation:
     def _reward(self, generation: Generation) -> float | None:
         entered = self._entered(generation.span)
         return None if entered is None else entered[1]
-
-    def generations(self) -> Iterator[Generation]:
-        return (reply.generation for reply in self._replies.values())
 
     def leaves(self) -> list[Generation]:
         """Return the replies that no other reply continues, newest first."""

@@ -131,9 +131,11 @@ class Roots:
 
     def _continued(self, above: MessageNode) -> Root | None:
         """Return the root of the nearest turn on the path, also under other tools or options if both have some or none."""
-        for node in above.ancestors():
-            if node.samples:
-                return node.samples[-1].root
+        passed: MessageNode | None = above
+        while passed is not None:  # a turn is seldom far above
+            if passed.samples:
+                return passed.samples[-1].root
+            passed = passed.parent
         tools = offers_tools(above.setting)
         for node in above.ancestors():
             other = self._paths.other(node)
