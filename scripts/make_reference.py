@@ -32,7 +32,8 @@ from router.flags import parser
 from router.observability.kv_metrics import KvCollector
 from router.observability.metrics import RouterMetrics, WorkerCollector
 from router.peers.peers import Peers, PeersCollector
-from router.policies.cache_aware import CacheAware
+from router.policies import POLICIES, create_policy
+from router.policies.base import HasMetrics
 from router.processes.supervisor import ParentMetrics
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
@@ -66,7 +67,9 @@ def metrics() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     registry = _Registry()
     RouterMetrics(registry)
     registry.register(WorkerCollector(lambda: ()))
-    registry.register(CacheAware())
+    for policy in map(create_policy, POLICIES):
+        if isinstance(policy, HasMetrics):
+            registry.register(policy)
     registry.register(KvCollector(None, None))
     registry.register(PeersCollector(Peers()))
     ProcessCollector(registry=registry)

@@ -11,7 +11,7 @@ from router.config.flag import FACTOR, NOT_NEGATIVE, SHARE, UNLIMITED, Section, 
 from router.config.token_budget import reply_budget
 from router.errors import BadRequestError
 
-ENGINE_NAMES = ("auto", "sglang", "vllm")
+ENGINE_NAMES = ("sglang", "vllm")
 
 _MILLISECONDS: dict[str, Any] = {"metavar": "MS", "scale": 1000, "limit": UNLIMITED}
 
@@ -114,7 +114,9 @@ class WorkersConfig(Section):
     parameters: Section | None = None
     """Those of the policy (`router.policies.base.Parameters`); None if it has none, or for its defaults."""
     engine: str = flag(
-        "--engine", "auto", "what the workers run: sglang, vllm, or auto, which asks them; a fleet is of one engine"
+        "--engine",
+        "auto",
+        f"what the workers run: {', '.join(ENGINE_NAMES)}, or auto, which asks them; a fleet is of one engine",
     )
     incremental_streams: bool = flag(
         "--incremental-streaming-output",
@@ -152,8 +154,8 @@ class WorkersConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.networks
-        if self.engine not in ENGINE_NAMES:
-            raise BadRequestError(f"--engine must be one of {', '.join(ENGINE_NAMES)}, not {self.engine}")
+        if self.engine not in ("auto", *ENGINE_NAMES):
+            raise BadRequestError(f"--engine must be one of auto, {', '.join(ENGINE_NAMES)}, not {self.engine}")
 
     @property
     def reply_budget(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from router.config import HealthConfig, WorkersConfig
+from router.config.workers import ENGINE_NAMES
 from router.engines.engine import Engine
 from router.engines.table import engines
 from router.errors import BadRequestError
@@ -215,6 +216,10 @@ def test_a_silent_worker_says_it_later() -> None:
             assert worker.engine == "vllm"
 
     asyncio.run(main())
+
+
+def test_the_flag_knows_every_engine() -> None:
+    assert tuple(engines()) == ENGINE_NAMES, "ENGINE_NAMES in router/config/workers.py"
 
 
 def test_an_unknown_engine_is_no_configuration() -> None:
