@@ -24,7 +24,7 @@ from middleware_hub.store.guarded import GuardedStore
 from middleware_hub.store.opening import open_store, patience
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.records import Serials
-from middleware_hub.store.redis.wire.address import shown
+from middleware_hub.store.redis.address import shown
 from middleware_hub.store.spool.folder import SpoolFolder, identity
 from middleware_hub.templates.source import joined
 from middleware_hub.tokenizer.tokenizer import Tokenizer

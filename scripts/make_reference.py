@@ -26,7 +26,7 @@ from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
-from middleware_hub.store.dictionary import DictionaryStore
+from middleware_hub.store.opening import open_store
 from middleware_hub.store.records import Serials
 from router.flags import parser
 from router.observability.kv_metrics import KvCollector
@@ -74,7 +74,7 @@ def metrics() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     registry.register(PeersCollector(Peers()))
     ProcessCollector(registry=registry)
     measure: Any = None  # an empty tree has nothing to measure
-    tree, store = RadixTree(measure), DictionaryStore()
+    tree, store = RadixTree(measure), open_store("sqlite:none")
     RadixMetrics(registry, tree)
     registry.register(GroupsCollector({}, lambda: (0, 0)))
     log = VersionLog(store, VersionClock(), WorkerVersions())

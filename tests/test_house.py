@@ -72,9 +72,13 @@ HELPERS: dict[str, tuple[str, ...]] = {
     "one task of several that its importer has": (
         "middleware_hub.inspector.api",
         "middleware_hub.sessions.session_fields",
+        "middleware_hub.store.redis.cluster",
         "middleware_hub.store.redis.fetching",
+        "middleware_hub.store.redis.one_server",
+        "middleware_hub.store.redis.scattering",
         "middleware_hub.store.redis.searching",
         "middleware_hub.store.redis.verifying",
+        "middleware_hub.store.redis.writer",
         "middleware_hub.store.sqlite.writer",
         "middleware_hub.trajectories.claims",
         "worker.demo.agent.team",
@@ -100,9 +104,6 @@ CIRCLES: dict[str, tuple[str, ...]] = {
     "a session holds its turns and its log, which act on it": (
         "middleware_hub.sessions.log middleware_hub.sessions.registry middleware_hub.sessions.session "
         "middleware_hub.sessions.turn",
-    ),
-    "a script runs on a connection, which runs scripts when it begins": (
-        "middleware_hub.store.redis.scripts middleware_hub.store.redis.wire",
     ),
     "an engine spells what its model samples": ("worker.engine worker.models",),
 }

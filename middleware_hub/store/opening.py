@@ -7,13 +7,12 @@ from typing import Any, Final, cast, get_args
 
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Durability, Store
-from middleware_hub.store.redis.wire.address import FORMS, PREFIX, shown
+from middleware_hub.store.redis.address import FORMS, PREFIX, shown
 from router.errors import BadRequestError
 
 _REDIS: Final = "middleware_hub.store.redis.store:RedisStore"
 _STORES: Final = {
     "sqlite": "middleware_hub.store.sqlite.store:SqliteStore",
-    "memory": "middleware_hub.store.dictionary:DictionaryStore",
     "redis": _REDIS,
     "rediss": _REDIS,
     "redis+sentinel": _REDIS,
@@ -22,23 +21,19 @@ _STORES: Final = {
 """Maps a scheme to the class of its stores."""
 
 
-_LOCAL: Final = frozenset({"sqlite", "memory"})
 _PATIENCE: Final = 60.0
 """Seconds that a router waits at its start for a store on another machine, which may be starting too."""
 
 
 def patience(address: str) -> float:
     """Return how many seconds a router waits at its start for an unreachable store: none for a file."""
-    return 0.0 if address.partition(":")[0] in _LOCAL else _PATIENCE
+    return 0.0 if address.startswith("sqlite:") else _PATIENCE
 
 
 def open_store(address: str, *, durability: Durability = "process", prefix: str = PREFIX) -> Store:
-    """Return the store of an address; it still has to be opened. `prefix` begins the keys in a Redis.
-
-    `memory:` is a store that ends with its process, for tests. Raises BadRequestError.
-    """
+    """Return the store of an address, not yet open. `prefix` begins the keys in a Redis. Raises BadRequestError."""
     scheme, _, rest = address.partition(":")
-    if scheme not in _STORES or (scheme != "memory" and not rest.removeprefix("//")):
+    if scheme not in _STORES or not rest.removeprefix("//"):
         raise BadRequestError(f"--store {shown(address)}: write one of sqlite:PATH, {', '.join(FORMS)}")
     if rest == ":memory:":
         raise BadRequestError(f"--store {address}: it would end with this process; for that, leave --store out")

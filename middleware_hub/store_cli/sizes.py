@@ -13,7 +13,7 @@ import msgspec
 from middleware_hub.sessions.log.events import DELETED, PREFIX
 from middleware_hub.spans.versions import is_number
 from middleware_hub.store.protocol import Store
-from middleware_hub.store.redis.wire.address import shown
+from middleware_hub.store.redis.address import shown
 from middleware_hub.store_cli.progress import bar
 from middleware_hub.store_cli.selection import last_version, named
 

@@ -10,9 +10,9 @@ from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
 from middleware_hub.store.look_up import complete
 from middleware_hub.store.protocol import Found
 from middleware_hub.store.records import Mark, SpanRecord, decode
+from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import Keys
-from middleware_hub.store.redis.wire.connection import Command
-from middleware_hub.store.redis.writing.preparing import unpack_mark
+from middleware_hub.store.redis.preparing import unpack_mark
 
 logger = logging.getLogger(__name__)
 

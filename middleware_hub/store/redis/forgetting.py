@@ -14,13 +14,13 @@ from typing import Final
 from middleware_hub.store.look_up import complete
 from middleware_hub.store.protocol import Forgotten
 from middleware_hub.store.records import SpanRecord
+from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import Keys
 from middleware_hub.store.redis.logs import Logs
+from middleware_hub.store.redis.preparing import Entered, entries, pack_mark, score
 from middleware_hub.store.redis.reading import Conversation, Reading
 from middleware_hub.store.redis.scripts import FORGET, LEAVE
-from middleware_hub.store.redis.wire.connection import Command
-from middleware_hub.store.redis.wire.servers import Servers
-from middleware_hub.store.redis.writing.preparing import Entered, entries, pack_mark, score
+from middleware_hub.store.redis.servers import Servers
 from middleware_hub.store.retracing import Retracer
 
 _PLANNED: Final = 64

@@ -11,11 +11,11 @@ from typing import Final
 
 from middleware_hub.store.protocol import LogInfo
 from middleware_hub.store.records import Event, decode_event
+from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import Keys, encoded
+from middleware_hub.store.redis.preparing import TRY_SIZE
 from middleware_hub.store.redis.scripts import ANNOUNCE, ANNOUNCED, FORGET_LOG, LOG_END, READ_LOG, TRIM
-from middleware_hub.store.redis.wire.connection import Command
-from middleware_hub.store.redis.wire.servers import Servers
-from middleware_hub.store.redis.writing.preparing import TRY_SIZE
+from middleware_hub.store.redis.servers import Servers
 
 _LOOK_EVERY: Final = 1.0
 """Seconds after which a log is read without a notification: one may be lost when a connection breaks."""

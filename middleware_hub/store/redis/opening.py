@@ -10,10 +10,10 @@ from typing import Final
 
 from middleware_hub.store.errors import StoreMismatchError, StoreUnreachableError
 from middleware_hub.store.protocol import Durability
+from middleware_hub.store.redis.address import Address
+from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import Keys
-from middleware_hub.store.redis.wire.address import Address
-from middleware_hub.store.redis.wire.connection import Command
-from middleware_hub.store.redis.wire.servers import Servers
+from middleware_hub.store.redis.servers import Servers
 
 logger = logging.getLogger(__name__)
 

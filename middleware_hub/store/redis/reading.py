@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
 from middleware_hub.store.look_up import complete
 from middleware_hub.store.records import ID_SIZE, Mark, SpanRecord, decode
+from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import Keys
-from middleware_hub.store.redis.wire.connection import Command
-from middleware_hub.store.redis.wire.servers import Servers
-from middleware_hub.store.redis.writing.preparing import unpack_mark
+from middleware_hub.store.redis.preparing import unpack_mark
+from middleware_hub.store.redis.servers import Servers
 
 logger = logging.getLogger(__name__)
 

@@ -23,12 +23,12 @@ from typing import Final
 from middleware_hub.store.errors import StoreError, StoreUnreachableError
 from middleware_hub.store.protocol import Batch, Loss
 from middleware_hub.store.records import Event
+from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import Keys, encoded
 from middleware_hub.store.redis.logs import Logs
 from middleware_hub.store.redis.opening import Claim
-from middleware_hub.store.redis.wire.connection import Command
-from middleware_hub.store.redis.wire.servers import Servers
-from middleware_hub.store.redis.writing.preparing import has_entry, prepare
+from middleware_hub.store.redis.preparing import has_entry, prepare
+from middleware_hub.store.redis.servers import Servers
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from middleware_hub.spans.chain import names_of
 from middleware_hub.store.look_up import Choice, Hit, last_step
 from middleware_hub.store.paths import BLOCK, TextPath
 from middleware_hub.store.protocol import Query
+from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import Keys
-from middleware_hub.store.redis.wire.connection import Command
-from middleware_hub.store.redis.writing.preparing import GENERATION_SIZE
+from middleware_hub.store.redis.preparing import GENERATION_SIZE
 
 _SIZE = GENERATION_SIZE + 48
 

@@ -26,24 +26,24 @@ from middleware_hub.store.protocol import (
     StoreStats,
 )
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, decode_blob
+from middleware_hub.store.redis.address import PREFIX, Address, parse
+from middleware_hub.store.redis.appending import Appender
+from middleware_hub.store.redis.cluster import Cluster
+from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.fetching import Fetch
 from middleware_hub.store.redis.forgetting import Forgetting
 from middleware_hub.store.redis.keys import Keys, encoded
 from middleware_hub.store.redis.logs import Logs
+from middleware_hub.store.redis.one_server import OneServer
 from middleware_hub.store.redis.opening import Claim, check_servers, open_keys
+from middleware_hub.store.redis.preparing import outside, prepare
 from middleware_hub.store.redis.reading import Reading
 from middleware_hub.store.redis.recovery import Recovery
+from middleware_hub.store.redis.scattering import Scatterer
 from middleware_hub.store.redis.searching import Search
+from middleware_hub.store.redis.servers import Servers
 from middleware_hub.store.redis.verifying import Verifier
-from middleware_hub.store.redis.wire.address import PREFIX, Address, parse
-from middleware_hub.store.redis.wire.cluster import Cluster
-from middleware_hub.store.redis.wire.connection import Command
-from middleware_hub.store.redis.wire.one_server import OneServer
-from middleware_hub.store.redis.wire.servers import Servers
-from middleware_hub.store.redis.writing.appending import Appender
-from middleware_hub.store.redis.writing.preparing import outside, prepare
-from middleware_hub.store.redis.writing.scattering import Scatterer
-from middleware_hub.store.redis.writing.writer import Writer
+from middleware_hub.store.redis.writer import Writer
 from middleware_hub.store.tally import Tally
 
 logger = logging.getLogger(__name__)

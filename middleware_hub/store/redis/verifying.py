@@ -11,12 +11,12 @@ from middleware_hub.store.errors import VERIFY, DamagedRecordError, StoreError, 
 from middleware_hub.store.paths import NAME
 from middleware_hub.store.protocol import Finding
 from middleware_hub.store.records import ID_SIZE, SpanRecord, decode, decode_blob, decode_event, faults
+from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import Keys
+from middleware_hub.store.redis.preparing import MOST, TRY_SIZE, Entered, entries
 from middleware_hub.store.redis.reading import Conversation, Reading
 from middleware_hub.store.redis.scripts import READ_LOG
-from middleware_hub.store.redis.wire.connection import Command
-from middleware_hub.store.redis.wire.servers import Servers
-from middleware_hub.store.redis.writing.preparing import MOST, TRY_SIZE, Entered, entries
+from middleware_hub.store.redis.servers import Servers
 from middleware_hub.store.retracing import Retracer
 
 _AT_ONCE: Final = 16

@@ -13,9 +13,9 @@ import pytest
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
+from middleware_hub.store.redis import last_written
+from middleware_hub.store.redis.cluster import Cluster
 from middleware_hub.store.redis.store import RedisStore
-from middleware_hub.store.redis.wire import last_written
-from middleware_hub.store.redis.wire.cluster import Cluster
 from tests.middleware_hub.persistence.lives import Ask
 from tests.middleware_hub.persistence.test_set_back import SPACE, Losing
 from tests.support.redis_server import RedisServer, start_cluster

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from middleware_hub.persistence import mending
-from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch
 from tests.middleware_hub.persistence.lives import Ask, Life, Lives
 from tests.middleware_hub.toy import EOS, A, B
+from tests.support.dictionary_store import DictionaryStore
 
 NS = ("", "", "")
 

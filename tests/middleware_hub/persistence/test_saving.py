@@ -11,7 +11,6 @@ import pytest
 from middleware_hub.persistence import saving
 from middleware_hub.persistence.saving import Append, AppendState, Saving
 from middleware_hub.persistence.turn_writer import joined
-from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.guarded import GuardedStore
 from middleware_hub.store.protocol import Batch
@@ -20,6 +19,7 @@ from middleware_hub.store.spool.file import _OVERDRAFT
 from middleware_hub.store.spool.packing import pack
 from tests.middleware_hub.store.troubled import TroubledStore
 from tests.middleware_hub.store.world import World
+from tests.support.dictionary_store import DictionaryStore
 
 
 @pytest.fixture(autouse=True)

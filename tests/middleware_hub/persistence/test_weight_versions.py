@@ -9,10 +9,10 @@ import pytest
 
 from middleware_hub.persistence.weight_versions import LOG, VersionLog
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
-from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.errors import DamagedRecordError, StoreUnreachableError
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
+from tests.support.dictionary_store import DictionaryStore
 
 
 class Slow(DictionaryStore):

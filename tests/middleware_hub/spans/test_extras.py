@@ -30,11 +30,11 @@ from middleware_hub.spans.extras import TOP_P_IDS, TOP_P_OFFSETS, Extra, Extras
 from middleware_hub.spans.per_token import MISSING, TOP_P
 from middleware_hub.spans.trajectory import flatten
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
-from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.records import Serials
 from middleware_hub.tokenizer.alignment import align_context
 from tests.middleware_hub.radix.talk import NS
 from tests.middleware_hub.toy import A, encode, toy_vocabulary
+from tests.support.dictionary_store import DictionaryStore
 
 WIDTH = 3
 EXPERTS = "routed_experts"

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from middleware_hub.spans.chain import SpanFlag
 from middleware_hub.store.chains import Stored, note_on
-from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.errors import (
     ClosedLogError,
     ConflictingRecordError,
@@ -48,6 +47,7 @@ from tests.middleware_hub.store.world import (
     sqlite,
     with_store,
 )
+from tests.support.dictionary_store import DictionaryStore
 from tests.support.usual import usual
 
 Work = Callable[[Store], Awaitable[Any]]
@@ -738,7 +738,7 @@ def test_an_announcement_holds_for_its_time(run: Run) -> None:
 
 
 def test_marks_come_with_what_is_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for writer in ("sqlite", "redis.writing"):
+    for writer in ("sqlite", "redis"):
         monkeypatch.setattr(f"middleware_hub.store.{writer}.writer._MARKS_EVERY", 0.05)
     turn = World().turn(None, "user", "reply", stamp="7")
     root = turn.reply.root

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.store import event_log
-from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.errors import DamagedRecordError, LogMovedError
 from middleware_hub.store.event_log import EventLog, readable
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
 from router.peers.channel import DAMAGED, SetBack
 from tests.conftest import examples
+from tests.support.dictionary_store import DictionaryStore
 
 KEY = "log"
 READERS = 3

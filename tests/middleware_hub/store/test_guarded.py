@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from middleware_hub.store import guarded
-from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.guarded import GuardedStore
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
 from tests.middleware_hub.sessions.in_process import until
 from tests.middleware_hub.store.troubled import Trouble, TroubledStore
+from tests.support.dictionary_store import DictionaryStore
 
 LOOKUPS: list[Callable[[GuardedStore], Awaitable[object]]] = [
     lambda store: store.read("log"),

@@ -15,10 +15,10 @@ import pytest
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Blob, Event
+from middleware_hub.store.redis.cluster import Cluster
+from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.reading import Conversation, Reading
-from middleware_hub.store.redis.wire.cluster import Cluster
-from middleware_hub.store.redis.wire.connection import Command
-from middleware_hub.store.redis.writing.scattering import Pair, Scatterer
+from middleware_hub.store.redis.scattering import Pair, Scatterer
 from tests.middleware_hub.store.world import Turn, World, append_all, findings, ids, query, with_store
 from tests.support.engine_server import free_port
 from tests.support.redis_server import RedisServer, empty_cluster, empty_redis, redis_server, shared, shared_cluster

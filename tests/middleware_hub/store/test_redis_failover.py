@@ -15,8 +15,8 @@ from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event
-from middleware_hub.store.redis.wire import cluster
-from middleware_hub.store.redis.wire.cluster import slot_of
+from middleware_hub.store.redis import cluster
+from middleware_hub.store.redis.cluster import slot_of
 from tests.middleware_hub.store.world import Turn, World, append_all, findings, ids, query, with_store
 from tests.support.redis_server import RedisServer, empty_cluster, shared_cluster
 

@@ -17,13 +17,13 @@ from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Refill, Store
 from middleware_hub.store.redis import recovery as recovery_module
+from middleware_hub.store.redis.address import parse
+from middleware_hub.store.redis.cluster import Cluster
+from middleware_hub.store.redis.connection import BrokenError, Command, Connection, RefusedError
 from middleware_hub.store.redis.keys import Keys
 from middleware_hub.store.redis.recovery import OTHERS_SECONDS, Progress, Stage
+from middleware_hub.store.redis.server import Server
 from middleware_hub.store.redis.store import RedisStore
-from middleware_hub.store.redis.wire.address import parse
-from middleware_hub.store.redis.wire.cluster import Cluster
-from middleware_hub.store.redis.wire.connection import BrokenError, Command, Connection, RefusedError
-from middleware_hub.store.redis.wire.server import Server
 from tests.middleware_hub.store.world import World, ids, query, with_store
 from tests.support.redis_server import RedisServer, empty_redis, redis_server, shared, start_cluster
 

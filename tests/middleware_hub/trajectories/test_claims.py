@@ -13,13 +13,13 @@ from msgspec import Raw
 
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.spans.versions import VersionClock
-from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.trajectories.claims import ClaimRequest, Claims
 from middleware_hub.trajectories.events import AnyEvent, Claimed, Released, Sampled
 from middleware_hub.trajectories.journal import MemoryJournal, StoreJournal
 from middleware_hub.trajectories.samples import Built, GroupSample, Member
 from tests.middleware_hub.store.troubled import TroubledStore
+from tests.support.dictionary_store import DictionaryStore
 
 
 class CutOff(MemoryJournal):

@@ -11,7 +11,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Scope, Send
 
-from middleware_hub.store.dictionary import DictionaryStore
 from router.config import AbortConfig, ServerConfig
 from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
@@ -22,6 +21,7 @@ from router.peers.peers import Peers
 from router.policies.least_inflight import LeastInflight
 from router.workers.pool import WorkerPool
 from tests.router.peers.fleets import Breakable
+from tests.support.dictionary_store import DictionaryStore
 
 ABORTED = {"text": "", "output_ids": [], "meta_info": {"id": "x", "finish_reason": {"type": "abort"}}}
 

@@ -6,7 +6,6 @@ import asyncio
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from middleware_hub.store.dictionary import DictionaryStore
 from router.http.request_record import RequestPhase, RequestRecord
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
@@ -14,6 +13,7 @@ from router.observability.kv_metrics import KvCollector
 from router.observability.metrics import RouterMetrics
 from router.peers.peers import PeersCollector
 from tests.router.peers.fleets import routers
+from tests.support.dictionary_store import DictionaryStore
 
 
 def test_outcomes_of_generations_are_there_from_the_start() -> None:

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from middleware_hub.persistence.store_channel import StoreChannel
-from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.protocol import Store
 from router.errors import BadRequestError
 from router.peers.channel import ChannelError, Entry, SetBack
@@ -16,6 +15,7 @@ from router.policies.least_inflight import LeastInflight
 from router.workers.membership import FleetMembership
 from router.workers.pool import WorkerPool
 from router.workers.worker import ProbeResult, Worker
+from tests.support.dictionary_store import DictionaryStore
 
 
 class Breakable:

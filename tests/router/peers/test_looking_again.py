@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from middleware_hub.store.dictionary import DictionaryStore
 from router.peers import peers
 from router.peers.channel import ChannelError
 from router.peers.peers import Peers
 from router.peers.presence import LEASE_SECONDS, RENEW_SECONDS, Presence
 from tests.router.peers.fleets import Breakable
 from tests.support.clock import run_by_a_clock
+from tests.support.dictionary_store import DictionaryStore
 
 
 class Troubled(Breakable):

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.persistence.store_channel import LOG, StoreChannel
-from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
@@ -28,6 +27,7 @@ from router.peers.presence import RENEW_SECONDS, Presence
 from tests.conftest import examples
 from tests.router.peers.fleets import FakeRouter, routers
 from tests.support.clock import run_by_a_clock
+from tests.support.dictionary_store import DictionaryStore
 
 A, B, C = (f"http://10.0.0.{number}:30000" for number in (1, 2, 3))
 
@@ -271,7 +271,7 @@ def test_an_answer_waits_for_what_a_router_still_does_about_an_entry() -> None:
 
 def test_a_router_that_comes_is_known_to_the_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait for it if the store loses what it has written. Otherwise they look now and then."""
-    monkeypatch.setattr("middleware_hub.store.dictionary.monotonic", lambda: time.monotonic())
+    monkeypatch.setattr("tests.support.dictionary_store.monotonic", lambda: time.monotonic())
 
     async def main() -> None:
         store = DictionaryStore()
@@ -285,7 +285,7 @@ def test_a_router_that_comes_is_known_to_the_others_at_once(monkeypatch: pytest.
 
 
 def test_one_that_does_not_hear_is_named_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("middleware_hub.store.dictionary.monotonic", lambda: time.monotonic())
+    monkeypatch.setattr("tests.support.dictionary_store.monotonic", lambda: time.monotonic())
 
     async def main() -> None:
         async with routers(2, urls=[A]) as (one, two):

@@ -6,7 +6,7 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Final, NamedTuple
 
-from middleware_hub.store.redis.wire.connection import Command
+from middleware_hub.store.redis.connection import Command
 
 
 class Script(NamedTuple):

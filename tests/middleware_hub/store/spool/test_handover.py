@@ -7,7 +7,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from middleware_hub.store.dictionary import DictionaryStore
 from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event
 from middleware_hub.store.spool.file import SpoolFile, SpoolHead
@@ -15,6 +14,7 @@ from middleware_hub.store.spool.handover import TURN, Adoption, Drain
 from middleware_hub.store.spool.packing import pack, unpack
 from tests.middleware_hub.store.troubled import TroubledStore
 from tests.middleware_hub.store.world import World
+from tests.support.dictionary_store import DictionaryStore
 
 HEAD = SpoolHead("s", "toy")
 

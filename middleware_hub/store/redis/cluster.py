@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 from xxhash import xxh3_64_hexdigest
 
 from middleware_hub.store.errors import StoreUnreachableError
-from middleware_hub.store.redis.wire.address import Address
-from middleware_hub.store.redis.wire.connection import BrokenError, Command, Connection, RefusedError
-from middleware_hub.store.redis.wire.dialing import dial
-from middleware_hub.store.redis.wire.last_written import has_to_wait
-from middleware_hub.store.redis.wire.server import Server
-from middleware_hub.store.redis.wire.servers import Heard, parse_info, questions
-from middleware_hub.store.redis.wire.troubles import trouble
+from middleware_hub.store.redis.address import Address
+from middleware_hub.store.redis.connection import BrokenError, Command, Connection, RefusedError
+from middleware_hub.store.redis.dialing import dial
+from middleware_hub.store.redis.last_written import has_to_wait
+from middleware_hub.store.redis.server import Server
+from middleware_hub.store.redis.servers import Heard, parse_info, questions
+from middleware_hub.store.redis.troubles import trouble
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.store.redis.address import Address, Login
+from middleware_hub.store.redis.connection import BrokenError, Command, Connection, RefusedError
 from middleware_hub.store.redis.scripts import ALL
-from middleware_hub.store.redis.wire.address import Address, Login
-from middleware_hub.store.redis.wire.connection import BrokenError, Command, Connection, RefusedError
-from middleware_hub.store.redis.wire.servers import parse_info
+from middleware_hub.store.redis.servers import parse_info
 from router.http.time_limits import patience
 
 Pushed = Callable[[bytes, bytes], None]

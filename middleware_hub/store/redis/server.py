@@ -17,10 +17,10 @@ from time import monotonic
 from typing import Any, Final
 
 from middleware_hub.store.errors import StoreError, StoreUnreachableError
+from middleware_hub.store.redis.connection import BrokenError, Command, Connection, HungError, RefusedError
+from middleware_hub.store.redis.last_written import LastWritten
 from middleware_hub.store.redis.scripts import ALL
-from middleware_hub.store.redis.wire.connection import BrokenError, Command, Connection, HungError, RefusedError
-from middleware_hub.store.redis.wire.last_written import LastWritten
-from middleware_hub.store.redis.wire.troubles import passing, trouble
+from middleware_hub.store.redis.troubles import passing, trouble
 
 logger = logging.getLogger(__name__)
 

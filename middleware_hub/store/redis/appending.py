@@ -14,11 +14,11 @@ from middleware_hub.store.errors import (
     StoreUnreachableError,
 )
 from middleware_hub.store.records import Mark
+from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import CROWD, Keys, encoded
+from middleware_hub.store.redis.preparing import MOST, Answers, Part, Prepared, pack_mark
 from middleware_hub.store.redis.scripts import APPEND
-from middleware_hub.store.redis.wire.connection import Command
-from middleware_hub.store.redis.wire.servers import Servers
-from middleware_hub.store.redis.writing.preparing import MOST, Answers, Part, Prepared, pack_mark
+from middleware_hub.store.redis.servers import Servers
 
 Arguments = list[bytes | str | int]
 _SYNC_MS: Final = 3_000

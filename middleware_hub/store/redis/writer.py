@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from middleware_hub.store.errors import ConflictingRecordError, StoreError, StoreUnreachableError
 from middleware_hub.store.records import Mark
-from middleware_hub.store.redis.writing.preparing import Answers, Prepared
+from middleware_hub.store.redis.preparing import Answers, Prepared
 
 logger = logging.getLogger(__name__)
 

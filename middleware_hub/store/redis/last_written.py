@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
+from middleware_hub.store.redis.connection import Command, Connection, RefusedError
 from middleware_hub.store.redis.scripts import FORGET, FORGET_LOG, LEAVE, TRIM
-from middleware_hub.store.redis.wire.connection import Command, Connection, RefusedError
-from middleware_hub.store.redis.wire.troubles import passing
+from middleware_hub.store.redis.troubles import passing
 
 logger = logging.getLogger(__name__)
 

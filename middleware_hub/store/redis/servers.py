@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from middleware_hub.store.redis.wire.connection import Command
+from middleware_hub.store.redis.connection import Command
 
 Heard = Callable[[bytes], None]
 

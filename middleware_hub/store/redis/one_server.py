@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any, Final
 
 from middleware_hub.store.errors import StoreUnreachableError
-from middleware_hub.store.redis.wire.address import Address
-from middleware_hub.store.redis.wire.connection import Command, Connection, RefusedError
-from middleware_hub.store.redis.wire.dialing import dial_first
-from middleware_hub.store.redis.wire.server import Server
-from middleware_hub.store.redis.wire.servers import Heard, parse_info, questions
-from middleware_hub.store.redis.wire.troubles import trouble
+from middleware_hub.store.redis.address import Address
+from middleware_hub.store.redis.connection import Command, Connection, RefusedError
+from middleware_hub.store.redis.dialing import dial_first
+from middleware_hub.store.redis.server import Server
+from middleware_hub.store.redis.servers import Heard, parse_info, questions
+from middleware_hub.store.redis.troubles import trouble
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from middleware_hub.store.errors import ClosedLogError, LogMovedError, StoreError
 from middleware_hub.store.records import Mark
+from middleware_hub.store.redis.appending import Arguments, pack_part, refusal
+from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import CROWD, Keys, encoded
+from middleware_hub.store.redis.preparing import MOST, Answers, Prepared, pack_mark, score
 from middleware_hub.store.redis.scripts import APPEND, LOG_END
-from middleware_hub.store.redis.wire.connection import Command
-from middleware_hub.store.redis.wire.servers import Servers
-from middleware_hub.store.redis.writing.appending import Arguments, pack_part, refusal
-from middleware_hub.store.redis.writing.preparing import MOST, Answers, Prepared, pack_mark, score
+from middleware_hub.store.redis.servers import Servers
 
 _DELETED: Final = 2
 Pair = tuple[Command, Command]

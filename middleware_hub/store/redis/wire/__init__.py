@@ -1,1 +1,0 @@
-"""Connections to servers: how they are made, shared and restored, and which server has which key."""

@@ -1,1 +1,0 @@
-"""Writing: batches are prepared, gathered into groups, and appended to one server or to the nodes of a cluster."""
