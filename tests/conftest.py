@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from middleware_hub.store.opening import STORES
 from tests.support import forking
 
 MORE = int(os.environ.get("TITO_EXAMPLES", "0"))
@@ -36,6 +37,7 @@ settings.register_profile("same", max_examples=examples(100), derandomize=True, 
 settings.register_profile("explore", max_examples=examples(100), print_blob=True, **UNTIMED)
 settings.load_profile("explore" if MORE else "same")
 
+STORES["memory"] = "tests.support.dictionary_store:DictionaryStore"
 forking.is_used = sys.platform == "linux"
 
 # A shell starts what is to run in the background with Ctrl-C ignored, and programs that tests start would inherit that.

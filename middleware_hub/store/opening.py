@@ -11,7 +11,7 @@ from middleware_hub.store.redis.address import FORMS, PREFIX, shown
 from router.errors import BadRequestError
 
 _REDIS: Final = "middleware_hub.store.redis.store:RedisStore"
-_STORES: Final = {
+STORES: Final = {
     "sqlite": "middleware_hub.store.sqlite.store:SqliteStore",
     "redis": _REDIS,
     "rediss": _REDIS,
@@ -33,13 +33,13 @@ def patience(address: str) -> float:
 def open_store(address: str, *, durability: Durability = "process", prefix: str = PREFIX) -> Store:
     """Return the store of an address, not yet open. `prefix` begins the keys in a Redis. Raises BadRequestError."""
     scheme, _, rest = address.partition(":")
-    if scheme not in _STORES or not rest.removeprefix("//"):
+    if scheme not in STORES or not rest.removeprefix("//"):
         raise BadRequestError(f"--store {shown(address)}: write one of sqlite:PATH, {', '.join(FORMS)}")
     if rest == ":memory:":
         raise BadRequestError(f"--store {address}: it would end with this process; for that, leave --store out")
     if durability not in get_args(Durability):
         raise BadRequestError(f"--durability {durability}: one of {', '.join(get_args(Durability))}")
-    module, _, name = _STORES[scheme].partition(":")
+    module, _, name = STORES[scheme].partition(":")
     made: Any = getattr(import_module(module), name)
     return cast(Store, made(address, durability, prefix) if scheme.startswith("redis") else made(rest, durability))
 

@@ -33,7 +33,7 @@ class Routers:
     kind = "sqlite"
 
     def __init__(self, folder: Path) -> None:
-        urls = {"sqlite": f"sqlite:{folder}", "memory": "memory:"}
+        urls = {"sqlite": f"sqlite:{folder}", "memory": "memory:process"}
         self._url = urls.get(self.kind) or empty_redis()
         self._rooms: list[Room] = []
 

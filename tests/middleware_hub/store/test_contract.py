@@ -763,7 +763,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreMismatchError, match="tokenizer"):
             await other.open("another")
 
-    for address in ("memory:", sqlite(tmp_path)):
+    for address in ("memory:process", sqlite(tmp_path)):
         with_store(address, work)
     with pytest.raises(StoreMismatchError, match="name another path"):
         with_store(sqlite(tmp_path), work, "another")

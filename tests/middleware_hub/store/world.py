@@ -215,7 +215,7 @@ async def findings(store: Store) -> list[str]:
 def address_of(kind: str, folder: Path) -> str:
     """Return the address of an empty store of a kind; `folder` is for those that are files."""
     return {
-        "memory": lambda: "memory:",
+        "memory": lambda: "memory:process",
         "sqlite": lambda: sqlite(folder),
         "redis": empty_redis,
         "valkey": empty_valkey,

@@ -137,7 +137,7 @@ def test_a_reply_that_is_dropped_in_the_same_instant_takes_no_reward() -> None:
         with pytest.raises(HandedOutError):
             await routers.reward(routers.here, {1: 0.5})
 
-    with_store("memory:", work)
+    with_store("memory:process", work)
 
 
 def test_a_reward_that_was_given_at_both_routers_is_no_error() -> None:
@@ -155,7 +155,7 @@ def test_a_reward_that_was_given_at_both_routers_is_no_error() -> None:
         assert await routers.reward(routers.here, {1: 0.5, 2: 0.25})
         assert await routers.claim(2) == 0.25
 
-    with_store("memory:", work)
+    with_store("memory:process", work)
 
 
 def test_of_two_rewards_for_one_reply_the_last_counts() -> None:
@@ -168,7 +168,7 @@ def test_of_two_rewards_for_one_reply_the_last_counts() -> None:
         await routers.here.read_on()
         assert await reward(routers.here, [(one, 0.5, b""), (one, 0.75, b"")])
 
-    with_store("memory:", work)
+    with_store("memory:process", work)
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "redis"])
