@@ -41,7 +41,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.inspector.branches",
         "middleware_hub.inspector.conversations.text_conversation",
         "middleware_hub.inspector.finding",
-        "middleware_hub.persistence.mending",
         "middleware_hub.persistence.turn_writer",
         "middleware_hub.sessions.prompt.edited_turns",
         "middleware_hub.sessions.prompt.verifier",

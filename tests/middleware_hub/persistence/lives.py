@@ -13,9 +13,9 @@ from typing import Any
 from msgspec import Raw
 
 from middleware_hub.persistence.memory import Memory
-from middleware_hub.persistence.mending import whole_chain
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.spelling import Spelling
+from middleware_hub.persistence.turn_writer import whole_chain
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.records import Context, Recall, SampledReply

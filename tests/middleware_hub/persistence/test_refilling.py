@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from middleware_hub.persistence import mending
+from middleware_hub.persistence import turn_writer
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch
 from tests.middleware_hub.persistence.lives import Ask, Life, Lives
@@ -81,7 +81,7 @@ def played(work: Callable[[Lives, Life, DictionaryStore], Awaitable[None]]) -> N
 @pytest.mark.parametrize("finds", [False, True])
 def test_each_record_is_appended_once(finds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the store has is not; but all if it does not find what is newest, for then it has lost places."""
-    monkeypatch.setattr(mending, "_ASKED", 3)
+    monkeypatch.setattr(turn_writer, "_ASKED", 3)
 
     async def work(lives: Lives, life: Life, store: DictionaryStore) -> None:
         text = await lives.ask(0, ask("a b", "r0"))
