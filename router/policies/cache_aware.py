@@ -30,10 +30,9 @@ import msgspec
 from router.config.flag import FACTOR, NOT_NEGATIVE, SHARE, flag, share
 from router.kv_cache.index import KvIndex
 from router.policies.base import PolicyParameters
-from router.prefix_tree.packed_ids import pack_ids
 from router.prefix_tree.remembered_prompts import NEGLIGIBLE, Known, RememberedPrompts
 from router.prefix_tree.snapshot import SnapshotError
-from router.prefix_tree.tree import Descent, ExactTokenTree, Key, StringTree
+from router.prefix_tree.tree import Descent, ExactTokenTree, Key, StringTree, pack_ids
 from router.workers.policy import ENOUGH_CHARACTERS, ENOUGH_IDS, Decision, RouteQuery
 from router.workers.worker import Worker
 

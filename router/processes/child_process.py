@@ -1,9 +1,15 @@
-"""A process as its parent sees it: its end of the channel, its log, and whether it is ready, serves, or has ended."""
+"""A process as its parent sees it: its end of the channel, its log, and its state.
+
+loading --- it reports that it could serve ---> ready --- it is told to ---> serving --- it is silent ---> hung
+   |                                              |                            |                            |
+   +-------------------------------------------> ended <-----------------------+                          killed
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import os
 import pickle
 import signal
@@ -12,7 +18,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from router.processes.messages import (
     Failed,
@@ -71,15 +77,35 @@ class LineWriter:
             sys.stderr.buffer.flush()
 
 
+class ChildState(enum.Enum):
+    """See the top of this file."""
+
+    LOADING = "loading"
+    READY = "ready"
+    SERVING = "serving"
+    HUNG = "hung"
+    ENDED = "ended"
+    KILLED = "killed"
+
+
+TRANSITIONS: Mapping[ChildState, frozenset[ChildState]] = {
+    ChildState.LOADING: frozenset({ChildState.READY, ChildState.ENDED}),
+    ChildState.READY: frozenset({ChildState.SERVING, ChildState.ENDED}),
+    ChildState.SERVING: frozenset({ChildState.HUNG, ChildState.ENDED}),
+    ChildState.HUNG: frozenset({ChildState.KILLED}),
+    ChildState.ENDED: frozenset(),
+    ChildState.KILLED: frozenset(),
+}
+
+
 class ChildProcess:
     """One process, from its start to its end.
 
     Attributes:
         number: its place among the processes, which the one that replaces it gets, too.
+        state: see the top of this file.
         failure: why it could not start, if it said so.
-        serves: it was told to accept connections, and has not ended.
         silent: heartbeats in a row that it has not answered.
-        hung: it was killed for that.
     """
 
     def __init__(
@@ -89,10 +115,9 @@ class ChildProcess:
         answer: Callable[[ChildProcess, Message], Awaitable[Message | None]],
     ) -> None:
         self.number = setup.number
+        self.state = ChildState.LOADING
         self.failure: str | None = None
-        self.serves = False
         self.silent = 0
-        self.hung = False
         self.begun = time.monotonic()
         self._setup = setup
         self._log = log
@@ -126,11 +151,12 @@ class ChildProcess:
         waiting = asyncio.create_task(self._ready.wait())
         await asyncio.wait((waiting, self._ended), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
-        return self._ready.is_set() and not self._ended.done()
+        return self.state is ChildState.READY
 
     async def go(self, seconds: float) -> None:
         """Let the process accept connections, and return when it does; if it ends or hangs instead, heartbeats show that."""
-        self.serves = True
+        if self.state is ChildState.READY:  # it may have ended meanwhile
+            self._move_to(ChildState.SERVING)
         await self._channel.ask(Start(), seconds)
 
     async def ended(self) -> int:
@@ -145,6 +171,11 @@ class ChildProcess:
     def seconds(self) -> float:
         """How long ago the process was started."""
         return time.monotonic() - self.begun
+
+    @property
+    def serves(self) -> bool:
+        """Whether it was told to accept connections, and has not ended."""
+        return self.state in (ChildState.SERVING, ChildState.HUNG)
 
     @property
     def alive(self) -> bool:
@@ -166,7 +197,8 @@ class ChildProcess:
 
     async def kill_hung(self) -> None:
         """Kill the process; before that, let it log what its threads do, if it can."""
-        self.hung = True
+        if self.state is ChildState.SERVING:
+            self._move_to(ChildState.HUNG)
         self._signal(signal.SIGUSR1)
         await asyncio.sleep(STACKS_SECONDS)
         self.kill()
@@ -184,6 +216,10 @@ class ChildProcess:
         answer = await self._channel.ask(question, seconds)
         return answer if isinstance(answer, QueryResult) else None
 
+    def _move_to(self, state: ChildState) -> None:
+        assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
+        self.state = state
+
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
@@ -197,11 +233,12 @@ class ChildProcess:
         self._log.end(self.number)
         code = await self._process.wait()
         await heard
-        self.serves = False
+        self._move_to(ChildState.KILLED if self.state is ChildState.HUNG else ChildState.ENDED)
         return code
 
     async def _heard(self, message: Message) -> Message | None:
         if isinstance(message, Ready):
+            self._move_to(ChildState.READY)
             self._ready.set()
         elif isinstance(message, Failed):
             self.failure = message.message

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from router.config import RouterConfig
 from router.errors import BadRequestError
 from router.observability.logs import configure_logging
-from router.processes.child_process import ChildProcess, LineWriter
+from router.processes.child_process import ChildProcess, ChildState, LineWriter
 from router.processes.joint_metrics import PARENT, JointMetrics, families_of
 from router.processes.messages import Message, ProcessQuery, QueryResults, Scrape, Scraped
 from router.processes.shares import Setup, config_of
@@ -177,7 +177,7 @@ class Supervisor:
             again = await self._start_again(number, backoff, child.seconds)
             if again is None:
                 return
-            self._own.restarted(hung=child.hung)
+            self._own.restarted(hung=child.state is ChildState.KILLED)
             child = again
             if await child.ready() and not self._stopping.is_set():
                 await child.go(ANSWER_SECONDS)

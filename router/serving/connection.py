@@ -21,6 +21,7 @@ uvicorn writes chunks to every client. Only a connection that is reset shows an 
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import socket
 import struct
@@ -137,6 +138,25 @@ class _Parser(httptools.HttpRequestParser):
             self._connection.parser.feed_data(head + data[offer.args[0] :])
 
 
+class _Reading(enum.Enum):
+    """What of a request has come.
+
+    begin ---> head ---> body ---> pieces ---> begin
+                 |         |                     ^
+                 |         +---------------------+  without a body
+                 +--> body, or begin again: a head that is read a second time (`_Parser`)
+    """
+
+    BEGIN = "begin"  # nothing; what comes next is a head
+    HEAD = "head"  # some of its head
+    BODY = "body"  # its head
+    PIECES = "pieces"  # a piece of its body
+
+
+# Looked up once: in CPython 3.11, a look-up of a member is a call in Python.
+_BEGIN, _HEAD, _BODY, _PIECES = _Reading.BEGIN, _Reading.HEAD, _Reading.BODY, _Reading.PIECES
+
+
 class _ReplyTransport:
     """A connection's transport, as uvicorn writes replies to it: a head waits for the first piece of its body.
 
@@ -222,10 +242,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._heading = True  # what comes now is the head of a request
-        self._begun = False  # some of it has come
+        self._reading = _BEGIN
         self._bare = 0  # bytes that have come since the last piece of a body, or the end of a request
-        self._piece = False  # a piece of the body has come
         self._timer: TimerHandle | None = None
         self._refused = False
         self._closing = False
@@ -265,16 +283,16 @@ class LimitedConnection(HttpToolsProtocol):
                     headers=(("retry-after", "1"),),
                 )
             )
-        if self._heading and not self._begun:
+        if self._reading is _BEGIN:
             data = data.lstrip(b"\r\n")  # some clients send a line break after a body: no request begins with it
         while data and not self._closing:
-            room = limit - self._bare if self._heading else len(data)
+            room = limit - self._bare if self._reading in (_BEGIN, _HEAD) else len(data)
             part, data = data[:room], data[room:]
             self._bare += len(part)
             super().data_received(part)
             if self._bare >= limit:
                 self._end_with(HeadersTooLargeError(f"the head is longer than {limit} bytes (--max-header-bytes)"))
-        if self._begun and self._timer is None and not self._closing:
+        if self._reading is _HEAD and self._timer is None and not self._closing:
             self._await_head(self.limits.header_seconds)
 
     def shutdown(self) -> None:
@@ -294,8 +312,7 @@ class LimitedConnection(HttpToolsProtocol):
     # Callbacks of the parser ------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._begun = True
-        self._piece = False
+        self._reading = _HEAD
         self._stop_waiting()
         super().on_message_begin()
         self._client = ServedClient()
@@ -310,7 +327,7 @@ class LimitedConnection(HttpToolsProtocol):
         self.head_without_offer = self._without_offer() if self.parser.should_upgrade() else None
         if self.head_without_offer is not None:
             return
-        self._heading = self._begun = False
+        self._reading = _BODY
         self._bare = 0
         self._stop_timer()
         super().on_headers_complete()
@@ -324,14 +341,14 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._bare = 0
-        self._piece = True
+        self._reading = _PIECES
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Note that a request is complete: what comes next is a head."""
         if self.head_without_offer is not None:
             return
-        self._heading = True
+        self._reading = _BEGIN
         self._bare = 0
         self._client.all_here = True
         super().on_message_complete()
@@ -353,9 +370,14 @@ class LimitedConnection(HttpToolsProtocol):
         if self.pipeline:
             self._served = self.pipeline[-1][0]
         super().on_response_complete()
-        if self._heading or self._closing or not self.cycle.response_complete or self.transport.is_closing():
+        if (
+            self._reading in (_BEGIN, _HEAD)
+            or self._closing
+            or not self.cycle.response_complete
+            or self.transport.is_closing()
+        ):
             return
-        if self.expect_100_continue and not self._piece:
+        if self.expect_100_continue and self._reading is _BODY:
             self.transport.close()  # no 100 Continue was sent, so the client may send its body or not
         else:
             self._stop_timer()
@@ -390,7 +412,7 @@ class LimitedConnection(HttpToolsProtocol):
         seconds = self.limits.header_seconds
         if self.cycle is not None and not self.cycle.response_complete:
             self._await_head(seconds)  # the client has begun another request while it waits for its reply
-        elif self._begun:
+        elif self._reading is _HEAD:
             self._end_with(RequestTimeoutError(f"the head of the request did not come within {seconds:g} s"))
         else:
             self.transport.close()

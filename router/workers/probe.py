@@ -165,11 +165,7 @@ class Prober:
         try:
             async with patience(self._seconds):
                 for method, path, body in engine.questions:
-                    headers = [*self._headers, *([] if body is None else [(b"content-type", b"application/json")])]
-                    status, content = await fetch(
-                        self._upstream, method, url + path, headers, body, fresh=True, limit=_LIMIT
-                    )
-                    answers[path] = EngineAnswer(status, content)
+                    answers[path] = EngineAnswer(*await self._fetch(method, url + path, body))
         except (UpstreamFailure, TimeoutError) as error:
             return self._failed(error)
         found: Introduction = engine.introduction(answers)
@@ -202,12 +198,9 @@ class Prober:
 
     async def answer(self, url: str, call: EngineCall) -> bytes | None:
         """Return what a worker answers (status 200) to a JSON call, or None."""
-        headers = [*self._headers, (b"content-type", b"application/json")]
         try:
             async with patience(self._seconds):
-                status, body = await fetch(
-                    self._upstream, call.method, url + call.target, headers, call.body, fresh=True, limit=_LIMIT
-                )
+                status, body = await self._fetch(call.method, url + call.target, call.body)
         except (UpstreamFailure, TimeoutError):
             return None
         return body if status == 200 else None
@@ -232,15 +225,10 @@ class Prober:
         """
         try:
             async with patience(self._seconds):
-                headers = [*self._headers, (b"content-type", b"application/json")]
-                status, body = await fetch(
-                    self._upstream, "POST", url + "/generate", headers, b"{}", fresh=True, limit=_LIMIT
-                )
+                status, body = await self._fetch("POST", url + "/generate", b"{}")
                 health = 0
                 if status in NONE_SUCH:
-                    health, _ = await fetch(
-                        self._upstream, "GET", url + "/health", self._headers, fresh=True, limit=_LIMIT
-                    )
+                    health, _ = await self._fetch("GET", url + "/health")
         except NotHttpError:
             return _no_engine(url, found.said)
         except (UpstreamFailure, TimeoutError) as error:
@@ -264,9 +252,7 @@ class Prober:
         try:
             async with patience(self._seconds):
                 for path in paths:
-                    status, body = await fetch(
-                        self._upstream, "GET", url + path, self._headers, fresh=True, limit=_LIMIT
-                    )
+                    status, body = await self._fetch("GET", url + path)
                     if (loop := loop_refusal(url, status)) is not None:
                         return ProbeResult(refusal=loop)
                     if status >= 500 and status not in NONE_SUCH:
@@ -284,6 +270,10 @@ class Prober:
             return self._failed(error)
         assert missing is not None
         return missing
+
+    async def _fetch(self, method: str, url: str, body: bytes | None = None) -> tuple[int, bytes]:
+        headers = self._headers if body is None else [*self._headers, (b"content-type", b"application/json")]
+        return await fetch(self._upstream, method, url, headers, body, fresh=True, limit=_LIMIT)
 
     def _failed(self, error: UpstreamFailure | TimeoutError) -> ProbeResult:
         if isinstance(error, TimeoutError):

@@ -43,6 +43,15 @@ TRANSITIONS: Mapping[WorkerState, frozenset[WorkerState]] = {
     WorkerState.GONE: frozenset(),
 }
 
+
+class Contact(enum.Enum):
+    """What the last probes show of the process at a worker's address."""
+
+    THERE = "there"
+    ABSENT = "absent"  # the last probe found no connection
+    BACK = "back"  # there is one again, to another process, which has not been healthy yet
+
+
 ROUTABLE = frozenset({WorkerState.HEALTHY, WorkerState.SUSPECT})
 
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
@@ -123,7 +132,7 @@ class Worker:
     """
 
     __slots__ = (
-        *("_absent", "_bad", "_gone", "_good", "breaker", "complaint", "doubts", "id", "inflight"),
+        *("_bad", "_contact", "_good", "breaker", "complaint", "doubts", "id", "inflight"),
         *("abilities", "engine", "kv_events", "outdated", "state", "stranger", "url", "version", "warning"),
     )
 
@@ -144,7 +153,7 @@ class Worker:
         self.abilities: frozenset[str] = frozenset()
         self.stranger = False
         self._good = self._bad = 0
-        self._absent = self._gone = False
+        self._contact = Contact.THERE
 
     @property
     def routable(self) -> bool:
@@ -157,16 +166,18 @@ class Worker:
         just come up had none before, so its circuit breaker is reset.
         """
         before, self.complaint = self.state, complaint
-        self._absent = absent
-        self._gone = self._gone or absent
+        if absent:
+            self._contact = Contact.ABSENT
+        elif self._contact is Contact.ABSENT:
+            self._contact = Contact.BACK
         if complaint is None:
             self._good, self._bad = self._good + 1, 0
             needed = config.success_threshold if self.state is WorkerState.QUARANTINED else 1
             if WorkerState.HEALTHY in TRANSITIONS[self.state] and self._good >= needed:
                 self.move_to(WorkerState.HEALTHY)
-                if self._gone and before is not WorkerState.SUSPECT:
+                if self._contact is Contact.BACK and before is not WorkerState.SUSPECT:
                     self.breaker.forget()
-                self._gone = False
+                self._contact = Contact.THERE
         else:
             self._good, self._bad = 0, self._bad + 1
             if self.state is WorkerState.HEALTHY:
@@ -178,7 +189,7 @@ class Worker:
     @property
     def was_away(self) -> bool:
         """Whether its last probe found no process: what comes back is another process, perhaps with other flags."""
-        return self._absent
+        return self._contact is Contact.ABSENT
 
     @property
     def known_to_hang(self) -> bool:
@@ -195,7 +206,7 @@ class Worker:
         request is served, or fails without a loss. False where something else than an engine answers.
         """
         if self.state is WorkerState.QUARANTINED:
-            return self._absent or self.complaint is None
+            return self.was_away or self.complaint is None
         return self.state is WorkerState.STARTING and not self.stranger
 
     def move_to(self, state: WorkerState) -> None:

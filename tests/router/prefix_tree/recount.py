@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, AnyStr
 
 from router.prefix_tree.node import PrefixNode
 from router.prefix_tree.tree import PrefixTree
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    return list(struct.unpack(f"<{len(packed) // 4}I", packed))
 
 
 def check(tree: PrefixTree[Any, AnyStr]) -> None:
@@ -63,5 +68,6 @@ def entries(tree: PrefixTree[Any, Any]) -> Iterator[tuple[Any, dict[str, int]]]:
             continue
         node = item[1]
         pieces[len(stack) - 1 :] = [node.edge]
-        yield tree._unpack(tree.root.edge.join(pieces)), dict(node.tenants)
+        key = tree.root.edge.join(pieces)
+        yield key if isinstance(key, str) else unpack_ids(key), dict(node.tenants)
         stack.append(iter(sorted(node.children.items())))

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prefix_tree.packed_ids import pack_ids, unpack_ids
+from router.prefix_tree.tree import pack_ids
+from tests.router.prefix_tree.recount import unpack_ids
 
 
 def test_ids_are_little_endian() -> None:
