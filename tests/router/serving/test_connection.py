@@ -462,6 +462,21 @@ def test_a_client_that_waits_for_leave_to_send_and_gets_an_answer_instead_is_let
     asyncio.run(main())
 
 
+def test_a_client_that_did_not_wait_for_leave_to_send_goes_on() -> None:
+    """A piece of its body has come, so the rest comes, too, and then a request."""
+
+    async def main() -> None:
+        async with limits(refuse) as connect:
+            client = await connect()
+            raw = b"POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\nexpect: 100-continue\r\n\r\n123456789"
+            await client.say(raw[:-4])
+            assert (await client.answer())[0] == 413
+            await client.say(raw[-4:], raw)
+            assert (await client.answer())[0] == 413
+
+    asyncio.run(main())
+
+
 def test_a_client_that_leaves_is_noticed_by_what_it_is_served_and_not_by_what_it_asked_for_last() -> None:
     """Three requests in one go: the second one is being answered, the third one has not begun."""
 
