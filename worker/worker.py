@@ -89,24 +89,13 @@ class EmbeddedWorker:
         generate: Handler
         if options.interface == "vllm":
             self.control = VllmControl(self._engine, self.vocabulary, self.tokenizer_path, options)
+            vllm_wire = VllmWire(self.vocabulary, self.tokenizer_path)
             generate = VllmGenerateHandler(
-                self._engine,
-                VllmWire(self.vocabulary, self.tokenizer_path),
-                self._journal,
-                self.vocabulary,
-                options,
-                lambda client: self._server.reset(client),
+                self._engine, vllm_wire, self._journal, self.vocabulary, options, self._reset
             )
         else:
             self.control = Control(self._engine, self.wire, self.vocabulary, self.tokenizer_path, options)
-            generate = GenerateHandler(
-                self._engine,
-                self.wire,
-                self._journal,
-                self.vocabulary,
-                options,
-                lambda client: self._server.reset(client),
-            )
+            generate = GenerateHandler(self._engine, self.wire, self._journal, self.vocabulary, options, self._reset)
         app = EngineApp(self._engine, self._journal, _generating(options), generate, self.control)
         self._server = RestartableServer(app, options.host, options.port)
         self._thread: LoopThread | None = None
@@ -157,6 +146,9 @@ class EmbeddedWorker:
     async def _end(self) -> None:
         await self._server.die()
         self._engine.drop()
+
+    def _reset(self, client: tuple[Any, ...]) -> None:
+        self._server.reset(client)
 
     # -- state ---------------------------------------------------------------------------------------------------------
 

@@ -5,37 +5,81 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from worker.engine.engine import EmbeddedEngine, PauseMode
-from worker.http.exchange import (
-    ANY,
-    BOTH,
-    GET,
-    POST,
-    Handler,
-    HttpExchange,
-    Refused,
-    Routes,
-    dispatch,
-    echo,
-    model_cards,
-    not_found,
-)
+from worker.http.exchange import Handler, HttpExchange, Refused
 from worker.http.wire import Wire
 from worker.models.vocabulary import EngineVocabulary
 from worker.options import WorkerOptions
+
+GET, POST = ("GET",), ("POST",)
+BOTH = ("GET", "POST")
+ANY = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD")
+
+Routes = Mapping[str, tuple[tuple[str, ...], Handler]]
+"""The methods that a path takes, and its handler."""
 
 _UPDATED = "Succeeded to update model weights."
 _MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
 
 
-class Control:
-    """Reports on an engine, and commands it. While `unhealthy`, `/health`, `/ready` and `/ping` answer 503.
+class EngineControl:
+    """Reports on an engine, and commands it: what the interfaces of all engines share. `_routes` is for a subclass to fill.
 
     Attributes:
+        unhealthy: while it is true, the paths about health answer 503.
         adapters: the names of those that are loaded.
     """
+
+    _routes: Routes
+
+    def __init__(
+        self, engine: EmbeddedEngine, vocabulary: EngineVocabulary, tokenizer_path: str, options: WorkerOptions
+    ) -> None:
+        self.unhealthy = False
+        self.adapters = list(options.adapters)
+        self._engine = engine
+        self._vocabulary = vocabulary
+        self._path = tokenizer_path
+        self._name = options.served_name or tokenizer_path
+        self._options = options
+        self._started = int(time.time())
+
+    async def __call__(self, exchange: HttpExchange) -> None:
+        """Let the handler of its path answer a request; without one the answer is 404, or 405 for another method."""
+        methods, handler = self._routes.get(exchange.path, ((), not_found))
+        if not methods:
+            await not_found(exchange)
+        elif exchange.method not in methods:
+            allow = (b"allow", ", ".join(methods).encode())
+            await exchange.answer(405, {"detail": "Method Not Allowed"}, more=[allow])
+        else:
+            await handler(exchange)
+
+    def _cards(self, owner: str) -> list[dict[str, Any]]:
+        """Return the entries of the model and of its adapters in `/v1/models`."""
+        card = {"object": "model", "created": self._started, "owned_by": owner}
+        most = self._options.context_length
+        return [
+            {"id": self._name, **card, "root": self._path, "parent": None, "max_model_len": most},
+            *({"id": one, **card, "root": one, "parent": self._name, "max_model_len": None} for one in self.adapters),
+        ]
+
+
+async def not_found(exchange: HttpExchange) -> None:
+    """Answer 404, as both engines do."""
+    await exchange.answer(404, {"detail": "Not Found"})
+
+
+async def echo(exchange: HttpExchange) -> None:
+    """Answer with the body. No engine does it: it shows what arrives of a request that a router passes through."""
+    await exchange.answer(200, exchange.raw, exchange.headers.get("content-type", "application/octet-stream"))
+
+
+class Control(EngineControl):
+    """SGLang's routes. `/health`, `/ready` and `/ping` are about health."""
 
     def __init__(
         self,
@@ -45,16 +89,9 @@ class Control:
         tokenizer_path: str,
         options: WorkerOptions,
     ) -> None:
-        self.unhealthy = False
-        self.adapters = list(options.adapters)
-        self._engine = engine
+        super().__init__(engine, vocabulary, tokenizer_path, options)
         self._wire = wire
-        self._vocabulary = vocabulary
-        self._path = tokenizer_path
-        self._name = options.served_name or tokenizer_path
-        self._options = options
-        self._started = int(time.time())
-        self._routes: Routes = {
+        self._routes = {
             "/health": (GET, self._health),
             "/health_generate": (GET, self._health),
             "/ping": (GET, self._ping),
@@ -77,9 +114,6 @@ class Control:
             "/update_weights_from_ipc": (POST, self._updating("zmq_handles", kind=dict)),
             "/echo": (ANY, echo),
         }
-
-    async def __call__(self, exchange: HttpExchange) -> None:
-        await dispatch(exchange, self._routes)
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
@@ -129,10 +163,7 @@ class Control:
         await exchange.answer(200, info)
 
     async def _models(self, exchange: HttpExchange) -> None:
-        cards = model_cards(
-            *(self._name, self._path, self.adapters, self._started, self._options.context_length), owner="sglang"
-        )
-        await exchange.answer(200, {"object": "list", "data": cards})
+        await exchange.answer(200, {"object": "list", "data": self._cards("sglang")})
 
     async def _tokenize(self, exchange: HttpExchange) -> None:
         body = exchange.json_object()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from worker.engine.engine import EmbeddedEngine, EngineJob, PauseMode
-from worker.http.exchange import ANY, BOTH, GET, POST, Handler, HttpExchange, dispatch, echo, model_cards, not_found
+from worker.http.control import ANY, BOTH, GET, POST, EngineControl, echo, not_found
+from worker.http.exchange import Handler, HttpExchange
 from worker.models.vocabulary import EngineVocabulary
 from worker.options import WorkerOptions
 
@@ -17,26 +17,18 @@ _MODES: Mapping[str, PauseMode] = {"abort": "abort", "wait": "wait", "keep": "in
 _NO_TRANSFER = "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer."
 
 
-class VllmControl:
-    """Reports on an engine, and commands it. While `unhealthy`, `/health` and `/ping` answer 503.
+class VllmControl(EngineControl):
+    """vLLM's routes. `/health` and `/ping` are about health.
 
     Attributes:
-        adapters: the names of those that are loaded.
         transferring: whether weights are being transferred, between `start_weight_update` and `finish_weight_update`.
     """
 
     def __init__(
         self, engine: EmbeddedEngine, vocabulary: EngineVocabulary, tokenizer_path: str, options: WorkerOptions
     ) -> None:
-        self.unhealthy = False
-        self.adapters = list(options.adapters)
+        super().__init__(engine, vocabulary, tokenizer_path, options)
         self.transferring = False
-        self._engine = engine
-        self._vocabulary = vocabulary
-        self._path = tokenizer_path
-        self._name = options.served_name or tokenizer_path
-        self._options = options
-        self._started = int(time.time())
         routes: dict[str, tuple[tuple[str, ...], Handler]] = {
             "/health": (GET, self._health),
             "/ping": (BOTH, self._health),
@@ -72,9 +64,6 @@ class VllmControl:
             }
         self._routes = routes
 
-    async def __call__(self, exchange: HttpExchange) -> None:
-        await dispatch(exchange, self._routes)
-
     # -- reports -------------------------------------------------------------------------------------------------------
 
     async def _health(self, exchange: HttpExchange) -> None:
@@ -84,10 +73,8 @@ class VllmControl:
         await exchange.answer(200, {"version": "0.32.0"})
 
     async def _models(self, exchange: HttpExchange) -> None:
-        cards = model_cards(
-            *(self._name, self._path, self.adapters, self._started, self._options.context_length), owner="vllm"
-        )
-        await exchange.answer(200, {"object": "list", "data": [{**card, "permission": []} for card in cards]})
+        cards = [{**card, "permission": []} for card in self._cards("vllm")]
+        await exchange.answer(200, {"object": "list", "data": cards})
 
     async def _load(self, exchange: HttpExchange) -> None:
         await exchange.answer(200, {"server_load": len(self._engine.jobs)})

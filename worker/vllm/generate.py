@@ -10,7 +10,7 @@ import msgspec
 from worker.engine.engine import EngineJob, JobProgress
 from worker.engine.script import Fault
 from worker.http.exchange import HttpExchange, event
-from worker.http.jobs import Generating, answer_stream, answer_whole, run_to_end, until_left
+from worker.http.generate import Generating
 from worker.vllm.request import Rejected, VllmRequest, read_request
 from worker.vllm.wire import VllmWire
 
@@ -19,7 +19,7 @@ _FAILED = {"error": {"message": "the engine gave up", "type": "InternalServerErr
 
 
 class VllmGenerateHandler(Generating[VllmWire]):
-    """Runs the generations that a request asks for, until they end or the client leaves."""
+    """vLLM's two paths that generate."""
 
     async def __call__(self, exchange: HttpExchange) -> None:
         name = exchange.headers.get("x-request-id")
@@ -30,18 +30,18 @@ class VllmGenerateHandler(Generating[VllmWire]):
             return
         jobs, fault = self._start(exchange, msgspec.json.decode(exchange.raw), request.replies, request.from_text)
         answer = self._stream if request.stream else self._reply
-        await until_left(exchange, self._engine, jobs, answer(exchange, request, jobs, fault))
+        await self._until_left(exchange, jobs, answer(exchange, request, jobs, fault))
 
     async def _reply(
         self, exchange: HttpExchange, request: VllmRequest, jobs: list[EngineJob], fault: Fault | None
     ) -> None:
         if await self._failed(exchange, fault, stream=False):
             return
-        ends = await asyncio.gather(*[run_to_end(self._engine, job) for job in jobs])
+        ends = await asyncio.gather(*[self._run_to_end(job) for job in jobs])
         whole = self._wire.whole(request, jobs, ends)
         _spoil(whole, fault)
         content = msgspec.json.encode(whole)
-        await answer_whole(exchange, content, fault, self._reset)
+        await self._answer_whole(exchange, content, fault)
 
     async def _failed(self, exchange: HttpExchange, fault: Fault | None, *, stream: bool) -> bool:
         """Answer with an error, if the fault is one."""
@@ -70,7 +70,7 @@ class VllmGenerateHandler(Generating[VllmWire]):
         def usage() -> bytes:
             return event(self._wire.usage(request, jobs)) if request.usage and fault is None else b""
 
-        await answer_stream(exchange, self._engine, jobs, fault, self._reset, made, failed=_FAILED, last=usage)
+        await self._answer_stream(exchange, jobs, fault, made, failed=_FAILED, last=usage)
 
 
 def _spoil(payload: dict[str, Any], fault: Fault | None) -> None:
