@@ -1,4 +1,4 @@
-"""Refuses what the page of another site makes a browser send: a router without keys trusts all who reach it.
+"""Refuses requests that the page of another site makes a browser send: a router without keys trusts all who reach it.
 
 A page may post JSON to any address that its reader's machine reaches, as `text/plain` and so without asking that address. It
 cannot read the reply, but it could add a worker, pause the fleet, or generate. Browsers say where such a request comes from

@@ -79,6 +79,6 @@ def key_of(scope: Scope) -> bytes:
 
 
 def _advice(scope: Scope, right: Right) -> str:
-    """Return what to add to an error: a misspelt path needs an admin key, as does any path that is not known."""
+    """Return an advice to add to an error: a misspelt path needs an admin key, as does any path that is not known."""
     meant = meant_path(scope["path"]) if right is Right.ADMIN else None
     return "" if meant is None else f". Did you mean {meant}?"

@@ -25,7 +25,7 @@ class Right(enum.Enum):
     READ = "read"
     """To see the state of the fleet. Needs any key where there are keys."""
     ADMIN = "admin"
-    """To change the fleet, or to see what others do. Needs an admin key where there are admin keys."""
+    """To change the fleet, or to see other clients' requests. Needs an admin key where there are admin keys."""
 
 
 FREE = frozenset({"/liveness", "/readiness", "/health"})
@@ -126,7 +126,7 @@ def needed(method: str, path: str) -> Right:
     if path == "/sessions" or (path.startswith("/sessions/") and ".." not in path.split("/")):
         return Right.USE  # a tenant sees only its own sessions; without sessions, no worker knows the path
     if path == "/inspect" or path.startswith("/inspect/"):
-        # The page has no data in it. No worker is asked for what is not there (`ControlRoutes`).
+        # The page has no data in it. Where it is switched off, no worker is asked for it (`ControlRoutes`).
         return Right.USE if path.startswith("/inspect/api/") else Right.FREE
     if path.startswith("/v1/models/") and ".." not in path.split("/"):
         return Right.USE  # a name may have slashes in it

@@ -119,7 +119,7 @@ class KvWatch:
 
 
 class _Again(NamedTuple):
-    """When to ask a worker again, how long that is after the last question, and what became of that one."""
+    """When to ask a worker again, how long that is after the last question, and the error of that question."""
 
     at: float
     wait: float

@@ -30,7 +30,7 @@ def configure_logging(level: str, log_format: LogFormat = "text", process: int |
 
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""What ends a line, or is a command to a terminal. Paths and workers' replies may hold it."""
+"""Characters that end a line, or command a terminal. Paths and workers' replies may hold it."""
 
 
 class TextFormatter(logging.Formatter):

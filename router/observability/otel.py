@@ -101,7 +101,7 @@ class OtelSpan:
         if self._token is not None:
             context.detach(self._token)
         if error is not None:
-            # Not the message, which may quote what the client wrote.
+            # Not the message, which may quote the client's request.
             self.fail(type(error).__qualname__)
         self._span.end()
 

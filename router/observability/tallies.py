@@ -1,4 +1,4 @@
-"""Counters and histograms for what happens with every request: plain numbers, which become metrics when they are scraped.
+"""Counters and histograms for events of every request: plain numbers, which become metrics when they are scraped.
 
 prometheus_client's own ones take a lock, and walk all buckets, at each step. Here everything happens in one thread, the
 event loop's, scrapes included.
@@ -24,7 +24,7 @@ class CountTally(Collector):
     """Counts by the values of some labels.
 
     Attributes:
-        counts: what was counted. Callers add to it; a series exists from the first time on.
+        counts: the counts so far. Callers add to it; a series exists from the first time on.
     """
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str]) -> None:

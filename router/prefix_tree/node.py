@@ -28,7 +28,7 @@ class PrefixNode(msgspec.Struct, Generic[AnyStr], gc=False, eq=False):
     """A node; see the top of this file. The garbage collector does not track nodes: `detach` cuts the reference cycles.
 
     Attributes:
-        edge: what the node's key adds to its parent's; empty at the root only.
+        edge: the part of the node's key after its parent's key; empty at the root only.
         parent: None at the root, and for a node that has left the tree.
         end: the length of the node's key. It never changes: a split puts a new node above.
         tenants: tenant -> tick of its last access, in this order; empty at the root only.
@@ -85,7 +85,7 @@ def common_length(key: AnyStr, start: int, edge: AnyStr, page: int) -> int:
 
 
 class Holding(Generic[AnyStr]):
-    """What one tenant holds: its total size, and its least recently used leaf.
+    """The nodes that one tenant holds: their total size, and the least recently used leaf.
 
     The heap has an entry for every leaf of the tenant. An entry that is outdated, because the node was used again or is no
     longer held, is recognised when it comes up; all outdated entries are dropped whenever the heap has doubled. Entries of

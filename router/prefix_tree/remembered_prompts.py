@@ -1,4 +1,4 @@
-"""What a tree remembers of routed prompts: which workers have them, and where conversations stand.
+"""Routed prompts in a tree: which workers have them, and where conversations stand.
 
 A node at which a prompt ended is marked, and so is the node at which the known part of its reply ended. A conversation stands
 at a mark (`*` in the picture), and its next turn will begin with all of that, or with nearly all of it:
@@ -32,10 +32,10 @@ _MANY = 64
 
 
 class Known(NamedTuple):
-    """What is known of a prompt. Lengths are in units of the tree.
+    """The known part of a prompt. Lengths are in units of the tree.
 
     Attributes:
-        holders: the workers that have what tells workers apart; empty if nothing does.
+        holders: the workers that have the part which tells workers apart; empty if no part does.
         matched: the length of the known prefix.
         shared: the length of the prefix that most of the fleet has.
         marks: the marked nodes of the conversation that the prompt continues.
@@ -64,7 +64,7 @@ class RememberedPrompts(Generic[Key, AnyStr]):
         self._slip = slip * tree.width
 
     def known(self, descent: Descent[AnyStr], base: int, fleet: int) -> Known:
-        """Return what is known of a prompt. The answer is valid until something is learnt.
+        """Return the known part of a prompt. The answer is valid until something is learnt.
 
         Args:
             descent: the prompt's.

@@ -100,7 +100,7 @@ class PrefixTree(Generic[Key, AnyStr]):
 
     @property
     def size(self) -> int:
-        """The units that all tenants hold together: what several hold counts for each."""
+        """The units that all tenants hold together: a unit that several hold counts for each."""
         return self._size // self.width
 
     def match(self, key: Key) -> Match:
@@ -188,7 +188,7 @@ class PrefixTree(Generic[Key, AnyStr]):
         return decode(snapshot, self.kind, self.empty, self.page)
 
     def merge(self, snapshot: bytes) -> None:
-        """Add another tree. What a tenant holds in both gets the later of its two ticks.
+        """Add another tree. A node that a tenant holds in both gets the later of its two ticks.
 
         Raises:
             SnapshotError: as in `decode`. The tree is not changed then.
@@ -257,7 +257,7 @@ class PrefixTree(Generic[Key, AnyStr]):
     def _complete(
         self, above: PrefixNode[AnyStr], key: AnyStr, path: list[PrefixNode[AnyStr]], matched: int, cut: int
     ) -> list[PrefixNode[AnyStr]]:
-        """Extend what `_find` returned to the whole path of `key`, with a node at its end. New nodes have no tenants yet."""
+        """Extend the result of `_find` to the whole path of `key`, with a node at its end. New nodes have no tenants yet."""
         self._changes += 1
         if cut:
             path[-1] = path[-1].split(cut, self.page)

@@ -1,1 +1,1 @@
-"""Several routers behind one port of one machine (`--processes`): a parent starts and watches them, and joins what they say."""
+"""Several routers behind one port of one machine (`--processes`): a parent starts and watches them, and joins their answers."""

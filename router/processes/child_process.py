@@ -54,7 +54,7 @@ class LineWriter:
         self._rest: defaultdict[int, bytes] = defaultdict(bytes)
 
     def write(self, number: int, data: bytes) -> None:
-        """Take what a process has written, and write the lines that are complete."""
+        """Take the output of a process, and write the lines that are complete."""
         whole, newline, rest = (self._rest[number] + data).rpartition(b"\n")
         if len(rest) > LONGEST_LINE:
             whole, newline, rest = whole + newline + rest, b"\n", b""
@@ -63,7 +63,7 @@ class LineWriter:
             self._out(number, whole)
 
     def end(self, number: int) -> None:
-        """Write what is left of a process that has ended."""
+        """Write the rest of the output of a process that has ended."""
         if rest := self._rest.pop(number, b""):
             self._out(number, rest)
 
@@ -182,7 +182,7 @@ class ChildProcess:
         return not self._ended.done()
 
     def drain(self) -> None:
-        """Let the process finish what is in flight. A second call does nothing."""
+        """Let the process finish the requests in flight. A second call does nothing."""
         if not self._draining:
             self._draining = True
             self._signal(signal.SIGTERM)

@@ -62,11 +62,11 @@ class JointMetrics(Collector):
         self._told: dict[Key, float] = {}
 
     def heard(self, number: int, families: list[Family]) -> None:
-        """Note what a process has counted since it was started."""
+        """Note the counts of a process since it was started."""
         self._latest[number] = families
 
     def gone(self, number: int) -> None:
-        """Keep what a process had counted; its gauges mean nothing any more."""
+        """Keep the counts of a process that has ended; its gauges mean nothing any more."""
         counted = [family for family in self._latest.pop(number, ()) if family.kind != "gauge"]
         self._gone = _joined([self._gone, counted])
 

@@ -34,7 +34,7 @@ _KV_STATES = [state.value for state in KvState]
 """The worst one first."""
 
 _ALIKE = frozenset({"weight_version", "weight_versions", "records", "roots", "logs", "error"})
-"""What is the same for all processes: the fleet's versions, and the size of their store."""
+"""Fields that are the same for all processes: the fleet's versions, and the size of their store."""
 
 
 class OtherProcesses(Protocol):
@@ -55,7 +55,7 @@ class OtherProcesses(Protocol):
         """Return the metrics of all processes as Prometheus text; None if the parent does not answer."""
 
     async def look(self, path: str, query: bytes) -> list[QueryResult]:
-        """Return what the other processes answer to a GET; those that hang are left out."""
+        """Return the answers of the other processes to a GET, without processes that hang."""
 
 
 class ParentSilentError(RouterError):
@@ -90,7 +90,7 @@ class JointRoutes:
         return families_of(self._registry)
 
     async def look(self, path: str, query: bytes) -> tuple[int, bytes]:
-        """Answer another process. What it may see was decided there."""
+        """Answer another process, which has checked the rights of its caller."""
         record = RequestRecord("", "GET", path)
         scope: Scope = {
             **{"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "root_path": ""},

@@ -51,7 +51,7 @@ class Start(msgspec.Struct, tag=True):
 
 
 class Heartbeat(msgspec.Struct, tag=True):
-    """Report that you are there, and what you have counted."""
+    """Report that you are there, and your counts."""
 
 
 class HeartbeatReply(msgspec.Struct, tag=True):
@@ -61,7 +61,7 @@ class HeartbeatReply(msgspec.Struct, tag=True):
 
 
 class Scrape(msgspec.Struct, tag=True):
-    """What have all processes counted together?"""
+    """Report the counts of all processes together."""
 
 
 class Scraped(msgspec.Struct, tag=True):
@@ -71,7 +71,7 @@ class Scraped(msgspec.Struct, tag=True):
 
 
 class ProcessQuery(msgspec.Struct, tag=True):
-    """What do you answer to this GET? From a process to the parent: what do all the others answer?"""
+    """Answer this GET. From a process to the parent: let all the others answer it."""
 
     path: str
     query: bytes
@@ -86,7 +86,7 @@ class QueryResult(msgspec.Struct, tag=True):
 
 
 class QueryResults(msgspec.Struct, tag=True):
-    """The answers of those processes that answered in time."""
+    """The answers of the processes that answered in time."""
 
     answers: list[QueryResult]
 

@@ -13,12 +13,12 @@ Limit = TypeVar("Limit", int, "int | None")
 
 @dataclass(frozen=True)
 class Setup:
-    """What a process needs to begin; the parent pickles it and sends it first.
+    """The first thing that the parent sends to a process, pickled: it needs this to begin.
 
     Attributes:
         config: that of this process.
         number: of this process, from 1.
-        instance: the mark of probes, by which each of the processes knows those of the others.
+        instance: the mark of probes, by which each process knows the probes of the others.
         listener, board: inherited file descriptors, of the listening socket and of the `ConnectionBoard`.
     """
 

@@ -30,7 +30,7 @@ from router.serving.signals import is_hangup, stop_signals
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 2.0
-"""How long a process may take to answer what another one asks; without it the answer is that of the others."""
+"""How long a process may take to answer the query of another process; later, the joint answer does without it."""
 
 BEAT_SECONDS = 5.0
 """Longest time between two heartbeats, which is also how much a process may have counted that its death takes away."""
@@ -39,7 +39,7 @@ FEWEST_BEATS = 12
 """Least number of heartbeats in `--hang-timeout-secs`: a single late one is no reason to kill a process."""
 
 LATE_SECONDS = 30.0
-"""How long a process may take beyond `--shutdown-grace`, to write down what it has to."""
+"""How long a process may take beyond `--shutdown-grace`, to write its state down."""
 
 AT_ONCE_SECONDS = 5.0
 """How long a process may take to end after the second signal."""
@@ -79,7 +79,7 @@ def supervise(config: RouterConfig) -> int:
 
 
 class Supervisor:
-    """The processes, and what is to be done with them."""
+    """Starts, watches and drains the processes, and answers them."""
 
     def __init__(self, config: RouterConfig, configs: list[RouterConfig], listener: socket.socket) -> None:
         self._server = config.server
@@ -122,7 +122,7 @@ class Supervisor:
 
     async def _begin(self) -> int | None:
         """Start all processes. Return the exit code if one cannot start, or a signal comes; None if all serve."""
-        # The first one alone: what keeps it from starting keeps all of them, and is to be reported once.
+        # The first process starts alone: an error that keeps it from starting keeps all of them, and is to be reported once.
         for numbers in ([1], range(2, len(self._setups) + 1)):
             children = [await self._start(number) for number in numbers]
             for child in children:
@@ -155,7 +155,7 @@ class Supervisor:
     # Life -------------------------------------------------------------------------------------------------------------
 
     async def _keep_all(self) -> int:
-        """Start again what ends, until it is time to stop."""
+        """Start processes that end again, until it is time to stop."""
         keeping = [asyncio.create_task(self._keep(child)) for child in self._children.values()]
         await self._stopping.wait()
         self._listener.close()  # the processes close theirs
@@ -265,7 +265,7 @@ class Supervisor:
             logger.error("process %d (pid %d) did not finish what it had: %s", child.number, child.pid, _how(code))
         return 1 if failed else 0
 
-    # What processes ask for -------------------------------------------------------------------------------------------
+    # Queries of processes ---------------------------------------------------------------------------------------------
 
     async def _asked(self, child: ChildProcess, message: Message) -> Message | None:
         serving = [each for each in self._children.values() if each.serves]

@@ -69,7 +69,7 @@ class TooManyConnectionsError(RouterError):
 
 
 class Limits:
-    """What all connections of a server share: the limits, and the set of open connections.
+    """The limits of all connections of a server, and the set of open connections.
 
     Args:
         max_header_bytes: for a request's first line and headers together, and for its trailers.
@@ -139,7 +139,7 @@ class _Parser(httptools.HttpRequestParser):
 
 
 class _Reading(enum.Enum):
-    """What of a request has come.
+    """How much of a request has come.
 
     begin ---> head ---> body ---> pieces ---> begin
                  |         |                     ^
@@ -147,7 +147,7 @@ class _Reading(enum.Enum):
                  +--> body, or begin again: a head that is read a second time (`_Parser`)
     """
 
-    BEGIN = "begin"  # nothing; what comes next is a head
+    BEGIN = "begin"  # nothing; a head comes next
     HEAD = "head"  # some of its head
     BODY = "body"  # its head
     PIECES = "pieces"  # a piece of its body
@@ -180,7 +180,7 @@ class _ReplyTransport:
             self._transport.write(data)
 
     def end_reply(self) -> None:
-        """Note that what is written next is another reply."""
+        """Note that the next write begins another reply."""
         self._flush()
         self._head = None
 
@@ -345,7 +345,7 @@ class LimitedConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Note that a request is complete: what comes next is a head."""
+        """Note that a request is complete: a head comes next."""
         if self.head_without_offer is not None:
             return
         self._reading = _BEGIN

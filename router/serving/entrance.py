@@ -52,7 +52,7 @@ class Entrance:
     """Lets requests in, turns errors into JSON, keeps each request in `requests` while it lasts, and counts it.
 
     An error after the reply's head can no longer be answered. It is raised on into the server, which then breaks the
-    connection off: the client must not take what it has for a whole reply.
+    connection off: the client must not take a part of the reply for all of it.
 
     Attributes:
         fault: why the application could not start.
@@ -90,7 +90,7 @@ class Entrance:
         headers, request_id = _identified(scope["headers"])
         record = RequestRecord(request_id, scope["method"], scope["path"])
         scope = {**scope, "headers": headers, "state": first_state(scope, record)}
-        # Never reset: the request's task ends with it, and what the server logs about its end belongs to it, too.
+        # Never reset: the task ends with the request, and lines that the server logs about its end belong to the request, too.
         REQUEST_ID.set(request_id)
         client = served_client(scope)
         # Nearly all requests are here as a whole when their turn comes, and need no limit.

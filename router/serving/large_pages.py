@@ -18,7 +18,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 DELAY_SECONDS = 2.0
-"""What is loaded in a thread after the start, such as a chat template's engine, is there by then."""
+"""By then, threads have loaded the rest, such as a chat template's engine."""
 
 PAUSE_SECONDS = 0.002
 """Between two pages: while one is moved, the event loop may have to wait when it needs new memory."""
@@ -28,7 +28,7 @@ _COLLAPSE = 25
 
 
 def use_later() -> threading.Event:
-    """Move what is in memory some seconds from now, in a thread that ends when the returned event is set.
+    """Move the memory that is in use some seconds from now, in a thread that ends when the returned event is set.
 
     A system that has to make room for each page moves only some in a second, and the end of a process waits for them.
     """
@@ -68,7 +68,7 @@ _SHARED = re.compile(r"^Shared_\w+: +[1-9]", re.MULTILINE)
 
 
 def move(pages: Iterable[int], size: int, ended: threading.Event) -> int:
-    """Move what is at these addresses into large pages, and return how many there are now. Unused memory stays unused.
+    """Move the memory at these addresses into large pages, and return how many there are now. Unused memory stays unused.
 
     It goes on until `ended` is set.
     """

@@ -153,7 +153,7 @@ class SharedListener:
         self._resume()
 
     async def end(self) -> None:
-        """Accept what waits already, and then nothing more: close the socket.
+        """Accept the connections that wait already, and then no more: close the socket.
 
         Closing it resets what waits, though these clients are connected and may have sent their requests.
         """

@@ -131,7 +131,7 @@ def _limits(config: ServerConfig, on_count: Callable[[int], None] | None) -> Lim
 
 
 def _spare_the_collector() -> None:
-    """Exempt what is loaded now from garbage collection, and collect less often. A start may have switched it off.
+    """Exempt all present objects from garbage collection, and collect less often. A start may have switched it off.
 
     The collector walks all containers to find unreachable cycles. Here nearly all containers are libraries and remembered
     tokens: with the default thresholds it took a fifth of the CPU, and a third of the time of the slowest replies.
@@ -252,7 +252,7 @@ class _DrainingServer(uvicorn.Server):
         logger.info("stopped")
 
     async def _stop_now(self) -> None:
-        """End what is in flight, and release everything, in a moment. uvicorn leaves both to the end of the event loop."""
+        """End the requests in flight, and release everything, in a moment. uvicorn leaves both to the end of the event loop."""
         tasks = list(self.server_state.tasks)
         for task in tasks:
             task.cancel()

@@ -62,7 +62,7 @@ class Admission:
             raise BadRequestError(refused)
 
     async def examine(self, url: str) -> ProbeResult:
-        """Return what there is at a (normalized) URL. Raise BadRequestError if it is refused."""
+        """Ask the server at a (normalized) URL what it is. Raise BadRequestError if it is refused."""
         await self.check(url)
         try:
             async with patience(self._patience):
@@ -92,7 +92,7 @@ class Admission:
                 self.take_in(url, found)
 
     def take_in(self, url: str, found: ProbeResult) -> Worker:
-        """Register a worker of which this was found, and begin to probe it."""
+        """Register a worker that gave this answer, and begin to probe it."""
         worker = self._pool.add(url)
         # Another engine may have come in since the question. The health checks ask again, and then it is refused.
         found = replace(found, complaint=self._prober.checked(url, found).refusal or found.complaint)

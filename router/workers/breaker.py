@@ -96,7 +96,7 @@ class Breaker:
             self._open()
 
     def forget(self) -> None:
-        """Close and start counting from zero: another process is there now than the one that failed."""
+        """Close and start counting from zero: the process that failed is gone, and another one is there."""
         self._in_a_row = 0
         if self.state is not BreakerState.CLOSED:
             self._move_to(BreakerState.CLOSED)

@@ -43,7 +43,7 @@ class FleetEngine:
         self._on_speak(self.spoken)
 
     def checked(self, url: str, found: ProbeResult) -> ProbeResult:
-        """Return what was found at a URL, as a refusal if it runs another engine than the fleet."""
+        """Return the result of a probe, as a refusal if the worker runs another engine than the fleet."""
         if found.engine is None or found.refusal is not None:
             return found
         if self._asked not in (AUTO, found.engine):
@@ -62,7 +62,7 @@ class FleetEngine:
 
 
 def known_worker(pool: WorkerPool, url: str) -> KnownWorker:
-    """Return what an adapter knows about the worker at a URL."""
+    """Return the facts about the worker at a URL that an adapter needs."""
     try:
         worker = pool.get(url)
     except NotFoundError:

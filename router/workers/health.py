@@ -111,7 +111,7 @@ class HealthChecks:
             self._pool.probed(worker, found.complaint, found.version, absent=found.absent)
 
     async def _check(self, worker: Worker) -> None:
-        """Ask a worker what the middlewares want to know of it, and log what is wrong."""
+        """Ask a worker the questions of the middlewares, and log the faults that they find."""
         warnings = [await self._warning(worker, check) for check in self._worker_checks]
         before, worker.warning = worker.warning, "; ".join(filter(None, warnings)) or None
         if worker.warning not in (None, before):

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class FleetMembership:
-    """The pool of this router, kept equal to those of the others."""
+    """Keeps the pool of this router equal to the pools of the others."""
 
     def __init__(self, pool: WorkerPool, admission: Admission, peers: Peers, names: WorkerNames | None = None) -> None:
         """`names`: knows other names of a worker; by default each URL is another worker."""
@@ -36,7 +36,7 @@ class FleetMembership:
         peers.log.hear(WorkerRemoved, self._removed)
 
     async def begin(self, urls: Sequence[str]) -> None:
-        """Take in the workers of the command line (normalized), and those that calls to any router have added."""
+        """Take in the workers of the command line (normalized), and the workers that calls to any router have added."""
         told = self.peers.log.state.workers
         for url in urls:
             if told.get(url) is False:

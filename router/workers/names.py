@@ -31,7 +31,7 @@ Describe = Callable[[str], Awaitable[bytes | ProbeResult | None]]
 
 
 class _Described(msgspec.Struct):
-    """What tells a process of SGLang from another one: it draws a seed when it starts, unless it is given one."""
+    """Facts that tell a process of SGLang from another one: it draws a seed when it starts, unless it is given one."""
 
     model_path: str | None = None
     port: int | None = None
@@ -42,12 +42,12 @@ class WorkerNames:
     """Knows the addresses of the URLs that it was asked about. All URLs are normalized."""
 
     def __init__(self, describe: Describe) -> None:
-        """`describe`: returns what the worker at a URL says of itself."""
+        """`describe`: returns the description that the worker at a URL gives of itself."""
         self._describe = describe
         self._addresses: dict[str, frozenset[str]] = {}
 
     async def known_as(self, url: str, workers: Iterable[str]) -> str:
-        """Return by which URL of `workers` the worker at this URL is known; its own URL if by none."""
+        """Return the URL of `workers` that leads to the worker at this URL; its own URL if none does."""
         others = [other for other in workers if _door(other) == _door(url)]
         if url in others or not others:
             return url
@@ -55,7 +55,7 @@ class WorkerNames:
         return await self._among(url, others)
 
     async def distinct(self, urls: Iterable[str]) -> dict[str, str]:
-        """Return by which of these URLs each of them is known: the first one that leads to the same worker."""
+        """Map each of these URLs to the first of them that leads to the same worker."""
         found: dict[str, str] = dict.fromkeys(urls, "")
         await asyncio.gather(*map(self._look_up, found))
         for url in found:

@@ -15,14 +15,14 @@ from router.workers.worker import Worker
 
 
 class RouteQuery(msgspec.Struct, frozen=True):
-    """What the router knows of a request when it chooses a worker. Every field but `tenant` may be None.
+    """A request as the router knows it when it chooses a worker. Every field but `tenant` may be None.
 
     Attributes:
         text: the prompt, if it came as text.
         token_ids: the prompt's token ids, if they are known.
         routing_key: the key that the client or a middleware gave.
         target_worker: the URL or id of the worker that the client prefers.
-        tenant: who sends the request. What a policy remembers of one tenant never influences a decision for another.
+        tenant: who sends the request. A policy's memory of one tenant never influences a decision for another.
     """
 
     text: str | None = None

@@ -43,7 +43,7 @@ class Lease:
     def __init__(
         self, pool: WorkerPool, worker: Worker, query: RouteQuery, reason: str, *, trial: bool = False
     ) -> None:
-        """`reason` is one of those that `WorkerPool.lease` lists; `trial` says that the breaker waits for the release."""
+        """`WorkerPool.lease` lists the possible `reason`; `trial` says that the breaker waits for the release."""
         self.worker = worker
         self._query = query
         self.reason = reason
@@ -162,7 +162,7 @@ class WorkerPool:
         return self._routable
 
     def introduced(self, worker: Worker, found: ProbeResult) -> None:
-        """Note what a worker said about its engine, if it did."""
+        """Note the engine of a worker, if it has introduced itself."""
         if found.engine is not None:
             worker.engine, worker.abilities = found.engine, found.abilities
             worker.stranger = False
@@ -205,7 +205,7 @@ class WorkerPool:
         self._room()
 
     def does_not_generate(self, worker: Worker) -> None:
-        """Note that what answers there is no engine, or has no path to generate: it is asked again what it is."""
+        """Note that the server there is no engine, or has no path to generate: the health checks ask it again what it is."""
         worker.stranger = True
 
     def may_have_restarted(self, worker: Worker) -> None:
@@ -223,7 +223,7 @@ class WorkerPool:
         yet is tried.
 
         Args:
-            query: what the policy knows of the request.
+            query: the request as the policy knows it.
             exclude: ids of workers that must not get it.
             limited: whether the limits on requests in flight apply.
 
@@ -258,7 +258,7 @@ class WorkerPool:
         return Lease(self, worker, query, reason, trial=trial)
 
     def may_take(self, pinned_worker: Worker) -> bool:
-        """Return whether what waits for a pinned worker may be leased now: it has room, or others serve its keys now."""
+        """Return whether requests that wait for a pinned worker may be leased: it has room, or others serve its keys now."""
         return (
             not pinned_worker.routable or self._max_per_worker is None or pinned_worker.inflight < self._max_per_worker
         )

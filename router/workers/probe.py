@@ -44,10 +44,10 @@ _SIGNS = frozenset(
         "skip_tokenizer_init disaggregation_mode is_embedding encoder_only internal_states vllm_config"
     ).split()
 )
-"""What an engine says about itself. One of these is enough: versions and engines differ."""
+"""Fields in an engine's description of itself. One of these is enough: versions and engines differ."""
 
 _REPLY = frozenset({"text", "output_ids", "meta_info"})
-"""What a reply to `/generate` has."""
+"""The fields of a reply to `/generate`."""
 
 _REFUSAL = frozenset({"error", "detail", "message"})
 """Where an engine, or its web framework, says why it refuses a request to generate."""
@@ -73,7 +73,7 @@ class _NoSuchPath(msgspec.Struct, frozen=True):
 
 
 class _Description(msgspec.Struct):
-    """What SGLang says about itself (`/server_info`, `/model_info`)."""
+    """SGLang's description of itself (`/server_info`, `/model_info`)."""
 
     skip_tokenizer_init: bool = False
     disaggregation_mode: str | None = None
@@ -113,8 +113,8 @@ class Prober:
         Args:
             seconds: the time limit of a probe.
             headers: are added to each of its requests.
-            engines: those that a worker may run beside the native one.
-            checked: makes a refusal of a finding at a URL, if its engine cannot be in this fleet.
+            engines: the engines that a worker may run beside the native one.
+            checked: makes a refusal of a result at a URL, if its engine cannot be in this fleet.
         """
         self.checked = checked
         self._engines = tuple(engines)
@@ -126,14 +126,14 @@ class Prober:
         self._mute: set[str] = set()  # URLs of engines that do not describe themselves
 
     async def introduction(self, url: str) -> ProbeResult:
-        """Ask a new worker what it is. The finding is a refusal if it is not an engine, or one of another kind or of no use."""
+        """Ask a new worker what it is. The result is a refusal unless it is an engine of use in this fleet."""
         engine, found = await self._recognised(url)
         if engine is not None:
             return self.checked(url, await self._introduced(url, engine))
         return self.checked(url, await self._native_introduction(url, found))
 
     async def _recognised(self, url: str) -> tuple[Engine | None, bytes | _NoSuchPath | ProbeResult]:
-        """Return the engine of a worker (None for the native one, or none at all), and what the worker said.
+        """Return the engine of a worker (None for the native engine, or for none), and the description that the worker gave.
 
         Marks are asked for only where the description is late (a vLLM in development mode takes seconds), or says nothing.
         """
@@ -189,7 +189,7 @@ class Prober:
         return ProbeResult(version=_decoded(model).weight_version, engine=SGLANG.name)
 
     async def description(self, url: str, paths: Sequence[str]) -> bytes | ProbeResult | None:
-        """Return what a worker says (a JSON object) at the first of these paths that it has.
+        """Return the JSON object that a worker has at the first of these paths that it knows.
 
         None: it has none of them. A `ProbeResult`: it did not answer, or not to us.
         """
@@ -197,7 +197,7 @@ class Prober:
         return None if isinstance(found, _NoSuchPath) else found
 
     async def answer(self, url: str, call: EngineCall) -> bytes | None:
-        """Return what a worker answers (status 200) to a JSON call, or None."""
+        """Return the answer of a worker (status 200) to a JSON call, or None."""
         try:
             async with patience(self._seconds):
                 status, body = await self._fetch(call.method, url + call.target, call.body)
@@ -244,7 +244,7 @@ class Prober:
     async def _ask(
         self, url: str, paths: Sequence[str], is_answer: Callable[[bytes], bool], *, known: bool = True
     ) -> bytes | _NoSuchPath | ProbeResult:
-        """Return the first body that is an answer (status 200), or what there was instead.
+        """Return the first body that is an answer (status 200), or the reason why there is none.
 
         A `known` engine is well where it turns others away; a new one has to show that it is an engine, later if need be.
         """
@@ -282,7 +282,7 @@ class Prober:
 
 
 def for_now(found: ProbeResult) -> ProbeResult:
-    """Return what was found at the URL of a worker that stays: no engine there is a complaint, for one may come."""
+    """Return the result for a worker that stays: no engine at its URL is a complaint, because one may come."""
     return replace(found, complaint=found.refusal, refusal=None) if found.stranger else found
 
 
@@ -314,7 +314,7 @@ def _is_object(body: bytes) -> bool:
 
 
 def _has_signs(body: bytes) -> bool:
-    """Return whether a JSON object says what an engine says about itself, or lists models as an engine does."""
+    """Return whether a JSON object describes an engine, or lists models as an engine does."""
     try:
         said = msgspec.json.decode(body)
     except JSON_ERRORS:
@@ -348,7 +348,7 @@ def _is_no_page(body: bytes) -> bool:
 
 
 def _decoded(body: bytes) -> _Description:
-    """Return what is known of a description by SGLang; a ping's body is empty."""
+    """Return the known fields of a description by SGLang; a ping's body is empty."""
     try:
         return msgspec.json.decode(body, type=_Description)
     except JSON_ERRORS:

@@ -103,7 +103,7 @@ class RequestQueue:
 
         Args:
             key: the line to wait in.
-            query: what the policy knows of the request.
+            query: the request as the policy knows it.
             exclude: ids of workers that must not get it.
             again: whether a worker had it before and failed: it goes to the head of its line, even if the queue is full.
             waiting: the caller that waits.
@@ -196,7 +196,7 @@ class RequestQueue:
                 self._to_the_end(line, None)
 
     def _next(self, full: AbstractSet[Worker | None]) -> _Line | None:
-        """Return the line whose turn it is, of those that do not wait for a worker without room. `full`: who was found full."""
+        """Return the line whose turn it is, of the lines that wait for a worker with room. `full`: workers that were full."""
         found = None
         for pinned_worker, lines in self._by_pinned.items():
             if pinned_worker not in full and (pinned_worker is None or self._pool.may_take(pinned_worker)):
@@ -205,7 +205,7 @@ class RequestQueue:
         return found
 
     def _to_the_end(self, line: _Line, pinned_worker: Worker | None) -> None:
-        """Give a line the last turn of those that wait for `pinned_worker`."""
+        """Give a line the last turn of the lines that wait for `pinned_worker`."""
         self._take_out(line)
         line.pinned_worker, line.turn = pinned_worker, next(self._turns)
         self._by_pinned.setdefault(pinned_worker, OrderedDict())[line.key] = line

@@ -45,7 +45,7 @@ TRANSITIONS: Mapping[WorkerState, frozenset[WorkerState]] = {
 
 
 class Contact(enum.Enum):
-    """What the last probes show of the process at a worker's address."""
+    """Whether there is a process at a worker's address, and the same as before."""
 
     THERE = "there"
     ABSENT = "absent"  # the last probe found no connection
@@ -79,14 +79,14 @@ class ProbeResult(msgspec.Struct, frozen=True):
     """The result of a probe.
 
     Attributes:
-        complaint: what is wrong with the worker for now; None if it is well.
+        complaint: why the worker is not well for now; None if it is.
         refusal: why it can never be used; None if it can.
         version: its weight version, if it reported one.
         absent: whether there was no connection.
         silent: whether there was no answer in time.
         stranger: whether a server answered that is no engine. There may be one later: the complaint or refusal is not for ever.
         engine: the name of its engine; None if it did not introduce itself.
-        abilities: what its engine's adapter may use (`router/engines/engine.py`).
+        abilities: the features that its engine's adapter may use (`router/engines/engine.py`).
     """
 
     complaint: str | None = None
@@ -106,7 +106,7 @@ class WorkerCheck(msgspec.Struct, frozen=True):
 
     Attributes:
         call: is sent to a worker once it is healthy, and again after it may have been restarted.
-        judge: returns what is wrong with a worker that gives this answer (status 200), or None. It is not called for other
+        judge: returns a fault of a worker that gives this answer (status 200), or None. It is not called for other
             answers: not every version of an engine has every path.
     """
 
@@ -123,10 +123,10 @@ class Worker:
         doubts: how often it may have been restarted, which made its version unknown.
         breaker: its circuit breaker.
         complaint: why its last probe was bad; None after a good one.
-        outdated: whether its weights differ from those that the fleet should have.
+        outdated: whether its weights differ from the weights that the fleet should have.
         engine: the name of its engine; None until it has introduced itself.
-        abilities: what its engine's adapter may use.
-        warning: what a `WorkerCheck` found wrong with it.
+        abilities: the features that its engine's adapter may use.
+        warning: the faults that the `WorkerCheck`s found.
         kv_events: how far this router is with its KV cache events; None without `--kv-events`.
         stranger: whether something answers there, and not as its engine does: there may be another engine by now, or none.
     """
@@ -188,7 +188,7 @@ class Worker:
 
     @property
     def was_away(self) -> bool:
-        """Whether its last probe found no process: what comes back is another process, perhaps with other flags."""
+        """Whether its last probe found no process. If one comes back, it is another process, perhaps with other flags."""
         return self._contact is Contact.ABSENT
 
     @property
