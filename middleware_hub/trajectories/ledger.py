@@ -307,10 +307,6 @@ class Ledger:
         """Return the claim of this id; None if it is unknown, or ended long ago."""
         return self._claims.get(name)
 
-    def samples(self, group: SampleGroup) -> list[GroupSample]:
-        """Return all samples of a group that are not done, the sealed ones first."""
-        return list(group.samples())
-
     def reply(self, request_id: str, group: str | None = None) -> Member | None:
         """Return the newest reply of this name, of any group or of this one."""
         for name in names_of(request_id):

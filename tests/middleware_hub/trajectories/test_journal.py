@@ -70,7 +70,7 @@ async def told(one: StoreJournal, *events: AnyEvent) -> None:
 
 async def take(one: StoreJournal, group: str, claim: str) -> None:
     """Claim and acknowledge the only sample of a group."""
-    (sample,) = one.ledger.samples(one.ledger.groups[group])
+    (sample,) = list(one.ledger.groups[group].samples())
     taken = (sample.taking(),)
     await told(one, Claimed(claim=claim, samples=taken, time=0.0), Acknowledged(claim=claim, time=0.0))
 

@@ -121,7 +121,7 @@ def test_others_have_turns_while_many_samples_are_dropped() -> None:
 @pytest.mark.parametrize("turns_before", [1, STEPS // 2])
 def test_an_event_is_applied_whole_although_its_request_ends(turns_before: int) -> None:
     journal = filled(1)
-    samples = tuple(one.taking() for one in journal.ledger.samples(journal.ledger.groups["g0"]))
+    samples = tuple(one.taking() for one in list(journal.ledger.groups["g0"].samples()))
     event: AnyEvent = Claimed(claim="c", samples=samples, time=0.0)
 
     async def work() -> None:

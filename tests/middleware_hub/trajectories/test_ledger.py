@@ -38,7 +38,7 @@ def test_a_sample_that_is_done_is_not_taken_over(meanwhile: AnyEvent) -> None:
     ledger = Ledger()
     for number, event in enumerate((sampled(1), sampled(2)), 1):
         ledger.apply(number, event)
-    one = ledger.samples(ledger.groups["g"])[0]
+    one = next(ledger.groups["g"].samples())
     ledger.apply(3, Claimed(claim="first", samples=(one.taking(),), time=0.0))
     (late,) = (held.taking() for held in ledger.claim("first").held.values())  # type: ignore[union-attr]
     ledger.apply(4, meanwhile)
@@ -59,7 +59,7 @@ def test_what_was_trained_is_not_given_again_where_its_beginning_was_trimmed(tak
     whole, late = Ledger(), Ledger()
     for number, event in enumerate(events, 1):
         whole.apply(number, event)
-    (sample,) = whole.samples(whole.groups["g"])
+    (sample,) = whole.groups["g"].samples()
     for claim in ("c", "d")[: 1 + taken_over]:
         events.append(Claimed(claim=claim, samples=(sample.taking(),), time=0.0))
         whole.apply(len(events), events[-1])
@@ -84,7 +84,7 @@ def test_nothing_of_a_group_stays(end: str) -> None:
     for number in (1, 2):
         ledger.apply(number, structs.replace(sampled(number), lora=name))
     del name
-    samples = ledger.samples(ledger.groups["g"])
+    samples = list(ledger.groups["g"].samples())
     if end in ("acknowledged", "held"):
         ledger.apply(3, Claimed(claim="c", samples=tuple(one.taking() for one in samples), time=0.0))
     if end == "acknowledged":
@@ -146,7 +146,7 @@ def test_a_reward_ends_a_reply_but_no_session() -> None:
     ledger = ledger_of(structs.replace(sampled(1), ended=False), joined)
     for number, member in enumerate((ledger.reply("n"), ledger.session("s")), 3):
         ledger.apply(number, rewarded(member))
-    assert {one.members[0].session: one.complete for one in ledger.samples(ledger.groups["g"])} == {
+    assert {one.members[0].session: one.complete for one in ledger.groups["g"].samples()} == {
         None: True,
         "s": False,
     }
@@ -155,7 +155,7 @@ def test_a_reward_ends_a_reply_but_no_session() -> None:
 def test_a_reward_that_came_after_the_lease_takes_the_sample_from_its_claim() -> None:
     """The trainer knows nothing of it."""
     ledger = ledger_of(sampled(1))
-    (sample,) = ledger.samples(ledger.groups["g"])
+    (sample,) = ledger.groups["g"].samples()
     ledger.apply(2, Claimed(claim="c", samples=(sample.taking(),), time=0.0))
     ledger.apply(3, rewarded(ledger.reply("n")))
     claim = ledger.claim("c")
@@ -171,7 +171,7 @@ def test_a_settled_reply_is_remembered_for_a_while_and_needs_no_event() -> None:
     assert ledger.needed == 1
     ledger.apply(2, rewarded(ledger.reply("n")))
     assert ledger.standing("n") == ("g", 1.0)
-    (sample,) = ledger.samples(ledger.groups["g"])
+    (sample,) = ledger.groups["g"].samples()
     ledger.apply(3, dropping(sample.members, "dropped", 0.0))
     assert ledger.reply("n") is None
     assert ledger.standing("n") == ("g", 1.0)

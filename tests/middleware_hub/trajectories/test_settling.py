@@ -90,7 +90,7 @@ class Routers:
     async def claim(self, number: int, name: str | None = None) -> float | None:
         """Claim a group, whether or not its lease is over; return the reward that its sample is handed out with."""
         await self.there.read_on()
-        (sample,) = self.there.ledger.samples(self.there.ledger.groups[f"g{number}"])
+        (sample,) = list(self.there.ledger.groups[f"g{number}"].samples())
         name = name or f"c{number}"
         await self.append(Claimed(claim=name, samples=(sample.taking(),), time=0.0))
         claim = self.there.ledger.claim(name)
