@@ -79,7 +79,6 @@ def strict(message: Message, _: CallIds = (), /) -> bytes:
 
 
 def call_ids(message: Message) -> CallIds:
-    """Return the ids of a message's calls."""
     return [call.get("id") for call in message.get("tool_calls") or ()]
 
 

@@ -71,7 +71,6 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
 
     def as_openai(self) -> dict[str, Any]:
-        """Return the entry of `tool_calls` in an assistant's message."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 

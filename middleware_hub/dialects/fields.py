@@ -96,7 +96,6 @@ class Fields:
         return key in self._left
 
     def present(self, keys: Iterable[str]) -> list[str]:
-        """Return the `keys` that are there."""
         return [key for key in keys if key in self._left]
 
     def take(self, key: str, kind: Kind[T]) -> T | None:
@@ -116,7 +115,6 @@ class Fields:
         return self._left.get(key)
 
     def need(self, key: str, kind: Kind[T]) -> T:
-        """Take a required field."""
         value = self.take(key, kind)
         if value is None:
             raise BadRequestError(f"`{key}` is missing: it must be {kind.expected}", param=key)
@@ -130,7 +128,6 @@ class Fields:
         return value
 
     def left(self) -> list[str]:
-        """Return the names of the fields that have not been taken, sorted."""
         return sorted(self._left)
 
     def drop(self, keys: Iterable[str]) -> None:

@@ -108,7 +108,6 @@ def whole_request(
 
 
 def assistant_message(content: str, reasoning: str = "", calls: Sequence[dict[str, Any]] = ()) -> Message:
-    """Return a message of the model's."""
     message: Message = {"role": "assistant", "content": content or (None if calls else "")}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -118,7 +117,6 @@ def assistant_message(content: str, reasoning: str = "", calls: Sequence[dict[st
 
 
 def tool_call(call_id: str | None, name: str, arguments: dict[str, Any] | str) -> dict[str, Any]:
-    """Return one entry of `tool_calls`."""
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"id": call_id, **call} if call_id else call
 

@@ -101,7 +101,6 @@ def _is_id(key: str) -> bool:
 
 
 def sampling_names() -> list[str]:
-    """Return the names of the fields that `read_sampling` reads."""
     return [*_PARAMETERS, "stop", "stop_regex", "response_format"]
 
 

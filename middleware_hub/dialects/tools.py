@@ -223,7 +223,6 @@ def _allowed_tools(
 
 
 def check_name(place: str, name: Any) -> str:
-    """Return the name of a tool. Raises BadRequestError."""
     if not isinstance(name, str) or not name:
         raise wrong(place, name, "the tool's name")
     return name

@@ -106,7 +106,6 @@ class TextReader:
         return False
 
     def white(self) -> Reading[str]:
-        """Read white space, if there is any."""
         pieces = []
         while True:
             found = _WHITE.match(self.text, self.at)

@@ -36,11 +36,9 @@ class ReplyParser:
         return self._calls.needs_special or self._reasoning.needs_special
 
     def feed(self, text: str) -> list[Sampled]:
-        """Return the pieces that are certain by now, in order."""
         return self._read(self._reasoning.feed(text))
 
     def finish(self) -> list[Sampled]:
-        """Return the rest at the end of the text."""
         found = self._read(self._reasoning.finish())
         return found + self._unclosed.finish() + self._calls.finish()
 

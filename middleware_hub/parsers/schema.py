@@ -74,7 +74,6 @@ def spell_arguments(values: Mapping[str, str]) -> str:
 
 
 def spell_string(text: str) -> str:
-    """Return the JSON text of a string."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -121,7 +121,6 @@ class ChatTemplate:
 
     @property
     def wants_short_ids(self) -> bool:
-        """Return whether the ids of calls must be nine letters and digits."""
         return self._renderer.wants_short_ids
 
     def reads(self, messages: Iterable[Message]) -> bool:

@@ -316,7 +316,6 @@ class _Dataflow:
 
     @staticmethod
     def number(node: nodes.Node) -> int | None:
-        """Return an integer literal, or None."""
         try:
             value = node.as_const() if isinstance(node, nodes.Expr) else None
         except nodes.Impossible:

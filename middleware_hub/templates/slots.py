@@ -347,7 +347,6 @@ def _require(holds: bool) -> None:
 
 
 def _string(node: nodes.Node) -> str | None:
-    """Return the text of a literal; None for anything else."""
     return node.value if isinstance(node, nodes.Const) and isinstance(node.value, str) else None
 
 

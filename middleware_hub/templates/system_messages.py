@@ -250,7 +250,6 @@ def _said(message: Message) -> str:
 
 
 def _joined(messages: Messages) -> Message:
-    """Return several system messages as one."""
     if len(messages) == 1:
         return messages[0]
     return {**messages[0], "content": BETWEEN.join(filter(None, map(_said, messages)))}

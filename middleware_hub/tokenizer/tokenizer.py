@@ -197,7 +197,6 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """See `settings.fingerprint`."""
         return fingerprint(read_settings(self._start.to_str()))
 
     @cached_property

@@ -330,7 +330,6 @@ LARGEST = 2**31 - 1
 
 
 def check_ids(vocabulary: Vocabulary, ids: list[int], name: str = "input_ids") -> None:
-    """Raise BadRequestError for an id outside of the vocabulary."""
     _check(ids, vocabulary.size, vocabulary.size, name)
 
 

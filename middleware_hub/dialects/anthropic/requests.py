@@ -308,7 +308,6 @@ def _tools(fields: Fields) -> OfferedTools:
 
 
 def _offer(offered: OfferedTools, place: str, tool: dict[str, Any]) -> None:
-    """Add a tool. Raises BadRequestError."""
     kind, schema, description = tool.get("type"), tool.get("input_schema"), tool.get("description")
     if kind is not None and kind != CUSTOM:
         if not isinstance(kind, str):

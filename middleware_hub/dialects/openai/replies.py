@@ -107,8 +107,7 @@ class OpenAIStream:
         return b"data: " + _encode(error_body(error)) + b"\n\n"
 
     def ping(self) -> bytes:
-        """Return a comment, which every reader of server-sent events skips."""
-        return b": ping\n\n"
+        return b": ping\n\n"  # a comment, which every reader of server-sent events skips
 
     def _chunk(
         self,

@@ -228,7 +228,6 @@ def _tools(fields: Fields) -> OfferedTools:
 
 
 def _offer(offered: OfferedTools, place: str, tool: dict[str, Any]) -> None:
-    """Add a tool. Raises BadRequestError."""
     if tool.get("type") != CUSTOM:
         offered.add(place, tool)
         return

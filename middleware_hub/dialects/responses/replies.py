@@ -47,7 +47,6 @@ _encode = msgspec.json.encode
 
 
 def whole(request: ChatRequest, head: ReplyHead, answers: Sequence[Answer]) -> bytes:
-    """Return a response. This dialect has one sample only."""
     answer = answers[0]
     status = _status(answer)
     said = answer.said or [Text("")]
@@ -146,8 +145,7 @@ class ResponsesStream:
         return self._event("error", **shown, error=found)
 
     def ping(self) -> bytes:
-        """Return a comment, which every reader of server-sent events skips."""
-        return b": ping\n\n"
+        return b": ping\n\n"  # a comment, which every reader of server-sent events skips
 
     def _event(self, kind: str, **data: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._events, **data}
@@ -160,7 +158,6 @@ class ResponsesStream:
 
     @property
     def _place(self) -> dict[str, Any]:
-        """The place of the open item's only part."""
         return {**self._at, "item_id": self._item_id, "content_index": 0}
 
     def _opened(self, kind: type[Text | Reasoning]) -> bytes:
@@ -176,7 +173,6 @@ class ResponsesStream:
         return closed + added + self._event("response.content_part.added", **self._place, part=part)
 
     def _closed(self, status: str = "completed") -> bytes:
-        """Close the open item, if there is one."""
         kind = self._open
         if kind is None:
             return b""

@@ -265,7 +265,6 @@ class _Turn:
 
 
 def content_text(message: Message) -> str:
-    """Return the text of a message of the model's."""
     content = message.get("content")
     return content if isinstance(content, str) else ""
 

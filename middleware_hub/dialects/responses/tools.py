@@ -74,7 +74,6 @@ def _listed(value: Any) -> list[str]:
 
 
 def _only(arguments: dict[str, Any], kinds: dict[str, type]) -> dict[str, Any]:
-    """Return the arguments that have their types."""
     return {key: arguments[key] for key, kind in kinds.items() if type(arguments.get(key)) is kind}
 
 
