@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 class RouterApp(Entrance):
-    """The ASGI application: its entrance, and what a server and tests need of it."""
+    """The ASGI application: its entrance, and handles for a server and for tests."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ def create_app(
     Args:
         config: all of it.
         tracer: replaces the one that the configuration asks for. It ends with the application.
-        shared: what the middlewares share, by its type; given where several routers of one process share it, too.
+        shared: objects that the middlewares share, by type; given where several routers of one process share them, too.
         others: the other processes, where this is one of several (`--processes`).
     """
     keys = ApiKeys(config.server.api_keys, config.server.admin_keys)

@@ -76,7 +76,7 @@ class _OnOff(argparse.Action):
 
 
 def parser() -> FlagParser:
-    """Return the parser. What it parses holds only the flags that were given; the configuration has the defaults."""
+    """Return the parser. Its result has only the flags that were given; the configuration has the defaults."""
     parser = FlagParser(
         prog="tito-router",
         description="Text in, exact tokens out: a router in front of SGLang workers.",
@@ -189,7 +189,7 @@ def _chosen_parameters(policy: str, given: Mapping[str, Any]) -> PolicyParameter
 
 
 def _made(config: Any, given: Mapping[str, Any], path: str = "", **values: Any) -> Any:
-    """Return a configuration of `values`, and of what was given for its other fields: `path` and a name say which."""
+    """Return a configuration of `values`, and of the flags given for its other fields, by `path` and name."""
     kinds = get_type_hints(config)
     for field in fields(config):
         dest = path + field.name
@@ -216,7 +216,7 @@ def store_address(given: str) -> str:
 
 
 def _keys(flag: str, given: Sequence[str]) -> tuple[str, ...]:
-    """Return the keys of a flag, and those in files it names, one per line."""
+    """Return the keys of a flag, and the keys in files that it names, one per line."""
     keys: list[str] = []
     for value in given:
         found = _lines(flag, value) if value.startswith("@") else [value]

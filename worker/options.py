@@ -17,7 +17,7 @@ Interface = Literal["sglang", "vllm"]
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker is set up with. The defaults are those of a test."""
+    """The settings of a worker. The defaults are for tests."""
 
     interface: Interface = "sglang"
     scale_out: bool = True  # vLLM's --enable-scale-out
@@ -28,7 +28,7 @@ class WorkerOptions:
     port: int = 0  # 0 takes a free one
     stream_style: StreamStyle = "cumulative"
     stream_interval: int = 1  # tokens per event
-    seed: int = 0  # of what is sampled; the k-th sample of a worker is the same in every run
+    seed: int = 0  # of sampling; the k-th sample of a worker is the same in every run
     eos_share: float = 0.0  # of noise: the probability of the EOS at each place
     sample_from: tuple[int, ...] | None = None  # of noise: the ids to sample from
     weight_version: str = "default"  # the first one

@@ -68,7 +68,7 @@ class EmbeddedWorker:
     Attributes:
         log: a record of each generation.
         calls: a record of each other request.
-        out_of_range: what was wrong with requests outside of the valid range. A router must send none.
+        out_of_range: the faults of requests outside of the valid range. A router must send no such request.
         wire: `stream_style` and `version_spans` can be changed while it serves.
         control: `unhealthy` and `adapters` can be changed while it serves.
     """
@@ -154,7 +154,7 @@ class EmbeddedWorker:
 
     @property
     def jobs(self) -> dict[str, EngineJob]:
-        """What is in flight, by request id. It changes under the reader, unless all of it is held."""
+        """The jobs in flight, by request id. The map changes under the reader, unless all jobs are held."""
         return dict(self._engine.jobs)
 
     @property
@@ -164,7 +164,7 @@ class EmbeddedWorker:
 
     @property
     def received(self) -> int:
-        """How many requests to generate have arrived, also those that were refused."""
+        """The number of requests to generate that have arrived, including refused ones."""
         return self._journal.received
 
     @property
@@ -175,7 +175,7 @@ class EmbeddedWorker:
         """Change the weights under the running samples, without a request."""
         self._engine_call(lambda: setattr(self._engine, "weight_version", version))
 
-    # -- what it samples -----------------------------------------------------------------------------------------------
+    # -- sampling ------------------------------------------------------------------------------------------------------
 
     def script(
         self,
@@ -193,9 +193,9 @@ class EmbeddedWorker:
         `sampling_params.custom_params["script"]`, which wins over the queue. A pool ignores scripts.
 
         Args:
-            ids: what is sampled first.
+            ids: the first sampled tokens.
             text: in place of ids: the worker's tokenizer encodes it, without special tokens.
-            finish: how the reply ends; None goes on with what the source samples.
+            finish: how the reply ends; None goes on with tokens of the source.
             times: how many samples it is for.
             more: the other fields of `ReplyScript`.
         """
@@ -257,7 +257,7 @@ class EmbeddedWorker:
 
 
 def _sampler(path: str, vocabulary: EngineVocabulary, options: WorkerOptions) -> Callable[[ReplyRequest], WorkerSample]:
-    """Return what begins a sample. The k-th sample has the same seed in every run."""
+    """Return the function that begins a sample. The k-th sample has the same seed in every run."""
     if options.scripted:
         return partial(PooledReply, Pool(vocabulary, options.seed))
     reply = VllmReply if options.interface == "vllm" else GeneratedReply

@@ -1,4 +1,4 @@
-"""What the router does with generations that their workers aborted."""
+"""How the router treats generations that their workers aborted."""
 
 from __future__ import annotations
 

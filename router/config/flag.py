@@ -45,15 +45,15 @@ _POSITIVE = {int: at_least(1), float: Limit(lambda number: 0 < number < math.inf
 
 @dataclass(frozen=True)
 class FlagSpec:
-    """What the command line knows about a field.
+    """The flag of a field.
 
     Attributes:
         name: with its dashes.
         help: without the default, which the parser appends.
         metavar: the placeholder for the value; empty for the one of its limit or type.
-        unset: what holds without the flag, where the default (None, or empty) does not say it.
+        unset: the effect of its absence, where the default (None, or empty) does not say it.
         scale: units of the flag in one unit of the field: 1000 for a flag in milliseconds and a field in seconds.
-        limit: what a number must be; None means positive.
+        limit: the condition on a number; None means positive.
         many: whether one use takes several values. A flag for a tuple can be repeated in any case.
     """
 
@@ -67,7 +67,7 @@ class FlagSpec:
 
 
 def flag(name: str, default: T, help: str, *, repr: bool = True, **options: Any) -> T:
-    """Return a dataclass field with a flag. `options` are those of `FlagSpec`; `repr=False` keeps a secret out of logs."""
+    """Return a dataclass field with a flag. `options`: see `FlagSpec`; `repr=False` keeps a secret out of logs."""
     return field(default=default, repr=repr, metadata={_KEY: FlagSpec(name, help, **options)})
 
 

@@ -1,4 +1,4 @@
-"""The server: where it listens, what it accepts from clients, and what it logs and traces."""
+"""The server: its address, its limits for clients, its logs and traces."""
 
 from __future__ import annotations
 

@@ -85,5 +85,5 @@ class SessionsConfig(Section):
 
     @property
     def token_budget(self) -> int:
-        """`max_tokens`, or what fits into a quarter of the memory."""
+        """`max_tokens`, or as many as fit into a quarter of the memory."""
         return token_budget(self.max_tokens)

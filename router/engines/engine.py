@@ -22,7 +22,7 @@ from router.engines.form.kv_events import KvReader
 
 
 class UntranslatableError(Exception):
-    """A worker's answer is not what its engine sends. Nothing of it is passed on: no token may be lost or altered."""
+    """A worker's answer has not the form of its engine. Nothing of it is passed on: no token may be lost or altered."""
 
 
 class EngineCall(msgspec.Struct, frozen=True):
@@ -41,10 +41,10 @@ class EngineAnswer(msgspec.Struct, frozen=True):
 
 
 class KnownWorker(NamedTuple):
-    """What an adapter knows about a worker.
+    """An adapter's knowledge of a worker.
 
     Attributes:
-        abilities: what the worker can do beyond the least, in the engine's own words (see `Introduction`).
+        abilities: the worker's abilities beyond the least, in the engine's own words (see `Introduction`).
         version: returns the weight version that a call through this router has set; None if none has.
     """
 
@@ -56,7 +56,7 @@ class EngineExchange(Protocol):
     """One request in the common form and its reply, as a worker sees them. It is used once.
 
     Attributes:
-        calls: what the worker is asked, all at the same time. It is one call, except for batches.
+        calls: the calls to the worker, all at the same time. It is one call, except for batches.
         stream: whether the router waits for a stream. If a call is not answered by one, `whole` makes the reply.
         over: whether an event has ended the stream for all calls, as an error does. The rest of it is not read.
     """
@@ -87,7 +87,7 @@ class EngineExchange(Protocol):
 
 
 class Question(NamedTuple):
-    """What a new worker is asked about itself."""
+    """A question to a new worker about itself."""
 
     method: str
     path: str
@@ -95,7 +95,7 @@ class Question(NamedTuple):
 
 
 class Introduction(msgspec.Struct, frozen=True):
-    """What a new worker's answers mean.
+    """The meaning of a new worker's answers.
 
     Attributes:
         refusal: why it cannot be used, and what to do about it; None if it can. It does not name the worker.
@@ -115,10 +115,10 @@ class Engine(Protocol):
         name: as in `--engine`.
         native: whether its JSON is the common form, so that nothing is translated.
         mark: a path that only this engine answers, asked where a worker does not describe itself; empty for none.
-        questions: what a worker that was recognised is asked.
+        questions: a worker that was recognised is asked these.
         private_headers: names of the router's own headers (lower case) that a translated call must not carry.
         version_path: where a worker tells its weight version, as `weight_version`; empty for nowhere of its own.
-        fleet_paths: its own calls that concern all workers; those of the common form are everyone's.
+        fleet_paths: its own calls that concern all workers; the calls of the common form are everyone's.
         kv_reader: how its workers tell where they publish the events of their caches.
     """
 
@@ -162,7 +162,7 @@ class Native:
         self.kv_reader = kv_reader
 
     def recognises(self, description: bytes) -> bool:
-        """Return False: what no other engine recognises is native."""
+        """Return False: a worker that no other engine recognises is native."""
         return False
 
     def introduction(self, answers: Mapping[str, EngineAnswer]) -> Introduction:

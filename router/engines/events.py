@@ -48,7 +48,7 @@ class EventSplitter:
         self._seen = len(rest)
 
     def flush(self) -> bytes:
-        """Return and forget what came after the last empty line."""
+        """Return and forget the bytes after the last empty line."""
         rest = bytes(self._rest)
         self._rest.clear()
         self._seen = 0

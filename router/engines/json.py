@@ -33,7 +33,7 @@ _LIST = re.compile(rb"\s*\[")
 _NESTED = re.compile(rb"\s*\[\s*\[")
 
 JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for bytes that are not JSON, not UTF-8, or nested too deeply."""
+"""The errors of decoding bytes that are not JSON, not UTF-8, or nested too deeply."""
 
 _PLACE = re.compile(r"\(byte (\d+)\)")
 _HIGH = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
@@ -44,7 +44,7 @@ _SHOWN = 24
 
 
 def json_fault(data: bytes | Raw, error: Exception) -> str:
-    """Return what one of JSON_ERRORS says of these bytes, for a person.
+    """Return the meaning of one of JSON_ERRORS for these bytes, for a person.
 
     Half a surrogate pair (a client cut a string between the two escapes of one character) is named with its place: decoders
     say of it that the data is truncated.
@@ -68,7 +68,7 @@ def json_fault(data: bytes | Raw, error: Exception) -> str:
 
 
 def split_items(data: bytes) -> list[Raw]:
-    """Return the items of a JSON list as they came, also those that are no JSON because of a NaN or Infinity in them.
+    """Return the items of a JSON list as they came, also items that are no JSON because of a NaN or Infinity in them.
 
     Raises one of JSON_ERRORS.
     """
@@ -188,7 +188,7 @@ def read_pairs(raw: memoryview) -> NDArray[np.float64]:
     begins = (np.frombuffer(flat, dtype=np.uint8) == ord("[")).nonzero()[0][1:]
     begins -= _SIZE - 1
     if len(begins):
-        # One item for each place of the text: what stands there in the length of a separator.
+        # One item for each place of the text: as many bytes from there on as a separator has.
         places: NDArray[np.bytes_] = np.ndarray((len(flat) - _SIZE + 1,), f"S{_SIZE}", flat, strides=(1,))
         if begins[0] < 0 or places[begins].tobytes() != _SEPARATOR * len(begins):
             raise NotNumbersError("not a list of pairs")

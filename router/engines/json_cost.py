@@ -1,4 +1,4 @@
-"""What it costs to parse a JSON body, estimated before it is parsed.
+"""The cost of parsing a JSON body, estimated before it is parsed.
 
 A decoder makes an object of every value, in one call that nothing interrupts: thirty million characters of text take it a
 fiftieth of a second, thirty million characters of `{},{},{},` ten seconds, in which the router serves no other request. So it
@@ -33,7 +33,7 @@ def check_weight(body: bytes, *, ids: bool = False) -> None:
     if len(body) <= LIGHT:
         return
     most_items = len(body) if ids else MAX_ITEMS
-    # Nearly all bodies pass this, although it counts what is inside of strings, too.
+    # Nearly all bodies pass this, although it counts the insides of strings, too.
     if (
         body.count(b":") <= MAX_NAMES
         and body.count(b",") <= MAX_CONTAINERS

@@ -13,12 +13,12 @@ from router.engines.vllm.engine import Vllm
 
 
 def engines(*, incremental_streams: bool = False) -> Mapping[str, Engine]:
-    """Return all engines by name. `incremental_streams`: the streams that adapters make hold only what is new in each event."""
+    """Return all engines by name. `incremental_streams`: events of the streams that adapters make hold only new tokens."""
     found: tuple[Engine, ...] = (SGLANG, Vllm(cumulative=not incremental_streams))
     return {engine.name: engine for engine in found}
 
 
 def fleet_paths() -> tuple[FleetPath, ...]:
-    """Return the calls that go to all workers: those of the common form, and each engine's own."""
+    """Return the calls that go to all workers: the common form's, and each engine's own."""
     own = (replace(path, engine=name) for name, engine in engines().items() for path in engine.fleet_paths)
     return (*COMMON, *own)

@@ -48,7 +48,7 @@ def create_policy(name: str, parameters: PolicyParameters | None = None) -> Poli
         parameters: of its `PARAMETERS`; None for their defaults, and for a policy that has none.
 
     Raises:
-        BadRequestError: no policy has this name; the message lists those that exist.
+        BadRequestError: no policy has this name; the message lists all policies.
     """
     if name not in POLICIES:
         raise BadRequestError(f"there is no policy {name!r}: choose one of {', '.join(POLICIES)}")

@@ -1,4 +1,4 @@
-"""What a policy may have beside its choices (`router/workers/policy.py`): flags, an index of caches, metrics.
+"""The things that a policy may bring beside its choices (`router/workers/policy.py`): flags, an index of caches, metrics.
 
 The application finds it out by `isinstance`, and the flags by the policy's class.
 """
@@ -18,20 +18,20 @@ if TYPE_CHECKING:  # slow to import: not for --help
 
 @dataclass(frozen=True)
 class PolicyParameters(Section):
-    """What flags set for one policy. The policy's class names its subclass as `PARAMETERS`, and takes one to begin with.
+    """The parameters of one policy, which flags set. The policy's class names its subclass as `PARAMETERS`, and takes one.
 
     Each field is a `flag` (`router/config/flag.py`). A flag that switches something on, because its default is nothing, is
     refused where another policy is chosen. Other flags are ignored there.
     """
 
     def of_process(self, number: int, count: int) -> PolicyParameters:
-        """Return those of one of `count` processes, counted from 1: its share of a limit, and a file of its own."""
+        """Return the parameters of one of `count` processes, counted from 1: its share of a limit, and a file of its own."""
         return self
 
 
 @runtime_checkable
 class FollowsCaches(Protocol):
-    """A policy that uses what workers say that they have cached. The router keeps its index up to date.
+    """A policy that uses the workers' own reports of their caches. The router keeps its index up to date.
 
     Attributes:
         index: None if the workers are not to be asked.

@@ -117,7 +117,7 @@ class CacheAware:
 
     Attributes:
         parameters: the flags.
-        index: what workers say that they have cached; None if they are not asked.
+        index: the workers' own reports of their caches; None if they are not asked.
         texts: the tree of prompts that came as text.
         ids: the tree of prompts whose ids are known.
     """
@@ -262,7 +262,7 @@ class CacheAware:
         return Decision(holder, "continued" if known.continued else "cached")
 
     def _sweep(self, url: str) -> None:
-        """Forget a step's worth of what a departed worker had."""
+        """Forget some of a departed worker's prompts."""
         for tree in (self.texts, self.ids):
             tree.evict(url, max(0, tree.tenant_size(url) - _UNITS_PER_STEP))
         if not self.texts.tenant_size(url) and not self.ids.tenant_size(url):
@@ -339,7 +339,7 @@ def _is_enough(known: Known, length: int, slip: int, threshold: float) -> bool:
 
 @lru_cache(maxsize=1024)
 def _text_salt(tenant: str) -> str:
-    """Return what a tenant's prompts start with in the tree of texts. Its length is fixed, so that no text can imitate it."""
+    """Return the start of a tenant's prompts in the tree of texts. Its length is fixed, so that no text can imitate it."""
     return blake3.blake3(tenant.encode("utf-8", "surrogatepass")).hexdigest(_SALT // 2) if tenant else ""
 
 
@@ -349,9 +349,9 @@ def _id_salt(tenant: str) -> bytes:
 
 
 def _corrected(known: Known, index: KvIndex, ids: memoryview, workers: Sequence[Worker], *, confined: bool) -> Known:
-    """Return what is known of a prompt, corrected by what workers report of their caches.
+    """Return the known prefixes of a prompt, corrected by the workers' reports of their caches.
 
-    For workers that report nothing, what the tree says holds. `confined`: count nothing beyond what the tree knows, because the
+    For workers that report nothing, the tree holds. `confined`: count nothing beyond what the tree knows, because the
     rest of a cache may be another tenant's.
     """
     length = len(ids)

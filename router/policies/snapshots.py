@@ -21,7 +21,7 @@ _NODES_PER_STEP = 500
 
 
 class PolicySnapshots:
-    """A context for the lifetime of an application: trims what a policy remembers, and keeps its snapshot up to date.
+    """A context for the lifetime of an application: trims the prompts of a policy, and keeps its snapshot up to date.
 
     It does nothing for a policy other than `cache_aware`.
     """

@@ -79,7 +79,7 @@ def run(
         names = " and ".join(lacking) + (" is" if len(lacking) == 1 else " are")
         parser.exit(2, f"{parser.prog}: error: {names} missing: pip install 'tito-router[{extra}]'\n")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows what it can
+        sys.stdout.reconfigure(errors="replace")  # for a terminal without UTF-8
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no warning that PyTorch is missing
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

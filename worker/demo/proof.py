@@ -63,7 +63,7 @@ def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, GenerationRecord
 
 
 def prove_together(trajectories: Sequence[Mapping[str, Any]], evidence: Mapping[str, GenerationRecord]) -> list[str]:
-    """Return what is wrong with all of a session's trajectories together: a generation is lost, or trained twice."""
+    """Return the faults of all of a session's trajectories together: a generation is lost, or trained twice."""
     trained: Counter[str] = Counter()
     for trajectory in trajectories:
         for turn in trajectory["extra_fields"]["turns"]:

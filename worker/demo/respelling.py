@@ -1,4 +1,4 @@
-"""What a tokenizer makes of a sampled text, token by token against what was sampled."""
+"""Compares the tokens that a tokenizer makes of a sampled text with the sampled ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Speller:
 
         Args:
             trajectory: with `tokens` and `loss_mask`.
-            text: what the tokens spell.
+            text: the text that the tokens spell.
         """
         tokens, mask = trajectory["tokens"], trajectory["loss_mask"]
         encoded: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

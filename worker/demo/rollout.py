@@ -59,7 +59,7 @@ TASKS = (
         ("Observation: 10\nAnswer:", 3600),
     ),
 )
-"""The turns of each task: what the workflow writes, and the sampling seed of the line that the model adds to it.
+"""The turns of each task: the text of the workflow, and the sampling seed of the line that the model adds to it.
 
 The model looks back three tokens, so of all this it sees only the last word and its colon. The seeds were chosen for lines
 that make sense there; with most seeds they do not. A rollout that has finished one task goes on with the next.
@@ -79,7 +79,7 @@ class Rollout:
 
     Attributes:
         text: all of it so far, as its author sees it.
-        turns: what the workflow wrote and what the model added, turn by turn.
+        turns: the text of the workflow and the text of the model, turn by turn.
         sampled: the `output_ids` of each reply, as the worker sent them.
         prompt_tokens: how many tokens were sent to workers, all turns together.
         reused_tokens: how many of these were known already and not encoded again.

@@ -147,7 +147,7 @@ def _serve(out: Console, router: Router, store: Path) -> int:
     text = "Question: What is 6 * 7?\n"
     for seed, observation in ((SEEDS[0], "\nObservation: 42\n"), (SEEDS[1], "")):
         body = {"text": text, "sampling_params": {"max_new_tokens": 32, "sampling_seed": seed}}
-        _, reply = call(url, "/generate", body, {"x-radix-namespace": "demo"})  # apart from what the user will send
+        _, reply = call(url, "/generate", body, {"x-radix-namespace": "demo"})  # apart from the user's own requests
         _print_curl(out, url, "/generate", body)
         text += reply["text"] + observation
     _print_curl(out, url, "/retrieve_from_text", {"text": text})
@@ -170,7 +170,7 @@ def _print_curl(out: Console, url: str, path: str, body: Mapping[str, object]) -
 
 
 def transcript(rollout: Rollout) -> Text:
-    """Return the text of a rollout with a bar in front of each line, and bold what the model sampled."""
+    """Return the text of a rollout with a bar in front of each line, and the sampled text in bold."""
     shown = Text(INSTRUCTION)
     for prompt, reply in rollout.turns:
         shown.append(prompt).append(reply, style="bold")

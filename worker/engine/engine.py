@@ -162,7 +162,7 @@ class EmbeddedEngine:
     # -- running -------------------------------------------------------------------------------------------------------
 
     async def run(self, job: EngineJob, *, stream: bool) -> AsyncIterator[JobProgress]:
-        """Run a sample; yield what SGLang's scheduler passes on, the last time with the finish reason."""
+        """Run a sample; yield the progress that SGLang's scheduler passes on, the last time with the finish reason."""
         sample, record = job.sample, job.record
         interval = (
             (sample.request.sampling.stream_interval or self._stream_interval) if stream else sample.plain_interval
@@ -285,7 +285,7 @@ class EmbeddedEngine:
         self.changed()
 
     async def update_weights(self, version: str | None) -> None:
-        """Change the weights. Without a pause they wait for what is in flight: SGLang takes a writer lock."""
+        """Change the weights. Without a pause they wait for all jobs in flight: SGLang takes a writer lock."""
         if not self._front_closed:
             await self.progress.wait_for(lambda: not self.jobs)
         if version is not None:

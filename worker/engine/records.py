@@ -33,7 +33,7 @@ class GenerationRecord:
     raw: bytes
     headers: dict[str, str]
     index: int  # the reply's place in the batch
-    input_ids: list[int]  # what the model consumed
+    input_ids: list[int]  # the tokens that the model consumed
     from_text: bool  # the worker had to encode a text itself, which a router must prevent
     output_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -64,8 +64,8 @@ class WorkerLog:
     """All records of a worker, in the order of arrival; none if it does not `keep` them.
 
     Attributes:
-        received: the number of requests to generate, also of those that were refused.
-        out_of_range: what was wrong with requests outside of the valid range.
+        received: the number of requests to generate, including refused ones.
+        out_of_range: the faults of requests outside of the valid range.
     """
 
     keep: bool

@@ -1,4 +1,4 @@
-"""One reply while it is sampled: what was asked for, and what the engine and the wire read of it."""
+"""One reply while it is sampled: the request, and the state that the engine and the wire read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.engine.source import LogprobDetails, SamplingParams
 
 @dataclass(frozen=True)
 class ReturnOptions:
-    """What a request wants returned besides text and ids. Without `logprobs`, start, top, chosen and texts do nothing."""
+    """The extras that a request wants besides text and ids. Without `logprobs`, start, top, chosen and texts do nothing."""
 
     logprobs: bool = False
     start: int = -1  # the first token of the prompt with a logprob; -1 for none

@@ -33,7 +33,7 @@ class ReplyScript:
     """How one reply begins and ends."""
 
     ids: tuple[int, ...] = ()  # sampled first
-    finish: Finish | None = None  # how the reply ends after them; None goes on with what the worker's source samples
+    finish: Finish | None = None  # how the reply ends after them; None goes on with tokens of the worker's source
     logprobs: tuple[float, ...] = ()  # of the first tokens, in place of the source's
     fault: Fault | None = None  # how the reply misbehaves
     extra: dict[str, Any] = field(default_factory=dict)  # further keys at the top level of the reply

@@ -1,4 +1,4 @@
-"""What the engine samples from, and with which parameters."""
+"""The sources that the engine samples from, and the parameters of sampling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Scored = tuple[float | None, int]  # a logprob, which is exactly a float32, and 
 
 @dataclass
 class LogprobDetails:
-    """The logprobs of the prompt, and what a reply reports at each place besides the logprob of the sampled token."""
+    """The logprobs of the prompt, and those of other tokens at each place of the reply."""
 
     prompt: list[Scored] = field(default_factory=list)
     prompt_top: list[list[Scored] | None] = field(default_factory=list)

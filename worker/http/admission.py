@@ -1,4 +1,4 @@
-"""POST /generate, from its JSON to what is to be sampled: checked in SGLang's order, with its refusals."""
+"""POST /generate, from its JSON to the replies to sample: checked in SGLang's order, with its refusals."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _is_ids(ids: Any) -> bool:
 
 
 def _rids(rid: Any, count: int, batch: bool) -> list[str]:
-    """Return one request id per prompt: those of a list, or for a batch the string with the item's number."""
+    """Return one request id per prompt: the ids of a list, or for a batch the string with the item's number."""
     if rid is None:
         return [uuid.uuid4().hex for _ in range(count)]
     if isinstance(rid, str):

@@ -26,11 +26,11 @@ _MODES: tuple[PauseMode, ...] = ("abort", "retract", "in_place")
 
 
 class EngineControl:
-    """Reports on an engine, and commands it: what the interfaces of all engines share. `_routes` is for a subclass to fill.
+    """Reports on an engine, and commands it. A subclass is the interface of one engine, and fills `_routes`.
 
     Attributes:
         unhealthy: while it is true, the paths about health answer 503.
-        adapters: the names of those that are loaded.
+        adapters: the names of the loaded adapters.
     """
 
     _routes: Routes
@@ -74,7 +74,7 @@ async def not_found(exchange: HttpExchange) -> None:
 
 
 async def echo(exchange: HttpExchange) -> None:
-    """Answer with the body. No engine does it: it shows what arrives of a request that a router passes through."""
+    """Answer with the body. No engine does it: it shows how a request arrives that a router passes through."""
     await exchange.answer(200, exchange.raw, exchange.headers.get("content-type", "application/octet-stream"))
 
 

@@ -111,7 +111,7 @@ class Generating(Generic[W]):
     ) -> None:
         """Answer with a stream; some faults end it early.
 
-        `failed`: the payload that says that the engine gave up. `last`: returns what stands before the stream's end.
+        `failed`: the payload that says that the engine gave up. `last`: returns the bytes before the stream's end.
         """
         await exchange.start(200, EVENTS)
         events: asyncio.Queue[Any] = asyncio.Queue()

@@ -42,7 +42,7 @@ class Wire:
             job: the sample.
             now: how far it has been decoded.
             current: the current weight version.
-            since: of a stream, what the event before had; `engine.NOTHING` for the first one. None for a reply.
+            since: of a stream, the progress at the previous event; `engine.NOTHING` for the first. None for a reply.
             index: the reply's place in a streamed batch.
             busy: replace the finish reason by an abort with a status code.
         """
@@ -102,7 +102,7 @@ class Wire:
             meta["weight_version"] = meta["weight_versions"][-1]["version"]
 
     def _logprobs(self, job: EngineJob, start: int, end: int) -> dict[str, Any]:
-        """Return the logprobs of the whole prompt, and those of a part of the reply."""
+        """Return the logprobs of the whole prompt and of a part of the reply."""
         sample, returns, details = job.sample, job.sample.request.returns, job.sample.details
         outputs: list[Any] = sample.entries(start, end)
         found: dict[str, Any] = {

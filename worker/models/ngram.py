@@ -39,7 +39,7 @@ BACKOFF = (0.01, 0.1, 1.0)
 BACKOFF_IN_CHARACTER = 1e-6
 """The same inside a character, where a shorter context would go on with another character and break the text."""
 FLOOR = 1e-4
-"""The probability, shared by all tokens alike, of what was never counted."""
+"""The probability that all tokens share, because a token may follow that was never counted."""
 
 _EOS = "<|im_end|>"
 _PROMPT = re.compile(r"(<\|im_start\|>(?:system|user|tool)\n.*?<\|im_end\|>)", re.DOTALL)
@@ -120,7 +120,7 @@ class NGramModel:
     """Distributions of the next token, from counts.
 
     Args:
-        ids: what to count, [length].
+        ids: the tokens to count, [length].
         counted: whether the model may sample the token, [length]; the others are context only.
         size: the vocabulary's.
         broken: ids that are not whole characters by themselves.
@@ -200,5 +200,5 @@ class _Contexts:
         self.rows: dict[int, int] = dict(zip(contexts[starts].tolist(), range(len(starts)), strict=True))
         self.starts: list[int] = [*starts.tolist(), len(grams)]
         self.left: list[float] = left.tolist()  # to shorter contexts, [rows]
-        self.tokens: NDArray[np.intp] = (grams & last).astype(np.intp)  # those of row i from starts[i] to starts[i + 1]
+        self.tokens: NDArray[np.intp] = (grams & last).astype(np.intp)  # row i has starts[i] to starts[i + 1]
         self.shares: NDArray[np.float32] = (counts * np.repeat((1 - left) / totals, kinds)).astype(np.float32)

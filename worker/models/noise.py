@@ -1,4 +1,4 @@
-"""Samples ids without a model, so that the ids of almost no reply are those that encoding its text gives."""
+"""Samples ids without a model, so that encoding the text of a reply almost never gives its ids."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The logits of a place are the model's logprobs, less the penalties, plus the bia
 
 * the *reported* logprobs: the log softmax of the logits over the temperature, with nothing cut off;
 * the *sampled* distribution: its softmax after top_k, top_p (a token stays if the sum before it does not exceed top_p) and
-  min_p. Each of the three looks at the same sorted probabilities, not at what the others left.
+  min_p. Each of the three looks at the same sorted probabilities, not at the result of the others.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ModelPlace:
     """The distribution of one token.
 
     Args:
-        logits: by id; minus infinity for what cannot be sampled.
+        logits: by id; minus infinity for a token that cannot be sampled.
         sampling: temperature, top_k, top_p and min_p are used.
         rng: the randomness.
     """

@@ -1,4 +1,4 @@
-"""All routes of a vLLM worker except those that generate. Most commands exist only in vLLM's development mode."""
+"""All routes of a vLLM worker except its two paths that generate. Most commands exist only in vLLM's development mode."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class VllmControl(EngineControl):
         await exchange.answer(200, {"success": True, "new_version": version})
 
     async def _transfer(self, exchange: HttpExchange) -> None:
-        """Do one step of a transfer of weights, of which only the order and the version are looked at."""
+        """Do one step of a transfer of weights. Only its order and its version matter."""
         body = _object(exchange) or {}
         step = exchange.path[1:]
         if not self._options.weight_transfer:

@@ -1,4 +1,4 @@
-"""Requests to generate in vLLM's two forms, `/v1/completions` and `/inference/v1/generate`, as what is to be sampled."""
+"""Requests to generate in vLLM's two forms, `/v1/completions` and `/inference/v1/generate`, as replies to sample."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "min_tokens": (lambda value: value >= 0, "greater than or equal to 0"),
     "logprobs": (lambda value: value <= _MOST_LOGPROBS, f"at most {_MOST_LOGPROBS}"),
 }
-"""Parameters that are numbers, and what vLLM takes."""
+"""Parameters that are numbers, and the values that vLLM takes."""
 
 
 class _Parameters(msgspec.Struct, omit_defaults=True):
@@ -83,7 +83,7 @@ class VllmRequest:
         replies: prompt-major.
         texts: whether a reply has its text.
         top: logprobs at each place besides that of the sampled token; None for no logprobs.
-        ids: whether the ids of the prompt are returned, and in `/v1/completions` those that were sampled.
+        ids: whether the ids of the prompt are returned, and in `/v1/completions` the sampled ids.
         placeholders: whether tokens are named by their ids in the logprobs of `/v1/completions`.
     """
 

@@ -58,7 +58,7 @@ class VllmWire:
     def event(
         self, request: VllmRequest, job: EngineJob, number: int, since: JobProgress, now: JobProgress
     ) -> dict[str, Any] | None:
-        """Return what is new of a choice; None if nothing is worth an event."""
+        """Return the new part of a choice; None if nothing is worth an event."""
         text = now.text[len(since.text) :] if request.texts else ""
         if now.count == since.count and now.finish is None and not text:
             return None
@@ -81,7 +81,7 @@ class VllmWire:
     def usage(self, request: VllmRequest, jobs: Sequence[EngineJob]) -> dict[str, Any]:
         """Return the event with the numbers of tokens, which comes last."""
         usage = self._usage(jobs, [len(job.sample.output_ids) for job in jobs])
-        usage["prompt_tokens_details"] = {"cached_tokens": 0}  # here vLLM leaves out what is null
+        usage["prompt_tokens_details"] = {"cached_tokens": 0}  # here vLLM leaves nulls out
         if request.native:
             mode = "text" if request.texts else "tokens"
             return {"request_id": request.name, "usage": usage, "output_mode": mode, "choices": []}

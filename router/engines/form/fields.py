@@ -41,7 +41,7 @@ def decoded(raw: Raw, key: str, kind: Any, expected: str) -> Any:
 
 
 def check_items(raw: Raw, most: int, what: str, flag: str = "") -> None:
-    """Raise BodyTooLargeError for a list of more than `most` items, none of which holds a comma."""
+    """Raise BodyTooLargeError for a list of more than `most` items. No item may hold a comma."""
     if len(memoryview(raw)) > 2 * most and bytes(raw).count(b",") >= most:
         raise BodyTooLargeError(f"{what} than {most}" + (f" ({flag})" if flag else ""))
 

@@ -1,4 +1,4 @@
-"""The calls that go to all workers, and what the router has to know of each. Those of the common form are here."""
+"""The calls that go to all workers, and the effects of each. The calls of the common form are here."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises. (`JSON_ERRORS` are these, but its module loads numpy, which `--help` is to do without.)"""
+"""The errors of decoding. (`JSON_ERRORS` are these, but its module loads numpy, which `--help` is to do without.)"""
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 """The number that ends a replay."""

@@ -25,7 +25,7 @@ UNRECORDABLE = {
 """Fields by which a worker reads more than the tokens of a prompt, with the reason why its reply is not recorded."""
 
 _NOTHING = re.compile(rb"(?:[\[\],\s]|null)*+")
-"""What asks for nothing in such a field: null, and lists of nothing but null, for instance one for each prompt."""
+"""A value of such a field that asks for nothing: null, or lists of nothing but null, for instance one for each prompt."""
 _OURS = ("return_trajectory",)
 _PROMPT = ("text", "input_ids", segments.FIELD)
 _TYPED: dict[str, tuple[Any, str]] = {
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class PromptOptions(NamedTuple):
-    """What a request says about one of its prompts.
+    """The options of a request for one of its prompts.
 
     Attributes:
         skips_special: `skip_special_tokens`.
@@ -95,7 +95,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> GenerateRequest:
-        """Read a body. Raises TextTooLongError, and BadRequestError for what is outside of the workers' valid range."""
+        """Read a body. Raises TextTooLongError, and BadRequestError for a body outside of the workers' valid range."""
         fields = parse_object(body)
         texts, ids, parts, batch = _prompts(fields, limits)
         sampling = _sampling(fields)
@@ -143,7 +143,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return None
 
     def options(self, prompt: int) -> PromptOptions:
-        """Return what the request says about a prompt."""
+        """Return the options for a prompt."""
         rid = None if self.rids is None else self.rid(prompt)
         logprobs = _nth(self.wants_logprobs, prompt, False)
         return PromptOptions(self.skips_special(prompt), logprobs, rid, self.experts_from)
@@ -178,7 +178,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, ids=prompts)
 
     def passed_on(self, body: bytes) -> bytes:
-        """Return the body that a worker gets of a request that is not recorded: unchanged, except for what SGLang cannot take.
+        """Return the body that a worker gets of a request that is not recorded: unchanged where SGLang can take it.
 
         If there are ids and a text, the text is removed: SGLang would decide by the text whether the ids are a batch. Segments
         are replaced by their ids.

@@ -115,7 +115,7 @@ def _check_patterns(sampling: dict[str, Raw]) -> None:
 
 
 def pattern_fault(pattern: str) -> str | None:
-    """Return what is wrong with a regular expression; None if nothing is.
+    """Return the fault of a regular expression; None if it has none.
 
     It is parsed, but not compiled: that can take a second and would block the event loop.
     """

@@ -1,1 +1,1 @@
-"""What only SGLang has. Its JSON is the common form: `router/engines/form`."""
+"""SGLang's own. Its JSON is the common form: `router/engines/form`."""

@@ -18,7 +18,7 @@ class _Published(msgspec.Struct):
 
 
 class _Described(msgspec.Struct):
-    """What `GET /server_info` says of KV events: ports and topic or, from older workers, the text of the flag."""
+    """The fields of `GET /server_info` about KV events: ports and topic or, from older workers, the text of the flag."""
 
     kv_events: _Published | None = None
     kv_events_config: str | None = None

@@ -65,7 +65,7 @@ _OWN_TRANSFER = (
 
 
 class _NoStream:
-    """What an exchange needs that is never answered by a stream."""
+    """The base of an exchange that is never answered by a stream."""
 
     stream = False
     over = False
@@ -199,7 +199,7 @@ def _adapter(path: str) -> _Translation:
 
 
 class _Description(_NoStream):
-    """What a worker says about itself, as SGLang's `/get_model_info` and `/get_server_info` together."""
+    """A worker's description of itself, as SGLang's `/get_model_info` and `/get_server_info` together."""
 
     def __init__(self, _: Body, worker: KnownWorker) -> None:
         self._version = worker.version

@@ -133,7 +133,7 @@ class _Sample:
         self._lists: dict[str, bytes] = {}
 
     def take(self, choice: VllmChoice, prompt: VllmPrompt) -> None:
-        """Add what is new. Raise UntranslatableError."""
+        """Add the new part. Raise UntranslatableError."""
         if self.finished:
             raise UntranslatableError(f"choice {choice.index} goes on after its end")
         ids = new_ids(choice)
@@ -150,7 +150,7 @@ class _Sample:
         self.finished = choice.finish_reason is not None
 
     def empty(self) -> None:
-        """Drop what vLLM sampled although no token was wanted."""
+        """Drop the token that vLLM sampled although none was wanted."""
         self.count, self._last, self._text, self._ids = 0, None, b"", b""
         self._lists = dict.fromkeys(self._lists, b"")
 
@@ -162,7 +162,7 @@ class _Sample:
         more: dict[str, Any],
         usage: VllmUsage,
     ) -> bytes:
-        """Return an event with what has come. `read_ids`: the prompt's, and their number; `more`: for `meta_info`."""
+        """Return an event with the tokens so far. `read_ids`: the prompt's, and their number; `more`: for `meta_info`."""
         meta: dict[str, Any] = {
             "id": self.rid,
             "finish_reason": finish(choice, self.count, self._last) if self.finished else None,

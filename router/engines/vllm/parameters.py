@@ -128,12 +128,12 @@ TABLE: Mapping[str, Callable[[Params, Any], None]] = {
     "is_normalized": _refused(f"`is_normalized` {_INTERNAL}"),
     "ebnf_full_assistant": _refused(f"`ebnf_full_assistant` {_INTERNAL}"),
 }
-"""SGLang's names, and what each does to the parameters for vLLM. None is called for null, which means the default."""
+"""The effect of each of SGLang's names on the parameters for vLLM. None is called for null, which means the default."""
 
 OWN = frozenset(
     "allowed_token_ids bad_words structured_outputs repetition_detection thinking_token_budget vllm_xargs".split()
 )
-"""vLLM's names for what SGLang has no name for. They pass unchanged."""
+"""vLLM's own parameters, which SGLang does not have. They pass unchanged."""
 
 _DEFAULTS: Params = {
     "max_tokens": DEFAULT_TOKENS,
@@ -148,7 +148,7 @@ _DEFAULTS: Params = {
 
 
 def translated(sampling: Mapping[str, Any]) -> Params:
-    """Return vLLM's parameters for those of a client. Raise BadRequestError that names one that vLLM lacks."""
+    """Return vLLM's parameters for a client's. Raise BadRequestError that names a parameter that vLLM lacks."""
     out = dict(_DEFAULTS)
     for name, value in sampling.items():
         if name in OWN:

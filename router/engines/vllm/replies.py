@@ -18,7 +18,7 @@ from router.engines.json import JSON_ERRORS, is_null
 from router.engines.vllm.requests import VllmPrompt
 
 _CLAMPED = -9999.0
-"""What vLLM prints for a logprob that is infinite or not a number. The real one is unknown, so it becomes null."""
+"""vLLM prints this for a logprob that is infinite or not a number. The real one is unknown, so it becomes null."""
 _ID_PREFIX = "token_id:"
 
 
@@ -46,7 +46,7 @@ class VersionSpan(msgspec.Struct):
 
 
 class VllmChoice(msgspec.Struct):
-    """One generation, or what is new of it in an event of a stream."""
+    """One generation, or the new part of it in an event of a stream."""
 
     index: int
     text: str
@@ -101,7 +101,7 @@ class Body(msgspec.Struct):
 
     @property
     def transfers(self) -> dict[str, Raw]:
-        """What another worker needs to go on with the caches of this one, if the request asked for that."""
+        """The fields by which another worker goes on with the caches of this one, if the request asked for that."""
         found = {"kv_transfer_params": self.kv_transfer_params, "ec_transfer_params": self.ec_transfer_params}
         return {key: value for key, value in found.items() if not is_null(value)}
 
@@ -193,7 +193,7 @@ def entries(choice: VllmChoice, prompt: VllmPrompt, ids: Sequence[int]) -> dict[
 
 
 def _per_token(raw: bytes | Raw, count: int) -> list[dict[int, float | None]]:
-    """Return the candidates of each token; none if they are those of another number of tokens."""
+    """Return the candidates of each token; none if they are for another number of tokens."""
     found = (_candidates(raw) if count else None) or []
     if len(found) != count:
         return [{} for _ in range(count)]

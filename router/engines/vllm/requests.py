@@ -56,14 +56,14 @@ _UNSUPPORTED = {
     "require_reasoning": "a grammar that waits for the end of the reasoning",
     "max_thinking_tokens": "a limit by this name (theirs is `thinking_token_budget` in `sampling_params`)",
 }
-"""Fields by which a client asks for what cannot be had here."""
+"""Fields by which a client asks for something that vLLM's workers do not have here."""
 
 _OWN = ("cache_salt", "session_id", "kv_transfer_params", "ec_transfer_params")
 """vLLM's fields beside the sampling parameters. They pass unchanged."""
 
 
 class VllmPrompt(msgspec.Struct, frozen=True):
-    """What is asked for one prompt, and what its reply needs of that.
+    """The request for one prompt, and the parts of it that its reply needs.
 
     Attributes:
         call: the request.
@@ -106,12 +106,12 @@ def context_in(abilities: frozenset[str]) -> int | None:
 
 
 def engine_ids(rid: str) -> list[str]:
-    """Return what a vLLM worker may call the generation with this id, for an abort."""
+    """Return the names that a vLLM worker may have for the generation with this id, for an abort."""
     return [f"{before}{rid}{after}" for before, after in _PREFIXES.values()]
 
 
 def read(body: bytes, abilities: frozenset[str]) -> Asked:
-    """Return what a body asks a worker for. Raise BadRequestError that names what a vLLM worker cannot do."""
+    """Return the prompts of a body as requests. Raise BadRequestError that names an option that vLLM's workers lack."""
     fields = parse_object(body)
     for key, what in _UNSUPPORTED.items():
         if key in fields and _asks(typed(fields, key, Any, "JSON")):

@@ -40,7 +40,7 @@ class AgentTurn:
     scripted: int  # tokens
     text: str
     calls: tuple[AgentCall, ...]
-    message: Any  # what the library wants back
+    message: Any  # as the library wants it back
     number: int  # of the request, among all of the demonstration
 
 

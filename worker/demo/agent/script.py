@@ -44,7 +44,7 @@ class Prompter:
         return respell(encoded, self._ways, random.Random(line.seed))
 
     def fields(self, line: Line) -> tuple[dict[str, Any], int]:
-        """Return what goes into `extra_body`, in either dialect, and how many tokens are scripted, with a scripted end."""
+        """Return the fields for `extra_body`, in either dialect, and how many tokens are scripted, with a scripted end."""
         ids = self.ids(line)
         script = {"ids": ids, "finish": None if line.free else "eos"}
         fields = {"seed": line.seed, "temperature": 0.7, "custom_params": {"script": script}}

@@ -70,7 +70,7 @@ def show(_args: argparse.Namespace, folder: Path) -> int:
 
 
 class Report:
-    """Compares a session with what its workers wrote down, by generation, and prints as tree, table and conclusion."""
+    """Compares a session with its workers' records, by generation, and prints as tree, table and conclusion."""
 
     def __init__(self, played: Played, evidence: Mapping[str, GenerationRecord], tokenizer: Tokenizer) -> None:
         self._played = played
@@ -157,9 +157,9 @@ class TurnNode:
 
 
 def forest(trajectories: Sequence[Mapping[str, Any]], turns: Mapping[str, AgentTurn]) -> list[TurnNode]:
-    """Return the roots, in the order of their requests; of siblings, those that go on come last.
+    """Return the roots, in the order of their requests; siblings that go on come last.
 
-    The forest is made of what the router answered. `turns` adds who asked, and how much was scripted.
+    The forest is made of the router's answers. `turns` adds who asked, and how much was scripted.
 
     Raises:
         KeyError: a turn is not in `turns`.

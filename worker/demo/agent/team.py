@@ -35,7 +35,7 @@ FOUND = {
     "Mount Fuji": "Mount Fuji is 3,776 m high. It is the highest mountain of Japan.",
 }
 
-# The seeds of what is sampled were chosen for replies that make sense: with most seeds they do not.
+# The sampling seeds were chosen for replies that make sense: with most seeds they do not.
 _DELEGATIONS = [tool_call("delegate", about=mountain, question="How high is it?") for mountain in FOUND]
 DELEGATING = Line("\n".join(["I need two heights.", *_DELEGATIONS]), seed=1)
 CALCULATING = Line("Now the difference.\n" + tool_call("calculate", expression="3776 - 2962"), seed=2)
@@ -56,7 +56,7 @@ FIRST_VERSION, NEW_VERSION = "1", "2"
 
 @dataclass
 class Played:
-    """What the demonstration itself knows of the session: turns and rewards by generation, and the reply of `/finalize`."""
+    """The demonstration's own knowledge of the session: turns and rewards by generation, and the reply of `/finalize`."""
 
     turns: dict[str, AgentTurn] = field(default_factory=dict)
     rewards: dict[str, float] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class _Team:
         return turn
 
     async def work(self, agent: Agent, question: str, lines: Sequence[Line]) -> str:
-        """Run a tool-using agent through these lines; return what it says last."""
+        """Run a tool-using agent through these lines; return its last words."""
         agent.messages.append({"role": "user", "content": question})
         for line in lines:
             turn = await self.ask(agent, line)
