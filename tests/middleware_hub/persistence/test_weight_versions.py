@@ -47,6 +47,40 @@ def test_what_two_read_at_once_happens_once() -> None:
     assert set(asyncio.run(work())) >= {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("failures", [0, 1])
+def test_requests_that_wait_for_news_are_served_by_one_read(failures: int) -> None:
+    """It has begun after all of them, and is not the one that was on its way. One that fails serves nobody else."""
+
+    class Counting(Slow):
+        reads = failures = 0
+
+        async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
+            self.reads += 1
+            found = await super().read(log, after=after, limit=limit)
+            for _ in range(3):  # so that the others ask meanwhile
+                await asyncio.sleep(0)
+            if self.failures:
+                self.failures -= 1
+                raise StoreUnreachableError("it is away")
+            return found
+
+    async def work() -> None:
+        store, clock, other = Counting(), VersionClock(), VersionClock()
+        mine, theirs = VersionLog(store, clock, WorkerVersions()), VersionLog(store, other, WorkerVersions())
+        await mine.read()
+        first = asyncio.create_task(mine.read())
+        await asyncio.sleep(0)  # it has asked the store
+        other.observe("a")
+        await theirs.write()
+        store.reads, store.failures = 0, 2 * failures  # of the first, and of the next one
+        rest = await asyncio.gather(first, *(mine.read() for _ in range(8)), return_exceptions=True)
+        assert clock.current == "a"
+        assert store.reads == 2 + failures
+        assert sum(isinstance(one, StoreUnreachableError) for one in rest) == 2 * failures
+
+    asyncio.run(work())
+
+
 def test_an_entry_of_another_shape_is_damage_and_says_where() -> None:
     """So a router that meets one does not start, with a message, in the place of a traceback."""
 
