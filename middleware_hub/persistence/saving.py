@@ -29,7 +29,7 @@ from middleware_hub.store.protocol import Batch, OnDone, OnMissing, Store
 from middleware_hub.store.spool.file import SpoolFile
 from middleware_hub.store.spool.folder import SpoolFolder
 from middleware_hub.store.spool.handover import GIVE_UP_SECONDS, Adoption, Another, Drain
-from middleware_hub.store.spool.packing import pack, unpack
+from middleware_hub.store.spool.packing import pack
 from router.http.time_limits import patience
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Saving:
         self._waited_for: dict[Append, None] = {}
         self._stuck: set[Append] = set()
         self._watching: asyncio.TimerHandle | None = None
-        self._drain = Drain(self.store, unpack)
+        self._drain = Drain(self.store)
         self._handing = asyncio.Lock()
         self._trying: asyncio.Task[None] | None = None
         self._adopting: asyncio.Task[None] | None = None
@@ -158,7 +158,7 @@ class Saving:
         """
         empty, self._folder, self._spool = self._spool, folder, folder.make()
         empty.close()
-        self._adoption = adoption = Adoption(folder.left_behind, another, unpack)
+        self._adoption = adoption = Adoption(folder.left_behind, another)
         try:
             await adoption.run()
         except StoreError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import msgspec
@@ -116,6 +116,25 @@ class StoreStats:
     damaged: int = 0
     conflicts: int = 0
     torn_bytes: int = 0
+
+
+class LookUps:
+    """Counts the look-ups of a store that is open."""
+
+    def __init__(self) -> None:
+        self.spared = self.damaged = 0
+        self._finds = self._cut_off = 0
+
+    def counted(self, found: Found) -> Found:
+        """Count a look-up, and return what it found."""
+        self._finds += 1
+        self._cut_off += found.cut_off
+        self.damaged += found.damaged
+        return found
+
+    def added_to(self, stats: StoreStats) -> StoreStats:
+        """Return these counts with the others of a store."""
+        return replace(stats, finds=self._finds, spared=self.spared, cut_off=self._cut_off, damaged=self.damaged)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ async def _hand_over(spool: SpoolFile, opened: Store) -> bool:
     store = GuardedStore(opened)
     await store.open(spool.head.fingerprint)
     try:
-        drain = Drain(store, unpack)
+        drain = Drain(store)
         done = await drain.empty(spool)
         sys.stdout.write(f"{drain.handed_over} handed over, {drain.lost} refused, {len(spool.waiting)} left\n")
         if not done:

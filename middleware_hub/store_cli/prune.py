@@ -21,7 +21,7 @@ _CRITERIA: Final = ("before_version", "unused_for", "tenant", "lora_path", "name
 
 
 @dataclass
-class Choice:
+class PruneChoice:
     """The conversations to forget, and those that are left out.
 
     Attributes:
@@ -76,9 +76,9 @@ async def _clock(store: Store, version: str | None) -> VersionClock:
     return clock
 
 
-async def _choose(store: Store, args: argparse.Namespace, clock: VersionClock, records: int) -> Choice:
+async def _choose(store: Store, args: argparse.Namespace, clock: VersionClock, records: int) -> PruneChoice:
     places = Places(args.tenant, args.lora_path, args.namespace)
-    choice, counts = Choice(), dict[bytes, int]()
+    choice, counts = PruneChoice(), dict[bytes, int]()
     waiting: list[SpanRecord] = []
     with bar("reading", records) as advance:
         async for record in store.scan():
@@ -97,7 +97,7 @@ async def _choose(store: Store, args: argparse.Namespace, clock: VersionClock, r
 
 
 async def _sort(
-    store: Store, roots: list[SpanRecord], args: argparse.Namespace, clock: VersionClock, choice: Choice
+    store: Store, roots: list[SpanRecord], args: argparse.Namespace, clock: VersionClock, choice: PruneChoice
 ) -> None:
     """Fetch the marks of some conversations, and choose among them."""
     marks = (await store.get([one.id for one in roots], roots={one.id: one.root for one in roots})).marks

@@ -16,7 +16,7 @@ from middleware_hub.store.errors import (
 from middleware_hub.store.records import Mark
 from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import CROWD, Keys, encoded
-from middleware_hub.store.redis.preparing import MOST, Answers, Part, Prepared, pack_mark
+from middleware_hub.store.redis.preparing import MOST, Answers, Part, SortedBatch, pack_mark
 from middleware_hub.store.redis.scripts import APPEND
 from middleware_hub.store.redis.servers import Servers
 
@@ -24,10 +24,10 @@ Arguments = list[bytes | str | int]
 _SYNC_MS: Final = 3_000
 
 
-class Group:
+class AppendCommand:
     """Packs batches, and reads their results."""
 
-    def __init__(self, keys: Keys, batches: Sequence[Prepared], marks: Iterable[Mark]) -> None:
+    def __init__(self, keys: Keys, batches: Sequence[SortedBatch], marks: Iterable[Mark]) -> None:
         self._batches = batches
         self._names = keys
         self._keys: list[bytes] = [keys.counters]
@@ -44,7 +44,7 @@ class Group:
         """Return the command that appends all. `again`: an earlier command may have been executed."""
         return APPEND.of(self._keys, ["1", "1" if again else "0", CROWD, *self._arguments])
 
-    def _pack(self, batch: Prepared) -> None:
+    def _pack(self, batch: SortedBatch) -> None:
         names, keys, arguments = self._names, self._keys, self._arguments
         arguments.append(len(batch.parts))
         at = {}
@@ -92,9 +92,9 @@ class Appender:
         if replicas:
             self._waits.append(("WAIT", replicas, _SYNC_MS))
 
-    async def commit(self, batches: Sequence[Prepared], marks: Sequence[Mark]) -> Answers:
+    async def commit(self, batches: Sequence[SortedBatch], marks: Sequence[Mark]) -> Answers:
         """Append batches and marks; return the result of each batch. Raises StoreUnreachableError: perhaps all is appended."""
-        group = Group(self._keys, batches, marks)
+        group = AppendCommand(self._keys, batches, marks)
         first, again = group.command(again=False), group.command(again=True)
         replies = await self._servers.write([first, *self._waits], [again, *self._waits])
         if self._replicas and replies[-1] < self._replicas:
@@ -119,7 +119,7 @@ def pack_part(part: Part, arguments: Arguments) -> None:
         arguments += (owner, encoded(name), blob)
 
 
-def refusal(batch: Prepared, answer: Sequence[Any]) -> StoreError:
+def refusal(batch: SortedBatch, answer: Sequence[Any]) -> StoreError:
     """Return the error that says why a batch was refused."""
     why, *rest = answer
     if why == b"missing":

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
+from middleware_hub.store.errors import StoreError, StoreMismatchError, StoreUnreachableError
 from router.http.time_limits import LATE, TICKS
 
 try:
@@ -29,6 +30,37 @@ _LONG: Final = 512
 """An argument of so many bytes is sent as it is, without a copy."""
 
 
+_PASSING: Final = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "UNBLOCKED", "BUSY ")
+"""These end in a moment: a server that starts, a failover."""
+_WORDS: Final = {
+    "NOAUTH": "it wants a password: write redis://:PASSWORD@HOST:PORT/DB, or redis://USER:PASSWORD@...",
+    "WRONGPASS": "the user or the password is wrong",
+    "NOPERM": "this user may not do what the store needs: see the ACL in docs/memory.md",
+    "OOM": "its memory is full (maxmemory): give it more, or set --store-max-bytes below that",
+    "MISCONF": "it takes no writes because it cannot save to its disk: make room there, or look at its log",
+    "NOREPLICAS": "it takes no writes because too few replicas are there (min-replicas-to-write)",
+    "LOADING": "it is reading its data from disk",
+    "READONLY": "it is a replica, which takes no writes: name the master, or the Sentinels",
+    "CLUSTERDOWN": "a part of the cluster has no master",
+    "MASTERDOWN": "its master is down",
+    "BUSY": "a script of another client is running in it for too long",
+    "MOVED": "it is part of a cluster: write redis+cluster://HOST:PORT",
+    "CROSSSLOT": "it is part of a cluster: write redis+cluster://HOST:PORT",
+}
+_TEXTS: Final = {
+    "invalid DB index": "it has no such database: look at `databases` in its configuration",
+    "DB index is out of range": "it has no such database: look at `databases` in its configuration",
+    "SELECT is not allowed in cluster mode": "it is part of a cluster: write redis+cluster://HOST:PORT",
+    "unknown command 'HELLO'": "it is too old: Redis 7.0, Valkey 7.2 or later is needed",
+    "called with the client already authenticated": _WORDS["NOAUTH"],
+    "AUTH <password> called without any password configured": "it has no password, and the address names one",
+    "can't run this command": _WORDS["NOPERM"],
+    "can't access": _WORDS["NOPERM"],
+    "cluster support disabled": "it is no cluster: write redis://HOST:PORT/DB",
+    "max number of clients reached": "it has too many clients (maxclients)",
+}
+
+
 class BrokenError(Exception):
     """The connection broke, or was too slow. It is unknown whether the commands were executed."""
 
@@ -37,7 +69,7 @@ class HungError(BrokenError):
     """The server took the connection, and did not answer in time."""
 
 
-class RefusedError(Exception):
+class CommandRefusedError(Exception):
     """The server refused a command; the text is the server's, and begins with a word that says why."""
 
 
@@ -89,7 +121,7 @@ class Connection(asyncio.Protocol):
         self._break(str(exc or "the server closed the connection"))
 
     def call(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
-        """Send commands; the future has their replies. It fails with BrokenError or, if any is refused, RefusedError."""
+        """Send commands; the future has their replies. It fails with BrokenError or, if any is refused, CommandRefusedError."""
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         if self.broken is not None:
             future.set_exception(BrokenError(self.broken))
@@ -198,7 +230,7 @@ def _settle(call: _Call) -> None:
     if call.refused is None:
         call.future.set_result(call.replies)
     else:
-        call.future.set_exception(RefusedError(call.refused))
+        call.future.set_exception(CommandRefusedError(call.refused))
 
 
 def packed(commands: Sequence[Command]) -> list[bytes]:
@@ -221,3 +253,21 @@ def packed(commands: Sequence[Command]) -> list[bytes]:
                 pieces += (b"".join(short) + b"$%d\r\n" % len(data), data)
                 short = [b"\r\n"]
     return [*pieces, b"".join(short)]
+
+
+def passing(refusal: str) -> bool:
+    """Return whether a refusal will end in a moment."""
+    return refusal.startswith(_PASSING)
+
+
+def trouble(refusal: str, shown: str) -> StoreError:
+    """Return the error for a refusal."""
+    for text, words in _TEXTS.items():
+        if text.lower() in refusal.lower():
+            return StoreUnreachableError(f"the store {shown}: {words} ({refusal})")
+    words = _WORDS.get(refusal.partition(" ")[0], "")
+    if refusal.startswith("WRONGTYPE"):
+        return StoreMismatchError(f"the store {shown}: another program uses keys of this prefix ({refusal})")
+    if words:
+        return StoreUnreachableError(f"the store {shown}: {words} ({refusal})")
+    return StoreUnreachableError(f"the store {shown} refused a command: {refusal}")

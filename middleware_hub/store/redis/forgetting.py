@@ -18,7 +18,7 @@ from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import Keys
 from middleware_hub.store.redis.logs import Logs
 from middleware_hub.store.redis.preparing import Entered, entries, pack_mark, score
-from middleware_hub.store.redis.reading import Conversation, Reading
+from middleware_hub.store.redis.reading import Reading, StoredConversation
 from middleware_hub.store.redis.scripts import FORGET, LEAVE
 from middleware_hub.store.redis.servers import Servers
 from middleware_hub.store.retracing import Retracer
@@ -109,7 +109,7 @@ class Forgetting:
                 done = done.plus(gone)
         return done
 
-    async def _forget_one(self, one: Conversation) -> tuple[Forgotten, int]:
+    async def _forget_one(self, one: StoredConversation) -> tuple[Forgotten, int]:
         """Forget a conversation that was read; return what is gone, and its bytes."""
         keys = self._keys
         names = [keys.root(one.root), keys.blobs(one.root)]

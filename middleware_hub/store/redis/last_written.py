@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, Final
 
-from middleware_hub.store.redis.connection import Command, Connection, RefusedError
+from middleware_hub.store.redis.connection import Command, CommandRefusedError, Connection, passing
 from middleware_hub.store.redis.scripts import FORGET, FORGET_LOG, LEAVE, TRIM
-from middleware_hub.store.redis.troubles import passing
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class LastWritten:
         return left
 
     async def again(self, connection: Connection, shown: str) -> None:
-        """Write all commands to a server that may have lost them. Raises BrokenError, RefusedError."""
+        """Write all commands to a server that may have lost them. Raises BrokenError, CommandRefusedError."""
         self.waiting = [commands for _, commands in self._kept]
         await self.go_on(connection, shown)
         logger.warning(
@@ -70,14 +69,14 @@ class LastWritten:
         )
 
     async def go_on(self, connection: Connection, shown: str) -> None:
-        """Write what waits, as long as some is taken. Raises BrokenError, and RefusedError if the server is no master (yet)."""
+        """Write what waits, as long as some is taken. Raises BrokenError; CommandRefusedError if it is no master (yet)."""
         before = -1
         while self.waiting and len(self.waiting) != before:
             before, left = len(self.waiting), []
             for commands in self.waiting:
                 try:
                     replies = await connection.call(commands)
-                except RefusedError as error:
+                except CommandRefusedError as error:
                     if passing(str(error)):
                         raise
                     logger.error("%s: what it may have lost cannot be written again now: %s", shown, error)

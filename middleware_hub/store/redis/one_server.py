@@ -9,11 +9,9 @@ from typing import Any, Final
 
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.redis.address import Address
-from middleware_hub.store.redis.connection import Command, Connection, RefusedError
-from middleware_hub.store.redis.dialing import dial_first
-from middleware_hub.store.redis.server import Server
+from middleware_hub.store.redis.connection import Command, CommandRefusedError, Connection, trouble
+from middleware_hub.store.redis.server import Server, dial_first
 from middleware_hub.store.redis.servers import Heard, parse_info, questions
-from middleware_hub.store.redis.troubles import trouble
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ class OneServer:
     ) -> list[Any]:
         try:
             return await server.call(commands, again)
-        except RefusedError as error:
+        except CommandRefusedError as error:
             raise trouble(str(error), self._address.shown) from error
 
     async def life(self) -> str:

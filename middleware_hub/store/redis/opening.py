@@ -91,7 +91,7 @@ def _beginning(keys: Keys, fingerprint: str, shards: int) -> list[Command]:
     ]
 
 
-class Claim:
+class Ownership:
     """Ensures that a store stays that of its tokenizer while it is open.
 
     A server may lose everything: it is emptied, or starts again without a file. Then the first router that asks begins the

@@ -68,7 +68,7 @@ class Part:
 
 
 @dataclass(slots=True)
-class Prepared:
+class SortedBatch:
     """A batch, ready to be sent."""
 
     parts: dict[bytes, Part] = field(default_factory=dict)
@@ -84,13 +84,13 @@ class Prepared:
         )
 
 
-def prepare(batch: Batch, roots: Mapping[bytes, bytes]) -> Prepared:
+def prepare(batch: Batch, roots: Mapping[bytes, bytes]) -> SortedBatch:
     """Encode a batch. `roots` has the roots of the records outside the batch to which blobs belong.
 
     Raises ValueError for a record that is wrong in itself, ConflictingRecordError for a record that is not in the root of its
     links.
     """
-    done = Prepared()
+    done = SortedBatch()
     own: dict[bytes, bytes] = {}
     for record in batch.records:
         wrong = faults(record)
@@ -114,7 +114,7 @@ def prepare(batch: Batch, roots: Mapping[bytes, bytes]) -> Prepared:
     return done
 
 
-def _add(done: Prepared, record: SpanRecord, paths: Mapping[bytes, TextPath]) -> None:
+def _add(done: SortedBatch, record: SpanRecord, paths: Mapping[bytes, TextPath]) -> None:
     body = encode(record)
     entered: list[Entered] = []
     if record.findable:

@@ -25,7 +25,7 @@ _ASKED: Final = 16_384
 """Records that are looked for at once, counted once for each conversation in which they may be."""
 
 
-class Conversation(NamedTuple):
+class StoredConversation(NamedTuple):
     """Everything that is stored of one root.
 
     Attributes:
@@ -56,14 +56,16 @@ class Reading:
         self._servers = servers
         self._keys = keys
 
-    async def whole(self, roots: Sequence[bytes]) -> list[Conversation]:
+    async def whole(self, roots: Sequence[bytes]) -> list[StoredConversation]:
         """Return conversations with all their records; missing ones are left out."""
         key = self._keys.root
-        found: dict[bytes, Conversation] = {}
+        found: dict[bytes, StoredConversation] = {}
         commands: list[Command] = [("HMGET", key(root), "g", "m", "n") for root in roots]
         for root, (generation, mark, number) in zip(roots, await self._servers.read(commands), strict=True):
             if generation is not None:
-                found[root] = Conversation(root, generation, unpack_mark(root, mark or bytes(9)), int(number or 0), {})
+                found[root] = StoredConversation(
+                    root, generation, unpack_mark(root, mark or bytes(9)), int(number or 0), {}
+                )
         cursors = dict.fromkeys(found, b"0")
         while cursors:
             scans: list[Command] = [("HSCAN", key(root), cursor, "COUNT", _PAGE) for root, cursor in cursors.items()]

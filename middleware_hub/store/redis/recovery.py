@@ -7,7 +7,7 @@
       -> what had to wait is written, because the others do the same meanwhile                            ("done")
       -> all routers that were there are done, or have had enough time: the store answers again
 
-Each router announces how far it is (`Progress`). After any failure on the way, the store is not asked before a try has
+Each router announces how far it is (`RecoveryProgress`). After any failure on the way, the store is not asked before a try has
 succeeded.
 """
 
@@ -26,7 +26,7 @@ from middleware_hub.store.records import Event
 from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import Keys, encoded
 from middleware_hub.store.redis.logs import Logs
-from middleware_hub.store.redis.opening import Claim
+from middleware_hub.store.redis.opening import Ownership
 from middleware_hub.store.redis.preparing import has_entry, prepare
 from middleware_hub.store.redis.servers import Servers
 
@@ -60,7 +60,7 @@ class Recovery:
         self,
         servers: Servers,
         keys: Keys,
-        claim: Claim,
+        ownership: Ownership,
         logs: Logs,
         append: Callable[[Batch], Awaitable[object]],
         trusted: Callable[[], Awaitable[object]],
@@ -68,14 +68,14 @@ class Recovery:
     ) -> None:
         self._servers = servers
         self._keys = keys
-        self._claim = claim
+        self._ownership = ownership
         self._logs = logs
         self._append = append
         self._trusted = trusted
         self._refills = refills
         self._own: set[str] = set()
         self._others: frozenset[str] = frozenset()
-        self._progress: Progress | None = None
+        self._progress: RecoveryProgress | None = None
         self._begun = self._away = False
         self._complained: dict[type[Exception], float] = {}
         self._task: asyncio.Task[None] | None = None
@@ -142,27 +142,27 @@ class Recovery:
 
     async def _recover(self) -> None:
         await self._trusted()
-        await self._claim.hold()
-        life = b"%b %b" % (self._claim.life or b"", (await self._servers.life()).encode())
+        await self._ownership.hold()
+        life = b"%b %b" % (self._ownership.life or b"", (await self._servers.life()).encode())
         self._away = False
-        progress = self._progress = Progress(self._servers, self._keys, life, self._own, self._others)
-        await progress.say(Stage.REFILLING)
+        progress = self._progress = RecoveryProgress(self._servers, self._keys, life, self._own, self._others)
+        await progress.say(RecoveryStage.REFILLING)
         await self._servers.complete()
         for refill in self._refills:
             await refill(self)
-        await progress.say(Stage.REFILLED)
+        await progress.say(RecoveryStage.REFILLED)
         idle, done = 0, False
         while not self._begun:
             await progress.look()
             if not done:
                 done = await self._servers.complete()
-                idle = idle + 1 if progress.others_are(Stage.REFILLED) else 0
+                idle = idle + 1 if progress.others_are(RecoveryStage.REFILLED) else 0
                 if not done and (idle > _IDLE_LOOKS or progress.silent):
                     logger.error("some of what was written last cannot be written again: what it builds on is lost")
                     done = True
                 if done:
-                    await progress.say(Stage.DONE)
-            if done and (progress.others_are(Stage.DONE) or progress.silent):
+                    await progress.say(RecoveryStage.DONE)
+            if done and (progress.others_are(RecoveryStage.DONE) or progress.silent):
                 return
             await asyncio.sleep(_PAUSE)
 
@@ -209,19 +209,19 @@ class Recovery:
             await self._progress.step()
 
 
-class Stage(IntEnum):
-    """How far a router is with writing again what a store has lost; see `Progress`."""
+class RecoveryStage(IntEnum):
+    """How far a router is with writing again what a store has lost; see `RecoveryProgress`."""
 
     REFILLING = 0
     REFILLED = 1
     DONE = 2
 
 
-_WORDS: Final = {stage: stage.name.lower().encode() for stage in Stage}
+_WORDS: Final = {stage: stage.name.lower().encode() for stage in RecoveryStage}
 _STAGES: Final = {word: stage for stage, word in _WORDS.items()}
 
 
-class Progress:
+class RecoveryProgress:
     """How far each router is: the announcements of one recovery, in the store under `returned`.
 
         refilling 0 -> refilling 1 -> ... -> refilled -> done
@@ -249,12 +249,12 @@ class Progress:
         self._until = self._said_at = monotonic()
         self._steps = 0
 
-    async def say(self, stage: Stage) -> None:
+    async def say(self, stage: RecoveryStage) -> None:
         """Announce how far this router is. The time limit of the others begins when this router has nothing more to refill."""
         self._said_at = monotonic()
-        if stage is Stage.REFILLED:
+        if stage is RecoveryStage.REFILLED:
             self._until = self._said_at + OTHERS_SECONDS
-        word = self._life + _WORDS[stage] + (b" %d" % self._steps if stage is Stage.REFILLING else b"")
+        word = self._life + _WORDS[stage] + (b" %d" % self._steps if stage is RecoveryStage.REFILLING else b"")
         if self._own:
             pairs = [part for name in self._own for part in (name, word)]
             await self._servers.write([("HSET", self._key, *pairs), ("EXPIRE", self._key, _KEPT_SECONDS)])
@@ -263,7 +263,7 @@ class Progress:
         """Note progress of the refill, and announce it now and then."""
         self._steps += 1
         if monotonic() - self._said_at >= _SAY_EVERY:
-            await self.say(Stage.REFILLING)
+            await self.say(RecoveryStage.REFILLING)
 
     async def look(self) -> None:
         """Read how far the others are."""
@@ -282,7 +282,7 @@ class Progress:
         name, _, steps = word[len(self._life) :].partition(b" ")
         return (_STAGES[name], int(steps) if steps.isdigit() else 0) if name in _STAGES else _UNHEARD
 
-    def others_are(self, stage: Stage) -> bool:
+    def others_are(self, stage: RecoveryStage) -> bool:
         """Return whether all others had reached this stage when they were last read."""
         return all(place >= (stage, 0) for place in self._said.values())
 

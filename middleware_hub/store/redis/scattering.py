@@ -16,7 +16,7 @@ from middleware_hub.store.records import Mark
 from middleware_hub.store.redis.appending import Arguments, pack_part, refusal
 from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import CROWD, Keys, encoded
-from middleware_hub.store.redis.preparing import MOST, Answers, Prepared, pack_mark, score
+from middleware_hub.store.redis.preparing import MOST, Answers, SortedBatch, pack_mark, score
 from middleware_hub.store.redis.scripts import APPEND, LOG_END
 from middleware_hub.store.redis.servers import Servers
 
@@ -32,7 +32,7 @@ class Scatterer:
         self._servers = servers
         self._keys = keys
 
-    async def commit(self, batches: Sequence[Prepared], marks: Sequence[Mark]) -> Answers:
+    async def commit(self, batches: Sequence[SortedBatch], marks: Sequence[Mark]) -> Answers:
         """Append batches and marks; return the result of each batch. Raises StoreUnreachableError: perhaps all is appended."""
         state = _State([None] * len(batches))
         await self._check_events(batches, state)
@@ -46,7 +46,7 @@ class Scatterer:
     async def _write(self, pairs: Sequence[Pair]) -> list[Any]:
         return await self._servers.write([one for one, _ in pairs], [again for _, again in pairs]) if pairs else []
 
-    async def _check_events(self, batches: Sequence[Prepared], state: _State) -> None:
+    async def _check_events(self, batches: Sequence[SortedBatch], state: _State) -> None:
         """Refuse what the logs would refuse now, before anything is written; list new logs."""
         logs = list(dict.fromkeys(event.log for batch in batches for event, _ in batch.events))
         if not logs:
@@ -62,13 +62,13 @@ class Scatterer:
         new = {event.log for batch in taken for event, _ in batch.events if not ends[event.log][0]}
         await self._servers.write([("ZADD", self._keys.index(log), 0, encoded(log)) for log in new])
 
-    async def _there(self, batch: Prepared) -> bool:
+    async def _there(self, batch: SortedBatch) -> bool:
         """Return whether any event of a batch is among the last ones of its log: then the batch was begun before."""
         commands: list[Command] = [("LRANGE", self._keys.log(event.log), -1_000, -1) for event, _ in batch.events]
         replies = await self._servers.read(commands)
         return any(body in last for (_, body), last in zip(batch.events, replies, strict=True))
 
-    async def _bodies(self, batches: Sequence[Prepared], state: _State) -> dict[tuple[int, bytes], bytes]:
+    async def _bodies(self, batches: Sequence[SortedBatch], state: _State) -> dict[tuple[int, bytes], bytes]:
         """Write records, blobs and marks of roots; return the generation of each root."""
         keys, pairs, owners = self._keys, list[Pair](), []
         for at, batch in enumerate(batches):
@@ -93,7 +93,7 @@ class Scatterer:
         return generations
 
     async def _places(
-        self, batches: Sequence[Prepared], state: _State, generations: dict[tuple[int, bytes], bytes]
+        self, batches: Sequence[SortedBatch], state: _State, generations: dict[tuple[int, bytes], bytes]
     ) -> None:
         pairs = []
         for at, batch in enumerate(batches):
@@ -109,7 +109,7 @@ class Scatterer:
             if reply[1][0]:
                 state.order[mark.root] = reply[1][0]
 
-    async def _events(self, batches: Sequence[Prepared], state: _State) -> list[list[int]]:
+    async def _events(self, batches: Sequence[SortedBatch], state: _State) -> list[list[int]]:
         """Append the events; return their numbers.
 
         Those that a log may refuse come first: if it does, the other events of their batch are not written.
@@ -160,7 +160,7 @@ class _State:
         """Logs that were deleted."""
 
 
-def _refused(batch: Prepared, ends: dict[str, tuple[int, int]]) -> StoreError | None:
+def _refused(batch: SortedBatch, ends: dict[str, tuple[int, int]]) -> StoreError | None:
     """Return why logs with these ends refuse the events of a batch, if it is certain that they do."""
     for event, _ in batch.events:
         last, closed = ends[event.log]

@@ -11,16 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any, Final
 
 from middleware_hub.store.errors import StoreError, StoreUnreachableError
-from middleware_hub.store.redis.connection import BrokenError, Command, Connection, HungError, RefusedError
+from middleware_hub.store.redis.address import Address, Login
+from middleware_hub.store.redis.connection import (
+    BrokenError,
+    Command,
+    CommandRefusedError,
+    Connection,
+    HungError,
+    passing,
+    trouble,
+)
 from middleware_hub.store.redis.last_written import LastWritten
 from middleware_hub.store.redis.scripts import ALL
-from middleware_hub.store.redis.troubles import passing, trouble
+from middleware_hub.store.redis.servers import parse_info
+from router.http.time_limits import patience as time_limit
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +42,14 @@ _PASSING_PAUSE: Final = 0.1
 _LOAD: Final[list[Command]] = [("SCRIPT", "LOAD", script.text) for script in ALL]
 
 Dial = Callable[[], Awaitable[Connection]]
+Pushed = Callable[[bytes, bytes], None]
 
 
 class Server:
     """One server, or the present master.
 
     Args:
-        dial: makes a connection. It raises StoreError, BrokenError, RefusedError, or OSError.
+        dial: makes a connection. It raises StoreError, BrokenError, CommandRefusedError, or OSError.
         shown: its address in messages.
         patience: seconds that a request may take, with all its tries.
         writes: whether the commands sent here must survive a kill and restart of the server.
@@ -69,7 +81,7 @@ class Server:
     async def call(self, commands: Sequence[Command], again: Sequence[Command] | None = None) -> list[Any]:
         """Return the replies of commands, which may be sent more than once; repeats are sent as in `again`.
 
-        Raises StoreError, RefusedError.
+        Raises StoreError, CommandRefusedError.
         """
         end = monotonic() + self._patience
         while True:
@@ -82,7 +94,7 @@ class Server:
                 if self._closed or self._trouble is not None or monotonic() >= end:
                     raise self._away(error) from error
                 logger.warning("%s: %s: connecting again", self._shown, error)
-            except RefusedError as error:
+            except CommandRefusedError as error:
                 await self._mend(connection, str(error), end)
             else:
                 if self._written is not None:
@@ -93,11 +105,11 @@ class Server:
     async def _mend(self, connection: Connection, refusal: str, end: float) -> None:
         """Wait until a refused command may be sent again. Raises the refusal's error if it is final or this takes too long."""
         if refusal.startswith("NOSCRIPT"):
-            with suppress(BrokenError, RefusedError):
+            with suppress(BrokenError, CommandRefusedError):
                 await connection.call(_LOAD)
             return
         if not passing(refusal):
-            raise RefusedError(refusal)
+            raise CommandRefusedError(refusal)
         if monotonic() >= end:
             raise trouble(refusal, self._shown)
         connection.close()
@@ -107,7 +119,7 @@ class Server:
         """Return a separate connection for the caller."""
         try:
             return await self._dial()
-        except (OSError, BrokenError, RefusedError) as error:
+        except (OSError, BrokenError, CommandRefusedError) as error:
             raise self._away(error) from error
 
     async def _connected(self) -> Connection:
@@ -129,7 +141,7 @@ class Server:
                 await self._written.again(connection, self._shown)
             connection.lost = self._hear_of_loss
             self._life = connection.life
-        except (OSError, BrokenError, RefusedError) as error:
+        except (OSError, BrokenError, CommandRefusedError) as error:
             found = self._away(error)
         except StoreError as error:
             found = error
@@ -152,7 +164,7 @@ class Server:
             return True
         try:
             await self._written.go_on(await self._connected_now(), self._shown)
-        except (BrokenError, RefusedError) as error:
+        except (BrokenError, CommandRefusedError) as error:
             raise self._away(error) from error
         return not self._written.waiting
 
@@ -195,7 +207,7 @@ class Server:
         logger.warning("%s answers again", self._shown)
 
     def _away(self, error: BaseException) -> StoreError:
-        if isinstance(error, RefusedError):
+        if isinstance(error, CommandRefusedError):
             return trouble(str(error), self._shown)
         why = str(error) or type(error).__name__
         return StoreUnreachableError(f"the store {self._shown} cannot be reached: {why}")
@@ -208,3 +220,83 @@ class Server:
                 await asyncio.wait([task])
         if self._connection is not None:
             self._connection.close()
+
+
+async def dial(
+    address: Address,
+    host: str,
+    port: int,
+    *,
+    login: Login | None = None,
+    db: int | None = None,
+    pushed: Pushed | None = None,
+    scripts: bool = True,
+) -> Connection:
+    """Return a connection to a server. Raises OSError, BrokenError, CommandRefusedError."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with time_limit(address.connect_timeout):
+            context = None if address.tls is None else address.tls.context()
+            transport, connection = await loop.create_connection(
+                lambda: Connection(address.timeout, pushed), host, port, ssl=context
+            )
+            raw = transport.get_extra_info("socket")
+            if raw is not None:
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            try:
+                greeting = _greeting(address, login or address.login, address.db if db is None else db, scripts)
+                connection.life = parse_info((await connection.call(greeting))[-1]).get("run_id", "")
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+    except TimeoutError:
+        raise BrokenError(f"{host}:{port} does not answer within {address.connect_timeout:g} seconds") from None
+
+
+def _greeting(address: Address, login: Login, db: int, scripts: bool) -> list[Command]:
+    who = () if login.password is None else ("AUTH", login.user or "default", login.password)
+    commands: list[Command] = [("HELLO", 2, *who, "SETNAME", "tito-router")]
+    if db:
+        commands.append(("SELECT", db))
+    return [*commands, *(_LOAD if scripts else ()), ("INFO", "server")]
+
+
+async def dial_first(address: Address, *, pushed: Pushed | None = None) -> Connection:
+    """Return a connection to the server of an address, or to the master that its Sentinels name."""
+    if address.kind != "redis+sentinel":
+        (host, port), *more = address.hosts
+        if more:
+            raise StoreUnreachableError(
+                f"the store {address.shown}: more than one host is for redis+sentinel or redis+cluster"
+            )
+        return await dial(address, host, port, pushed=pushed)
+    host, port = await _master(address, address.hosts)
+    connection = await dial(address, host, port, pushed=pushed)
+    try:
+        (role,) = await connection.call([("ROLE",)])
+        if role[0] != b"master":
+            raise BrokenError(f"{host}:{port} is not the master any more")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _master(address: Address, sentinels: Sequence[tuple[str, int]]) -> tuple[str, int]:
+    """Return the address of the master, from the first Sentinel that answers."""
+    said = []
+    for host, port in sentinels:
+        try:
+            sentinel = await dial(address, host, port, login=address.sentinel_login, db=0, scripts=False)
+            try:
+                (found,) = await sentinel.call([("SENTINEL", "GET-MASTER-ADDR-BY-NAME", address.name)])
+            finally:
+                sentinel.close()
+        except (OSError, BrokenError, CommandRefusedError) as error:
+            said.append(f"{host}:{port}: {error}")
+            continue
+        if found is not None:
+            return found[0].decode(), int(found[1])
+        said.append(f"{host}:{port} knows no master {address.name!r}")
+    raise StoreUnreachableError(f"the store {address.shown}: no Sentinel names a master ({'; '.join(said)})")

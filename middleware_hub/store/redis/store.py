@@ -20,6 +20,7 @@ from middleware_hub.store.protocol import (
     Forgotten,
     Found,
     LogInfo,
+    LookUps,
     Loss,
     Query,
     Refill,
@@ -30,21 +31,19 @@ from middleware_hub.store.redis.address import PREFIX, Address, parse
 from middleware_hub.store.redis.appending import Appender
 from middleware_hub.store.redis.cluster import Cluster
 from middleware_hub.store.redis.connection import Command
-from middleware_hub.store.redis.fetching import Fetch
 from middleware_hub.store.redis.forgetting import Forgetting
 from middleware_hub.store.redis.keys import Keys, encoded
 from middleware_hub.store.redis.logs import Logs
 from middleware_hub.store.redis.one_server import OneServer
-from middleware_hub.store.redis.opening import Claim, check_servers, open_keys
+from middleware_hub.store.redis.opening import Ownership, check_servers, open_keys
 from middleware_hub.store.redis.preparing import outside, prepare
 from middleware_hub.store.redis.reading import Reading
 from middleware_hub.store.redis.recovery import Recovery
 from middleware_hub.store.redis.scattering import Scatterer
-from middleware_hub.store.redis.searching import Search
+from middleware_hub.store.redis.searching import Fetch, RedisSearch
 from middleware_hub.store.redis.servers import Servers
-from middleware_hub.store.redis.verifying import Verifier
-from middleware_hub.store.redis.writer import Writer
-from middleware_hub.store.tally import Tally
+from middleware_hub.store.redis.verifying import RedisVerifier
+from middleware_hub.store.redis.writer import RedisWriter
 
 logger = logging.getLogger(__name__)
 
@@ -56,12 +55,12 @@ class _Open:
     """The parts of an open store."""
 
     def __init__(
-        self, servers: Servers, keys: Keys, writer: Writer, claim: Claim | None, clock: Callable[[], float]
+        self, servers: Servers, keys: Keys, writer: RedisWriter, ownership: Ownership | None, clock: Callable[[], float]
     ) -> None:
-        """`claim`: None for a reader without a tokenizer."""
+        """`ownership`: None for a reader without a tokenizer."""
         self.servers = servers
         self.keys = keys
-        self.claim = claim
+        self.ownership = ownership
         self.writer = writer
         self.logs = Logs(servers, keys, clock)
         self.recovery: Recovery | None = None
@@ -70,10 +69,10 @@ class _Open:
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
         """Return the answers to some commands. If the store was emptied before the last answer, `check` raises from now on."""
-        if self.claim is None or not self.servers.together:  # in a cluster it would be one more node to ask
+        if self.ownership is None or not self.servers.together:  # in a cluster it would be one more node to ask
             return await self.servers.read(commands)
-        *replies, claimed = await self.servers.read([*commands, self.claim.question])
-        await self.claim.check(claimed)
+        *replies, owner = await self.servers.read([*commands, self.ownership.question])
+        await self.ownership.check(owner)
         return replies
 
     async def check(self, *, lacking: bool = False) -> None:
@@ -81,9 +80,9 @@ class _Open:
 
         `lacking`: something was missing. So ask whether the store was emptied, which may be unnoticed so far.
         """
-        if lacking and self.claim is not None:
-            (claimed,) = await self.servers.read([self.claim.question])
-            await self.claim.check(claimed)
+        if lacking and self.ownership is not None:
+            (owner,) = await self.servers.read([self.ownership.question])
+            await self.ownership.check(owner)
         if self.recovery is not None:
             self.recovery.check()
 
@@ -128,7 +127,7 @@ class RedisStore:
         self._opened: _Open | None = None
         self._refills: list[Loss] = []
         self._others = count(1)
-        self._tally = Tally()
+        self._look_ups = LookUps()
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._address.shown}, {'open' if self._opened else 'closed'}>"
@@ -145,14 +144,14 @@ class RedisStore:
             if servers.together
             else Scatterer(servers, keys)
         )
-        claim = None if fingerprint is None else Claim(servers, keys, fingerprint, self._address.shown, life)
-        self._opened = opened = _Open(servers, keys, Writer(appender.commit), claim, self._clock)
-        if claim is not None:
+        ownership = None if fingerprint is None else Ownership(servers, keys, fingerprint, self._address.shown, life)
+        self._opened = opened = _Open(servers, keys, RedisWriter(appender.commit), ownership, self._clock)
+        if ownership is not None:
             if not servers.together:
                 self._refills.insert(0, opened.list_logs)
             trusted = partial(check_servers, servers, self._address, self._durability)
-            opened.recovery = Recovery(servers, keys, claim, opened.logs, opened.append, trusted, self._refills)
-            claim.emptied = servers.replaced = opened.recovery.begin
+            opened.recovery = Recovery(servers, keys, ownership, opened.logs, opened.append, trusted, self._refills)
+            ownership.emptied = servers.replaced = opened.recovery.begin
 
     async def close(self) -> None:
         opened, self._opened = self._opened, None
@@ -168,18 +167,18 @@ class RedisStore:
             raise StoreUnreachableError(f"the store {self._address.shown} is not open")
         return self._opened
 
-    async def _claimed(self) -> _Open:
+    async def _owned(self) -> _Open:
         """Return the open store, if it is whole and not another tokenizer's."""
         opened = self._open()
         if opened.recovery is not None:
             await opened.recovery.over()
         await opened.servers.attend()
-        if opened.claim is not None and opened.claim.lost:
-            await opened.claim.hold()
+        if opened.ownership is not None and opened.ownership.lost:
+            await opened.ownership.hold()
         return opened
 
     async def append(self, batch: Batch) -> list[int]:
-        opened = await self._claimed()
+        opened = await self._owned()
         try:
             return await opened.append(batch, self._durability)
         except (MissingRecordError, LogMovedError):
@@ -201,8 +200,8 @@ class RedisStore:
         return None
 
     async def find(self, query: Query) -> Found:
-        opened = await self._claimed()
-        search = Search(opened.keys, query)
+        opened = await self._owned()
+        search = RedisSearch(opened.keys, query)
         commands = search.commands()
         replies = await opened.ask([*commands, *map(opened.logs.end_of, query.logs)])
         ends = {log: reply[0] for log, reply in zip(query.logs, replies[len(commands) :], strict=True)}
@@ -213,12 +212,12 @@ class RedisStore:
         fetch = Fetch(opened.servers.read, opened.keys, query.known)
         found = await fetch.run(wanted, search.cut_off)
         await opened.check(lacking=fetch.lacking)
-        return replace(self._tally.counted(found), ends=ends)
+        return replace(self._look_ups.counted(found), ends=ends)
 
     async def get(
         self, ids: Sequence[bytes], *, known: Container[bytes] = (), roots: Mapping[bytes, bytes] | None = None
     ) -> Found:
-        opened = await self._claimed()
+        opened = await self._owned()
         found = dict(roots or {})
         unknown = [one for one in ids if one not in found]
         if unknown:
@@ -226,12 +225,12 @@ class RedisStore:
         fetch = Fetch(opened.servers.read, opened.keys, known)
         brought = await fetch.run([(found[one], one) for one in ids if one in found])
         await opened.check(lacking=fetch.lacking or len(found) < len(ids))
-        return self._tally.counted(brought)
+        return self._look_ups.counted(brought)
 
     async def blobs(
         self, record: bytes, names: Sequence[str] | None = None, *, root: bytes | None = None
     ) -> list[Blob]:
-        opened = await self._claimed()
+        opened = await self._owned()
         if root is None:
             root = (await opened.reading.roots_of([record])).get(record)
         if root is None:
@@ -250,35 +249,35 @@ class RedisStore:
         return [decode_blob(body) for body in bodies if body is not None]
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
-        opened = await self._claimed()
+        opened = await self._owned()
         events = await opened.logs.read(log, after, limit)
         await opened.check(lacking=not events)
         return events
 
     async def logs(self, prefix: str = "", *, after: str = "", limit: int = 1_000) -> list[LogInfo]:
-        return await (await self._claimed()).logs.list(prefix, after, limit)
+        return await (await self._owned()).logs.list(prefix, after, limit)
 
     async def wait(self, log: str, after: int, seconds: float) -> int:
-        return await (await self._claimed()).logs.wait(log, after, seconds)
+        return await (await self._owned()).logs.wait(log, after, seconds)
 
     async def trim(self, log: str, before: int) -> None:
-        await (await self._claimed()).logs.trim(log, before)
+        await (await self._owned()).logs.trim(log, before)
 
     async def forget_logs(self, logs: Sequence[str]) -> int:
-        return await (await self._claimed()).logs.forget(logs)
+        return await (await self._owned()).logs.forget(logs)
 
     async def announce(self, name: str, data: bytes, seconds: float) -> None:
         opened = self._open()
-        if opened.claim is not None and opened.recovery is not None:
+        if opened.ownership is not None and opened.recovery is not None:
             await opened.recovery.over()
-            await opened.claim.hold()
+            await opened.ownership.hold()
             await opened.servers.attend()
             await opened.recovery.over()
             opened.recovery.announced(name, seconds)
         await opened.logs.announce(name, data, seconds)
 
     async def announced(self, prefix: str = "") -> Mapping[str, bytes]:
-        opened = await self._claimed()
+        opened = await self._owned()
         found = await opened.logs.announced(prefix)
         await opened.check()
         if opened.recovery is not None:
@@ -295,7 +294,7 @@ class RedisStore:
 
     async def verify(self, checked: Callable[[int], None] | None = None) -> AsyncIterator[Finding]:
         opened = self._open()
-        verifier = Verifier(opened.servers, opened.keys, opened.reading)
+        verifier = RedisVerifier(opened.servers, opened.keys, opened.reading)
         before = 0
         async for findings in verifier.run():
             if checked is not None:
@@ -316,7 +315,10 @@ class RedisStore:
 
     async def stats(self) -> StoreStats:
         opened = self._open()
-        return self._tally.stats(await opened.reading.sizes(), opened.writer)
+        writer = opened.writer
+        return self._look_ups.added_to(
+            StoreStats(*await opened.reading.sizes(), writer.groups, writer.appends, conflicts=writer.conflicts)
+        )
 
 
 def _only_logged(future: asyncio.Future[list[int]]) -> None:

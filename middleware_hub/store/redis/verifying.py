@@ -7,17 +7,16 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from middleware_hub.store.errors import VERIFY, DamagedRecordError, StoreError, StoreMismatchError
-from middleware_hub.store.paths import NAME
 from middleware_hub.store.protocol import Finding
-from middleware_hub.store.records import ID_SIZE, SpanRecord, decode, decode_blob, decode_event, faults
+from middleware_hub.store.records import ID_SIZE
 from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import Keys
 from middleware_hub.store.redis.preparing import MOST, TRY_SIZE, Entered, entries
-from middleware_hub.store.redis.reading import Conversation, Reading
+from middleware_hub.store.redis.reading import Reading, StoredConversation
 from middleware_hub.store.redis.scripts import READ_LOG
 from middleware_hub.store.redis.servers import Servers
 from middleware_hub.store.retracing import Retracer
+from middleware_hub.store.verifying import check_blob, check_chain, check_event, check_links, check_record, not_entered
 
 _AT_ONCE: Final = 16
 _EVENTS: Final = 500
@@ -27,7 +26,7 @@ _PATIENCE: Final = 0.5
 _Name = TypeVar("_Name", str, bytes)
 
 
-class Verifier:
+class RedisVerifier:
     """Checks everything in a store. What is forgotten meanwhile is not a finding."""
 
     def __init__(self, servers: Servers, keys: Keys, reading: Reading) -> None:
@@ -102,7 +101,7 @@ class Verifier:
         await asyncio.sleep(_PATIENCE)
         return [f for one in await self._reading.whole(suspects) async for f in self._conversation(one)]
 
-    async def _conversation(self, one: Conversation) -> AsyncIterator[Finding]:
+    async def _conversation(self, one: StoredConversation) -> AsyncIterator[Finding]:
         key = self._keys.order(one.root)
         (score,) = await self._servers.read([("ZSCORE", key, one.root)])
         if score is None:
@@ -111,11 +110,10 @@ class Verifier:
             yield Finding(
                 "record", f"the conversation {one.root.hex()} has {len(one.bodies)} of {one.size} records", one.root
             )
-        records = one.records()
-        retracer = Retracer(records.get)
+        retracer = Retracer(one.records().get)
         places: list[Entered] = []
         for record, body in one.bodies.items():
-            for finding in _record(one, record, body, records, retracer, places):
+            for finding in _record(one, record, body, retracer, places):
                 yield finding
         for finding in await self._places(one.generation, places):
             yield finding
@@ -131,9 +129,7 @@ class Verifier:
             whole = generation + reference
             most = MOST[place.kind] * len(whole)
             if not any(held is not None and (whole in held or len(held) >= most) for held in (value, more)):
-                record = reference[16:32]
-                how = "one of its names" if place.kind == NAME else f"its text (length {place.length}, {place.kind})"
-                findings.append(Finding("index", f"record {record.hex()} cannot be found by {how}", record))
+                findings.append(not_entered(reference[16:32], place))
         return findings
 
     async def _blobs(self, key: bytes) -> list[Finding]:
@@ -146,11 +142,7 @@ class Verifier:
             pairs = [(flat[at], flat[at + 1]) for at in range(0, len(flat), 2) if len(flat[at]) > ID_SIZE]
             owners: list[Command] = [("HEXISTS", self._keys.root(root), field[:ID_SIZE]) for field, _ in pairs]
             for (field, body), there in zip(pairs, await self._servers.read(owners), strict=True):
-                try:
-                    decode_blob(body)
-                except StoreError as error:
-                    why = error.message.removesuffix(VERIFY)
-                    findings.append(Finding("blob", f"a blob {field[ID_SIZE:]!r}: {why}", field[:ID_SIZE]))
+                findings += check_blob(field[ID_SIZE:], body, field[:ID_SIZE])
                 if not there and (await self._servers.read([("EXISTS", key)]))[0]:
                     findings.append(
                         Finding("index", f"a blob {field[ID_SIZE:]!r} belongs to a record that is not there")
@@ -169,49 +161,30 @@ class Verifier:
             if not bodies:
                 return findings
             for number, body in enumerate(bodies, first):
-                try:
-                    decode_event(log, number, body[TRY_SIZE:])
-                except StoreError as error:
-                    findings.append(Finding("event", error.message.removesuffix(VERIFY)))
+                findings += check_event(log, number, body[TRY_SIZE:])
             after = first + len(bodies) - 1
 
 
 def _record(
-    one: Conversation,
-    key: bytes,
-    body: bytes,
-    records: dict[bytes, SpanRecord],
-    retracer: Retracer,
-    places: list[Entered],
+    one: StoredConversation, key: bytes, body: bytes, retracer: Retracer, places: list[Entered]
 ) -> Iterator[Finding]:
     """Yield what is wrong with a record by itself, and with what it builds on; add where it has to be entered."""
-    try:
-        record = decode(body)
-    except (DamagedRecordError, StoreMismatchError) as error:
-        yield Finding("record", f"record {key.hex()}: {error.message.removesuffix(VERIFY)}", key)
+    record, wrong = check_record(key, body)
+    yield from wrong
+    if record is None:
         return
-    name = f"record {record.id.hex()}"
     if record.id != key or record.root != one.root:
-        yield Finding("record", f"{name} is stored as {key.hex()} of the conversation {one.root.hex()}", key)
-    for wrong in faults(record, thorough=True):
-        yield Finding("record", f"{name}: {wrong}", key)
-    missing = [link for link in dict.fromkeys((*record.links, record.root)) if link not in one.bodies]
-    for link in missing:
-        yield Finding("link", f"{name}: {link.hex()}, which it builds on, is not there", key)
-    if missing:
+        yield Finding(
+            "record",
+            f"record {record.id.hex()} is stored as {key.hex()} of the conversation {one.root.hex()}",
+            key,
+        )
+    if missing := check_links(record, key, one.bodies):
+        yield from missing
         return
-    if record.parent is not None:
-        tokens = retracer.tokens(record.parent)
-        if tokens is not None and record.take > tokens:
-            yield Finding("link", f"{name} takes {record.take} tokens of a parent that has {tokens}", key)
-    if record.base is not None:
-        length = retracer.length(record.base)
-        if length is not None and length != record.text_from:
-            yield Finding("link", f"{name}: its text begins at {record.text_from}, its base ends at {length}", key)
-    where = retracer.places(record)
-    if where is None:
-        yield Finding("link", f"{name}: a text that it builds on cannot be read", key)
-    elif record.findable:
+    where, wrong = check_chain(record, key, retracer)
+    yield from wrong
+    if record.findable:
         places += entries(record, where)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from middleware_hub.store.errors import ConflictingRecordError, StoreError, StoreUnreachableError
 from middleware_hub.store.records import Mark
-from middleware_hub.store.redis.preparing import Answers, Prepared
+from middleware_hub.store.redis.preparing import Answers, SortedBatch
 
 logger = logging.getLogger(__name__)
 
@@ -19,16 +19,16 @@ _MOST_BYTES: Final = 1 << 22
 _MARKS_EVERY: Final = 1.0
 """Seconds after which marks are written at the latest."""
 
-Commit = Callable[[Sequence[Prepared], Sequence[Mark]], Awaitable[Answers]]
+Commit = Callable[[Sequence[SortedBatch], Sequence[Mark]], Awaitable[Answers]]
 
 
-class Writer:
+class RedisWriter:
     """Gathers batches and marks, and passes them to `commit`, one group after the other."""
 
     def __init__(self, commit: Commit) -> None:
         self._commit = commit
         self._loop = asyncio.get_running_loop()
-        self._jobs: list[tuple[Prepared, asyncio.Future[list[int]]]] = []
+        self._jobs: list[tuple[SortedBatch, asyncio.Future[list[int]]]] = []
         self._marks: dict[bytes, Mark] = {}
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -39,7 +39,7 @@ class Writer:
         """Return how many batches wait for an earlier group."""
         return len(self._jobs)
 
-    def submit(self, batch: Prepared) -> asyncio.Future[list[int]]:
+    def submit(self, batch: SortedBatch) -> asyncio.Future[list[int]]:
         """Queue a batch; the future has the numbers of its events when it is written."""
         future: asyncio.Future[list[int]] = self._loop.create_future()
         self._jobs.append((batch, future))
@@ -79,7 +79,7 @@ class Writer:
         finally:
             self._task = None
 
-    def _taken(self) -> list[tuple[Prepared, asyncio.Future[list[int]]]]:
+    def _taken(self) -> list[tuple[SortedBatch, asyncio.Future[list[int]]]]:
         count = size = 0
         for batch, _ in self._jobs[:_MOST_BATCHES]:
             size += batch.size
@@ -89,7 +89,7 @@ class Writer:
         taken, self._jobs = self._jobs[:count], self._jobs[count:]
         return taken
 
-    async def _write(self, jobs: list[tuple[Prepared, asyncio.Future[list[int]]]]) -> None:
+    async def _write(self, jobs: list[tuple[SortedBatch, asyncio.Future[list[int]]]]) -> None:
         marks, self._marks = self._marks, {}
         try:
             answers: Sequence[Any] = await self._commit([batch for batch, _ in jobs], list(marks.values()))

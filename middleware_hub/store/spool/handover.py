@@ -29,10 +29,10 @@ from middleware_hub.store.paths import TextPath
 from middleware_hub.store.protocol import Batch, OnMissing, Store
 from middleware_hub.store.records import Blob, Event, SpanRecord
 from middleware_hub.store.spool.file import SpoolFile
+from middleware_hub.store.spool.packing import unpack
 
 logger = logging.getLogger(__name__)
 
-Unpack = Callable[[bytes | memoryview], Batch]
 Another = Callable[[], Awaitable[Store]]
 """Makes a second object for the store."""
 
@@ -192,9 +192,8 @@ class Drain:
         why: the reason for which the last run stopped early.
     """
 
-    def __init__(self, store: Store, unpack: Unpack) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._unpack = unpack
         self.handed_over = self.lost = self._steps = 0
         self._group = _GROUP
         self.why = ""
@@ -224,7 +223,7 @@ class Drain:
                 size += waiting.size
                 if group and size > _GROUP_BYTES:
                     break
-                group.append(self._unpack(spool.read(waiting)))
+                group.append(unpack(spool.read(waiting)))
             done = len(group) > 1 and await over.several(group)
         except StoreUnreachableError:
             raise
@@ -238,7 +237,7 @@ class Drain:
     async def _one(self, spool: SpoolFile, over: HandOver) -> None:
         first, ordered = spool.waiting[0], False
         try:
-            batch = self._unpack(spool.read(first))
+            batch = unpack(spool.read(first))
             ordered = any(event.kind == TURN for event in batch.events)
             await over.one(batch, first.on_missing)
         except StoreUnreachableError:
@@ -263,7 +262,7 @@ class Drain:
 
     def _give_up(self, spool: SpoolFile, over: HandOver, error: Exception) -> None:
         with suppress(StoreError):
-            over.broken(self._unpack(spool.read(spool.waiting[0])))
+            over.broken(unpack(spool.read(spool.waiting[0])))
         try:
             beside = spool.refuse()
         except OSError as fault:
@@ -286,10 +285,9 @@ class Adoption:
         handed_over, lost: as `Drain` has them.
     """
 
-    def __init__(self, left_behind: Callable[[], Iterable[SpoolFile]], another: Another, unpack: Unpack) -> None:
+    def __init__(self, left_behind: Callable[[], Iterable[SpoolFile]], another: Another) -> None:
         self._left_behind = left_behind
         self._another = another
-        self._unpack = unpack
         self.left: list[SpoolFile] = []
         self.handed_over = self.lost = 0
 
@@ -303,7 +301,7 @@ class Adoption:
         if not self.left:
             return
         store = await self._another()
-        drain = Drain(store, self._unpack)
+        drain = Drain(store)
         try:
             while self.left and await drain.empty(self.left[0]):
                 self.left.pop(0).close()

@@ -47,7 +47,7 @@ _NO_LOG: Final = Log(None, 0, 0)
 
 
 @dataclass(slots=True)
-class Prepared:
+class EncodedBatch:
     """A batch, ready to be written: what takes time and no connection is done."""
 
     records: Sequence[SpanRecord]
@@ -60,9 +60,9 @@ class Prepared:
     """Bytes of all that is encoded."""
 
 
-def prepare(batch: Batch) -> Prepared:
+def prepare(batch: Batch) -> EncodedBatch:
     """Encode a batch. Raises ValueError for a record that is wrong in itself."""
-    done = Prepared(batch.records)
+    done = EncodedBatch(batch.records)
     path: TextPath | None = None
     for record in reversed(batch.records):  # a context has the path of the reply after it
         wrong = faults(record)
@@ -144,7 +144,7 @@ class Group:
     def __init__(
         self,
         connection: apsw.Connection,
-        jobs: Sequence[Prepared],
+        jobs: Sequence[EncodedBatch],
         others: Others,
         known: Whereabouts,
         *,
@@ -183,7 +183,7 @@ class Group:
             sql = f"SELECT name, log, last, closed FROM logs WHERE name IN ({marks(len(some))})"
             self._logs.update({row[0]: Log(*row[1:]) for row in self._connection.execute(sql, some)})
 
-    def take(self, job: Prepared) -> list[int]:
+    def take(self, job: EncodedBatch) -> list[int]:
         """Take a batch and return the numbers of its events. Raises a StoreError if it is refused: then nothing is taken."""
         located, n = self._located, self.last
         rows: list[Row] = []
@@ -253,7 +253,7 @@ class Group:
                 return bytes(body)
         return bytes(self._connection.execute("SELECT body FROM records WHERE id = ?", (record,)).get)
 
-    def _number(self, job: Prepared) -> list[int]:
+    def _number(self, job: EncodedBatch) -> list[int]:
         ends: dict[str, tuple[int, int]] = {}
         numbers = []
         for event, _ in job.events:

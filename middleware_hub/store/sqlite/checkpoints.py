@@ -19,7 +19,7 @@ from typing import Final
 import apsw
 
 from middleware_hub.store.errors import StoreError
-from middleware_hub.store.sqlite.appending import Prepared
+from middleware_hub.store.sqlite.appending import EncodedBatch
 from middleware_hub.store.sqlite.file import SameFile, connect, log_of, store_error
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Checkpoints:
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="store-checkpoint")
         self._helping: Future[None] | None = None
 
-    def wrote(self, group: Sequence[Prepared]) -> None:
+    def wrote(self, group: Sequence[EncodedBatch]) -> None:
         """Count about as many pages as a group took (measured: 12, 63 and 94 for 1, 12 and 24 turns of 7 KB)."""
         records, size = sum(len(one.records) for one in group), sum(one.size for one in group)
         self.pages += _PAGES_OF_A_GROUP + 3 * records // 2 + size // _BYTES_OF_A_PAGE

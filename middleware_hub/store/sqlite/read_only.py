@@ -19,7 +19,7 @@ import apsw
 from msgspec.structs import replace
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
-from middleware_hub.store.protocol import Finding, Found, LogInfo, Query, StoreStats
+from middleware_hub.store.protocol import Finding, Found, LogInfo, LookUps, Query, StoreStats
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, decode
 from middleware_hub.store.sqlite.file import (
     FORMAT,
@@ -34,8 +34,7 @@ from middleware_hub.store.sqlite.file import (
 )
 from middleware_hub.store.sqlite.forgetting import sizes
 from middleware_hub.store.sqlite.reader import Reader
-from middleware_hub.store.sqlite.verifying import Verifier
-from middleware_hub.store.tally import Tally
+from middleware_hub.store.sqlite.verifying import SqliteVerifier
 
 T = TypeVar("T")
 _PAGE: Final = 500
@@ -49,7 +48,7 @@ class ReadOnlyStore:
         self._file = place_of(path)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         self._opened: Reader | None = None
-        self._tally = Tally()
+        self._look_ups = LookUps()
 
     def __repr__(self) -> str:
         return f"<ReadOnlyStore {self._file}, {'open' if self._opened else 'closed'}>"
@@ -72,13 +71,13 @@ class ReadOnlyStore:
         found, _ = await self._in_thread(lambda: reader.find(query))
         assert found is not None
         ends = await self._in_thread(lambda: {log: reader.last(log) for log in query.logs})
-        return replace(self._tally.counted(found), ends=ends)
+        return replace(self._look_ups.counted(found), ends=ends)
 
     async def get(
         self, ids: Sequence[bytes], *, known: Container[bytes] = (), roots: Mapping[bytes, bytes] | None = None
     ) -> Found:
         reader = self._reader
-        return self._tally.counted(await self._in_thread(lambda: reader.get(ids, known)))
+        return self._look_ups.counted(await self._in_thread(lambda: reader.get(ids, known)))
 
     async def blobs(
         self, record: bytes, names: Sequence[str] | None = None, *, root: bytes | None = None
@@ -100,26 +99,15 @@ class ReadOnlyStore:
                     yield decode(row[-1])
 
     async def verify(self, checked: Callable[[int], None] | None = None) -> AsyncIterator[Finding]:
-        reader, more = self._reader, True
-        verifier = Verifier(reader)
-        while more:
-            before = verifier.records
-            try:
-                findings, more = await self._in_thread(verifier.page)
-            except asyncio.CancelledError:
-                reader.connection.interrupt()  # the check of a large file takes minutes
-                raise
-            if checked is not None:
-                checked(verifier.records - before)
-            for finding in findings:
-                yield finding
+        async for finding in SqliteVerifier(self._reader).run(self._in_thread, checked):
+            yield finding
 
     async def forget_roots(self, roots: Sequence[bytes]) -> NoReturn:
         raise StoreUnreachableError(f"the store {self._file} cannot be written: it is only read")
 
     async def stats(self) -> StoreStats:
         found = await self._in_thread(partial(self._reader.within, sizes))
-        return StoreStats(*found, damaged=self._tally.damaged)
+        return StoreStats(*found, damaged=self._look_ups.damaged)
 
     @property
     def _reader(self) -> Reader:

@@ -16,7 +16,7 @@ from middleware_hub.store.protocol import Found, LogInfo, Query
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, decode_blob, decode_event
 from middleware_hub.store.sqlite.file import SameFile, connect, mapped
 from middleware_hub.store.sqlite.rows import THERE, locate, marks, padded
-from middleware_hub.store.sqlite.searching import Search, Wanted, decode_all
+from middleware_hub.store.sqlite.searching import SqliteSearch, Wanted, decode_all
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class Reader:
         one does.
         """
         with self.snapshot():
-            search = Search(self.connection, query)
+            search = SqliteSearch(self.connection, query)
             wanted = search.wanted()
             alone = None if horizon is None else search.alone(horizon)
             return self._fetch(wanted, query.known, most), alone

@@ -94,7 +94,7 @@ class Wanted(NamedTuple):
     cut_off: int
 
 
-class Search:
+class SqliteSearch:
     """Which records one look-up wants."""
 
     def __init__(self, connection: apsw.Connection, query: Query) -> None:

@@ -15,7 +15,17 @@ from msgspec.structs import replace
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
 from middleware_hub.store.paths import BLOCK
-from middleware_hub.store.protocol import Batch, Durability, Finding, Forgotten, Found, LogInfo, Query, StoreStats
+from middleware_hub.store.protocol import (
+    Batch,
+    Durability,
+    Finding,
+    Forgotten,
+    Found,
+    LogInfo,
+    LookUps,
+    Query,
+    StoreStats,
+)
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, decode
 from middleware_hub.store.sqlite.appending import prepare
 from middleware_hub.store.sqlite.file import place_of
@@ -36,9 +46,8 @@ from middleware_hub.store.sqlite.forgetting import (
 )
 from middleware_hub.store.sqlite.others import Ground, trim_news
 from middleware_hub.store.sqlite.reader import Reader
-from middleware_hub.store.sqlite.verifying import Verifier
-from middleware_hub.store.sqlite.writer import Writer
-from middleware_hub.store.tally import Tally
+from middleware_hub.store.sqlite.verifying import SqliteVerifier
+from middleware_hub.store.sqlite.writer import SqliteWriter
 
 T = TypeVar("T")
 
@@ -61,11 +70,11 @@ class SqliteStore:
         self._file = place_of(path)
         self._durability = durability
         self._threads: ThreadPoolExecutor | None = None
-        self._writer: Writer | None = None
+        self._writer: SqliteWriter | None = None
         self._inline: Reader | None = None
         self._threaded: Reader | None = None
         self._ground = Ground()
-        self._tally = Tally()
+        self._look_ups = LookUps()
         self._torn = 0
 
     def __repr__(self) -> str:
@@ -75,7 +84,7 @@ class SqliteStore:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         try:
             self._torn = await self._in_thread(lambda: prepare_file(self._file, fingerprint))
-            self._writer = Writer(self._file, self._durability)
+            self._writer = SqliteWriter(self._file, self._durability)
             same = self._writer.same
             self._inline, self._threaded = Reader(self._file, same, patient=False), Reader(self._file, same)
             if await self._in_thread(partial(self._threaded.within, hidden)):
@@ -140,7 +149,7 @@ class SqliteStore:
             for name in query.parents:
                 if others.named(path.namespace, name) or (before and not ground.holds_name(path.namespace, name)):
                     return None
-        self._tally.spared += 1
+        self._look_ups.spared += 1
         return Found(ends=self._ends(query.logs, heard=heard)) if query.logs else _NOTHING
 
     def _ends(self, logs: Sequence[str], *, heard: bool) -> dict[str, int]:
@@ -173,13 +182,13 @@ class SqliteStore:
                 self._ground.add(alone)
             for name in query.parents:
                 self._ground.add_name(query.path.namespace, name)
-        return self._tally.counted(found)
+        return self._look_ups.counted(found)
 
     async def get(
         self, ids: Sequence[bytes], *, known: Container[bytes] = (), roots: Mapping[bytes, bytes] | None = None
     ) -> Found:
         _, threaded = self._open_readers()
-        return self._tally.counted(await self._in_thread(lambda: threaded.get(ids, known)))
+        return self._look_ups.counted(await self._in_thread(lambda: threaded.get(ids, known)))
 
     async def blobs(
         self, record: bytes, names: Sequence[str] | None = None, *, root: bytes | None = None
@@ -248,21 +257,10 @@ class SqliteStore:
 
     async def verify(self, checked: Callable[[int], None] | None = None) -> AsyncIterator[Finding]:
         _, threaded = self._open_readers()
-        verifier = Verifier(threaded)
         if self._torn:
             yield Finding("file", f"{self._torn} bytes at the end of the log were torn, and were cut off on opening")
-        more = True
-        while more:
-            before = verifier.records
-            try:
-                findings, more = await self._in_thread(verifier.page)
-            except asyncio.CancelledError:
-                threaded.connection.interrupt()  # the check of a large file takes minutes
-                raise
-            if checked is not None:
-                checked(verifier.records - before)
-            for finding in findings:
-                yield finding
+        async for finding in SqliteVerifier(threaded).run(self._in_thread, checked):
+            yield finding
 
     async def forget(self, max_bytes: int) -> Forgotten:
         _, threaded = self._open_readers()
@@ -303,9 +301,16 @@ class SqliteStore:
     async def stats(self) -> StoreStats:
         _, threaded = self._open_readers()
         writer = self._open_writer()
-        return self._tally.stats(await self._in_thread(partial(threaded.within, sizes)), writer, self._torn)
+        found = StoreStats(
+            *await self._in_thread(partial(threaded.within, sizes)),
+            writer.groups,
+            writer.appends,
+            conflicts=writer.conflicts,
+            torn_bytes=self._torn,
+        )
+        return self._look_ups.added_to(found)
 
-    def _open_writer(self) -> Writer:
+    def _open_writer(self) -> SqliteWriter:
         if self._writer is None:
             raise StoreUnreachableError(f"the store {self._file} is not open")
         return self._writer

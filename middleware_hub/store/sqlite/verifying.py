@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Final
 
-from middleware_hub.store.errors import VERIFY, DamagedRecordError, StoreError, StoreMismatchError
-from middleware_hub.store.paths import NAME
+from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreMismatchError
 from middleware_hub.store.protocol import Finding
-from middleware_hub.store.records import SpanRecord, decode, decode_blob, decode_event, faults
+from middleware_hub.store.records import SpanRecord, decode
 from middleware_hub.store.retracing import Retracer
 from middleware_hub.store.sqlite.file import ERRORS, mapped
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.rows import THERE, Located, locate
+from middleware_hub.store.verifying import check_blob, check_chain, check_event, check_links, check_record, not_entered
+
+Page = tuple[list[Finding], bool]
+InThread = Callable[[Callable[[], Page]], Awaitable[Page]]
 
 _PAGE: Final = 200
 _LOG: Final = "SELECT name FROM logs l WHERE l.log = events.log"
 _PLACE: Final = "SELECT 1 FROM places WHERE key = ? AND length = ? AND hash = ? AND kind = ? AND record = ?"
 
 
-class Verifier:
+class SqliteVerifier:
     """Checks everything in a file. What is forgotten meanwhile is not a finding."""
 
     def __init__(self, reader: Reader) -> None:
@@ -30,7 +34,22 @@ class Verifier:
         self.records = 0
         """How many were checked."""
 
-    def page(self) -> tuple[list[Finding], bool]:
+    async def run(self, in_thread: InThread, checked: Callable[[int], None] | None) -> AsyncIterator[Finding]:
+        """Yield what is wrong, as `Store.verify`. `in_thread` does something in the thread to which the reader belongs."""
+        more = True
+        while more:
+            before = self.records
+            try:
+                findings, more = await in_thread(self.page)
+            except asyncio.CancelledError:
+                self._connection.interrupt()  # the check of a large file takes minutes
+                raise
+            if checked is not None:
+                checked(self.records - before)
+            for finding in findings:
+                yield finding
+
+    def page(self) -> Page:
         """Check the next page; return what is wrong, and whether there is more to check."""
         try:
             return next(self._pages), True
@@ -53,8 +72,8 @@ class Verifier:
                 found = [finding for row in rows if self._there(row[0]) for finding in self._record(row)]
             yield found  # between two pages no transaction is open
         yield self._strays()
-        yield from self._sealed("blobs", "rowid, name, body", self._blob)
-        yield from self._sealed("events", f"rowid, ({_LOG}), number, body", self._event)
+        yield from self._sealed("blobs", "rowid, name, body", check_blob)
+        yield from self._sealed("events", f"rowid, ({_LOG}), number, body", check_event)
         yield self._gaps()
         yield from self._sealed("roots", "root, stamp", lambda _: ())  # reads the stamps: a damaged text cannot be read
 
@@ -70,46 +89,25 @@ class Verifier:
 
     def _record(self, row: tuple[Any, ...]) -> Iterator[Finding]:
         n, key, root, parent, line, body = row
-        try:
-            record = decode(body)
-        except (DamagedRecordError, StoreMismatchError) as error:
-            yield Finding("record", f"record {key.hex()}: {error.message.removesuffix(VERIFY)}", key)
+        record, wrong = check_record(key, body)
+        yield from wrong
+        if record is None:
             return
         name = f"record {record.id.hex()}"
         if record.id != key:
             yield Finding("record", f"{name} is stored as {key.hex()}", key)
-        for wrong in faults(record, thorough=True):
-            yield Finding("record", f"{name}: {wrong}", key)
         at = locate(self._connection, {*record.links, record.root})
-        missing = [link for link in (*record.links, record.root) if link not in at]
-        for link in missing:
-            yield Finding("link", f"{name}: {link.hex()}, which it builds on, is not there", key)
-        if missing:
+        if missing := check_links(record, key, at):
+            yield from missing
             return
         linked = (at[record.root].n, _number(at, record.parent), _number(at, record.line))
         if linked != (root, parent, line) or any(at[link].n >= n or at[link].root != root for link in record.links):
             yield Finding("link", f"{name}: its row links to other records than it does itself", key)
-        yield from self._place(record, n, name)
-
-    def _place(self, record: SpanRecord, n: int, name: str) -> Iterator[Finding]:
-        if record.parent is not None:
-            tokens = self._retracer.tokens(record.parent)
-            if tokens is not None and record.take > tokens:
-                yield Finding("link", f"{name} takes {record.take} tokens of a parent that has {tokens}", record.id)
-        if record.base is not None:
-            length = self._retracer.length(record.base)
-            if length is not None and length != record.text_from:
-                yield Finding(
-                    "link", f"{name}: its text begins at {record.text_from}, its base ends at {length}", record.id
-                )
-        where = self._retracer.places(record)
-        if where is None:
-            yield Finding("link", f"{name}: a text that it builds on cannot be read", record.id)
-            return
-        for place in where:
+        places, wrong = check_chain(record, record.id, self._retracer)
+        yield from wrong
+        for place in places:
             if self._connection.execute(_PLACE, (*place, n)).get is None:
-                how = "one of its names" if place.kind == NAME else f"its text (length {place.length}, {place.kind})"
-                yield Finding("index", f"{name} cannot be found by {how}", record.id)
+                yield not_entered(record.id, place)
 
     def _strays(self) -> list[Finding]:
         found = []
@@ -131,20 +129,6 @@ class Verifier:
                 return
             after = rows[-1][0]
             yield [finding for row in rows for finding in check(*row[1:])]
-
-    @staticmethod
-    def _blob(name: str, body: bytes) -> Iterator[Finding]:
-        try:
-            decode_blob(body)
-        except StoreError as error:
-            yield Finding("blob", f"a blob {name!r}: {error.message.removesuffix(VERIFY)}")
-
-    @staticmethod
-    def _event(log: str, number: int, body: bytes) -> Iterator[Finding]:
-        try:
-            decode_event(log, number, body)
-        except StoreError as error:
-            yield Finding("event", error.message.removesuffix(VERIFY))
 
     def _gaps(self) -> list[Finding]:
         """Return the logs that lack events other than forgotten ones: those of deleted logs, or before `first`."""

@@ -23,7 +23,7 @@ from middleware_hub.store.errors import ConflictingRecordError, StoreError, Stor
 from middleware_hub.store.gathering import Gathering
 from middleware_hub.store.protocol import Durability
 from middleware_hub.store.records import Mark
-from middleware_hub.store.sqlite.appending import Group, Prepared, Whereabouts, write_marks
+from middleware_hub.store.sqlite.appending import EncodedBatch, Group, Whereabouts, write_marks
 from middleware_hub.store.sqlite.checkpoints import Checkpoints
 from middleware_hub.store.sqlite.file import BusyError, SameFile, begin, connect, data_version, mapped, store_error
 from middleware_hub.store.sqlite.others import NEWS_KEPT, Others, state, trim_news
@@ -60,16 +60,16 @@ class Job:
 
     __slots__ = ("future", "work")
 
-    def __init__(self, work: Prepared | Step, future: asyncio.Future[Any] | None) -> None:
+    def __init__(self, work: EncodedBatch | Step, future: asyncio.Future[Any] | None) -> None:
         self.work = work
         self.future = future
 
 
-_LOOK: Final = Job(Prepared([]), None)
+_LOOK: Final = Job(EncodedBatch([]), None)
 """Wakes the thread to check whether the log is too long."""
 
 
-class Writer:
+class SqliteWriter:
     """The only writer to the file in this process. It belongs to one event loop."""
 
     def __init__(self, path: Path, durability: Durability) -> None:
@@ -97,7 +97,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Prepared | Step, *, wait: bool = True, now: bool = False) -> asyncio.Future[Any]:
+    def submit(self, work: EncodedBatch | Step, *, wait: bool = True, now: bool = False) -> asyncio.Future[Any]:
         """Queue a batch, or a step to be done between groups; the future is done when it is committed.
 
         With `wait=False` the future is done at once, and an error is only logged. `now`: a batch does not wait for others to be
@@ -108,7 +108,7 @@ class Writer:
             future.set_exception(StoreUnreachableError(f"the store {self._path} is closed"))
             return future
         job = Job(work, future if wait else None)
-        if isinstance(work, Prepared):
+        if isinstance(work, EncodedBatch):
             if now:
                 self._flush([*self._gathered.take(), job])
             else:
@@ -180,7 +180,7 @@ class Writer:
         jobs, self._held_up = [*self._held_up, *jobs], []
         if not jobs:
             return
-        size = sum(job.work.size for job in jobs if isinstance(job.work, Prepared))
+        size = sum(job.work.size for job in jobs if isinstance(job.work, EncodedBatch))
         started = monotonic()
         here = not self._synced and size <= _SMALL and self._handed == self._done and started >= self._patient_until
         if not here or not self._turn.acquire(blocking=False):
@@ -246,7 +246,7 @@ class Writer:
     def _work(self, jobs: list[Job]) -> None:
         while jobs:
             batches = []
-            while jobs and isinstance(jobs[0].work, Prepared):
+            while jobs and isinstance(jobs[0].work, EncodedBatch):
                 batches.append(jobs.pop(0))
             answers = self._append(batches) if batches else []
             done = len(batches)
@@ -291,7 +291,7 @@ class Writer:
             return [answer for job in jobs for answer in result(job, None, failure)]
         self.groups += 1
         self.appends += len(jobs)
-        self._checkpoints.wrote([job.work for job in jobs if isinstance(job.work, Prepared)])
+        self._checkpoints.wrote([job.work for job in jobs if isinstance(job.work, EncodedBatch)])
         return answers
 
     def _begin(self, *, patient: bool = True) -> None:
@@ -305,7 +305,7 @@ class Writer:
         if version != self._version:
             self._listen(version)
         self._known.shorten()
-        work = [job.work for job in jobs if isinstance(job.work, Prepared)]
+        work = [job.work for job in jobs if isinstance(job.work, EncodedBatch)]
         group = Group(self._connection, work, self.others, self._known, careful=careful)
         for job, batch in zip(jobs, work, strict=True):
             try:
@@ -326,7 +326,7 @@ class Writer:
         return answers
 
     def _step(self, job: Job) -> list[Answer]:
-        assert not isinstance(job.work, Prepared)
+        assert not isinstance(job.work, EncodedBatch)
         self._write_marks()
         self._known.clear()
         try:

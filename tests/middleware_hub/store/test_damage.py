@@ -15,7 +15,7 @@ from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Durability, Store
 from middleware_hub.store.records import Blob, Event
 from middleware_hub.store.sqlite.file import connect
-from middleware_hub.store.sqlite.writer import Writer
+from middleware_hub.store.sqlite.writer import SqliteWriter
 from tests.middleware_hub.store.world import World, append_all, closed, findings, ids, query, sqlite, with_store
 
 NAME = "store.sqlite3"
@@ -358,13 +358,13 @@ def test_an_append_during_which_the_file_is_lost_is_not_acknowledged(
     async def work(store: Store) -> None:
         await append_all(store, [world.turn(None, "user", "reply")])
         await store.forget_roots([])  # the marks of that are written, too
-        begin = Writer._begin
+        begin = SqliteWriter._begin
 
-        def lost(self: Writer, **patience: bool) -> None:
+        def lost(self: SqliteWriter, **patience: bool) -> None:
             begin(self, **patience)
             how(tmp_path)
 
-        monkeypatch.setattr(Writer, "_begin", lost)
+        monkeypatch.setattr(SqliteWriter, "_begin", lost)
         with pytest.raises(StoreUnreachableError, match="removed, emptied or replaced"):
             await store.append(world.turn(None, "another", "reply").batch)
         monkeypatch.undo()

@@ -17,7 +17,7 @@ from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Blob, Event
 from middleware_hub.store.redis.cluster import Cluster
 from middleware_hub.store.redis.connection import Command
-from middleware_hub.store.redis.reading import Conversation, Reading
+from middleware_hub.store.redis.reading import Reading, StoredConversation
 from middleware_hub.store.redis.scattering import Pair, Scatterer
 from tests.middleware_hub.store.world import Turn, World, append_all, findings, ids, query, with_store
 from tests.support.engine_server import free_port
@@ -147,7 +147,7 @@ def test_a_conversation_of_a_cluster_that_grows_while_it_is_forgotten_keeps_its_
     async def work(store: Store) -> None:
         await store.append(first.batch)
 
-        async def late(self: Reading, roots: Sequence[bytes]) -> list[Conversation]:
+        async def late(self: Reading, roots: Sequence[bytes]) -> list[StoredConversation]:
             found = await whole(self, roots)
             await store.append(second.batch)
             return found

@@ -11,9 +11,9 @@ import pytest
 from middleware_hub.store.protocol import Found
 from middleware_hub.store.records import Mark, encode
 from middleware_hub.store.redis.connection import Command
-from middleware_hub.store.redis.fetching import Fetch
 from middleware_hub.store.redis.keys import Keys
 from middleware_hub.store.redis.preparing import pack_mark
+from middleware_hub.store.redis.searching import Fetch
 from tests.middleware_hub.store.world import Turn, World
 
 KEYS = Keys("t:")

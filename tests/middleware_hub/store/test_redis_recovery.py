@@ -19,9 +19,9 @@ from middleware_hub.store.protocol import Refill, Store
 from middleware_hub.store.redis import recovery as recovery_module
 from middleware_hub.store.redis.address import parse
 from middleware_hub.store.redis.cluster import Cluster
-from middleware_hub.store.redis.connection import BrokenError, Command, Connection, RefusedError
+from middleware_hub.store.redis.connection import BrokenError, Command, CommandRefusedError, Connection
 from middleware_hub.store.redis.keys import Keys
-from middleware_hub.store.redis.recovery import OTHERS_SECONDS, Progress, Stage
+from middleware_hub.store.redis.recovery import OTHERS_SECONDS, RecoveryProgress, RecoveryStage
 from middleware_hub.store.redis.server import Server
 from middleware_hub.store.redis.store import RedisStore
 from tests.middleware_hub.store.world import World, ids, query, with_store
@@ -107,26 +107,26 @@ class Board:
         _, _, *names = commands[0]
         return [[self.said.get(name) for name in names]]
 
-    def progress(self, name: str, *others: str, life: bytes = b"life") -> Progress:
-        return Progress(self, Keys("t:"), life, {name}, others)  # type: ignore[arg-type]
+    def progress(self, name: str, *others: str, life: bytes = b"life") -> RecoveryProgress:
+        return RecoveryProgress(self, Keys("t:"), life, {name}, others)  # type: ignore[arg-type]
 
 
 def test_a_router_is_waited_for_as_long_as_it_gets_on(clock: Clock) -> None:
     async def run() -> None:
         board = Board()
         one, other = board.progress("one", "other"), board.progress("other", "one")
-        await one.say(Stage.REFILLED)
-        await other.say(Stage.REFILLING)
+        await one.say(RecoveryStage.REFILLED)
+        await other.say(RecoveryStage.REFILLING)
         for _ in range(20):
             clock.now += 0.9 * OTHERS_SECONDS
             await other.step()
             await one.look()
             assert not one.silent
-            assert not one.others_are(Stage.REFILLED)
-        await other.say(Stage.REFILLED)
+            assert not one.others_are(RecoveryStage.REFILLED)
+        await other.say(RecoveryStage.REFILLED)
         await one.look()
-        assert one.others_are(Stage.REFILLED)
-        assert not one.others_are(Stage.DONE)
+        assert one.others_are(RecoveryStage.REFILLED)
+        assert not one.others_are(RecoveryStage.DONE)
         clock.now += 1.1 * OTHERS_SECONDS
         await one.look()
         assert one.silent
@@ -138,7 +138,7 @@ def test_a_router_that_begins_again_and_again_gets_no_more_time(clock: Clock) ->
     async def run() -> None:
         board = Board()
         one = board.progress("one", "other")
-        await one.say(Stage.REFILLED)
+        await one.say(RecoveryStage.REFILLED)
         for _ in range(2):
             other = board.progress("other", "one")
             for _ in range(3):
@@ -154,17 +154,17 @@ def test_what_was_said_of_another_loss_counts_for_nothing(clock: Clock) -> None:
     async def run() -> None:
         board = Board()
         before = board.progress("other", "one", life=b"life-of-before")
-        await before.say(Stage.DONE)
+        await before.say(RecoveryStage.DONE)
         one = board.progress("one", "other")
         await one.look()
-        assert not one.others_are(Stage.REFILLING)
+        assert not one.others_are(RecoveryStage.REFILLING)
         for word in (b"", b"done", b"life ", b"life nothing", b"life refilling x"):
             board.said[b"other"] = word
             await one.look()
-            assert not one.others_are(Stage.REFILLED)
-        await board.progress("other", "one").say(Stage.DONE)
+            assert not one.others_are(RecoveryStage.REFILLED)
+        await board.progress("other", "one").say(RecoveryStage.DONE)
         await one.look()
-        assert one.others_are(Stage.DONE)
+        assert one.others_are(RecoveryStage.DONE)
 
     asyncio.run(run())
 
@@ -279,7 +279,7 @@ def test_a_connection_over_which_nothing_could_be_written_again_is_closed() -> N
 
         async def call(self, commands: Sequence[Command]) -> list[Any]:
             if self.life == "second":
-                raise RefusedError("LOADING Redis is loading the dataset in memory")
+                raise CommandRefusedError("LOADING Redis is loading the dataset in memory")
             return [b"OK"] * len(commands)
 
         def close(self) -> None:

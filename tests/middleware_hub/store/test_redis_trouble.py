@@ -23,7 +23,7 @@ from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Blob, Event
 from middleware_hub.store.redis import recovery as recovery_module
 from middleware_hub.store.redis.forgetting import Forgetting
-from middleware_hub.store.redis.searching import Search
+from middleware_hub.store.redis.searching import RedisSearch
 from router.errors import BadRequestError
 from tests.middleware_hub.store.world import World, address_of, append_all, findings, ids, query, with_store
 from tests.support.redis_server import RedisServer, empty_redis, redis_server, shared
@@ -295,10 +295,10 @@ class _EmptiedMidway:
     """A search; the server is emptied behind its first question, and before what that found is fetched."""
 
     def __init__(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._server, self._wanted = server, Search.wanted
-        monkeypatch.setattr(Search, "wanted", lambda search: self.wanted(search))
+        self._server, self._wanted = server, RedisSearch.wanted
+        monkeypatch.setattr(RedisSearch, "wanted", lambda search: self.wanted(search))
 
-    def wanted(self, search: Search) -> list[tuple[bytes, bytes]]:
+    def wanted(self, search: RedisSearch) -> list[tuple[bytes, bytes]]:
         self._server.say("FLUSHALL")
         return self._wanted(search)
 

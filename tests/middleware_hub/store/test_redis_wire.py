@@ -17,8 +17,8 @@ import uvloop
 
 from middleware_hub.store.redis.address import parse
 from middleware_hub.store.redis.connection import Command, Connection, HungError, packed
-from middleware_hub.store.redis.dialing import dial
 from middleware_hub.store.redis.scripts import ALL
+from middleware_hub.store.redis.server import dial
 
 SHORT: Command = ("HGETALL", b"p:\0\r\n")
 MANY: Command = ("EVALSHA", "0" * 40, 3, *(b"%d" % at for at in range(30)), -1, "ä", b"")

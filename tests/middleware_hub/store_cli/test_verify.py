@@ -10,7 +10,7 @@ import pytest
 
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.sqlite.store import SqliteStore
-from middleware_hub.store.sqlite.verifying import Verifier
+from middleware_hub.store.sqlite.verifying import SqliteVerifier
 from tests.middleware_hub.store import test_damage
 from tests.middleware_hub.store.world import World, sqlite, with_store
 from tests.middleware_hub.store_cli.running import status
@@ -60,7 +60,7 @@ def test_no_transaction_is_open_between_two_pages(tmp_path: Path, world: World) 
 async def _pages_end_without_a_transaction(store: Store) -> None:
     assert isinstance(store, SqliteStore)
     reader = store._open_readers()[1]
-    verifier, more, pages = Verifier(reader), True, 0
+    verifier, more, pages = SqliteVerifier(reader), True, 0
     while more:
         _, more = verifier.page()
         pages += 1

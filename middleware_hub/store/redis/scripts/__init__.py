@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from middleware_hub.store.redis.connection import Command
 
 
-class Script(NamedTuple):
+class LuaScript(NamedTuple):
     """A script; `of` makes the command that runs it."""
 
     text: bytes
@@ -20,9 +20,9 @@ class Script(NamedTuple):
         return ("EVALSHA", self.digest, len(keys), *keys, *arguments)
 
 
-def _script(name: str) -> Script:
+def _script(name: str) -> LuaScript:
     text = files(__name__).joinpath(f"{name}.lua").read_bytes()
-    return Script(text, sha1(text, usedforsecurity=False).hexdigest())
+    return LuaScript(text, sha1(text, usedforsecurity=False).hexdigest())
 
 
 APPEND: Final = _script("append")

@@ -11,7 +11,7 @@ from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Event
 from middleware_hub.store.spool.file import SpoolFile, SpoolHead
 from middleware_hub.store.spool.handover import TURN, Adoption, Drain
-from middleware_hub.store.spool.packing import pack, unpack
+from middleware_hub.store.spool.packing import pack
 from tests.middleware_hub.store.troubled import TroubledStore
 from tests.middleware_hub.store.world import World
 from tests.support.dictionary_store import DictionaryStore
@@ -36,7 +36,7 @@ def test_what_builds_on_something_behind_it_waits_for_that(tmp_path: Path) -> No
     async def work() -> None:
         store = DictionaryStore()
         spool = waiting(tmp_path / "a.spool", third.batch, second.batch, first.batch)
-        drain = Drain(store, unpack)
+        drain = Drain(store)
         assert await drain.empty(spool)
         assert (drain.handed_over, drain.lost) == (3, 0)
         assert {record.id async for record in store.scan()} == {
@@ -57,7 +57,7 @@ def test_what_lacks_something_is_kept_beside(tmp_path: Path) -> None:
     async def work() -> None:
         store = DictionaryStore()
         spool = waiting(tmp_path / "a.spool", second.batch, other.batch)
-        drain = Drain(store, unpack)
+        drain = Drain(store)
         assert await drain.empty(spool)
         assert (drain.handed_over, drain.lost) == (1, 1)
         spool.close()
@@ -85,7 +85,7 @@ def test_one_that_is_refused_does_not_take_the_others_through_the_store_again_an
 
     async def work() -> None:
         spool = waiting(tmp_path / "a.spool", *good[:20], orphan, *good[20:])
-        drain = Drain(CountingStore(), unpack)
+        drain = Drain(CountingStore())
         assert await drain.empty(spool)
         assert (drain.handed_over, drain.lost) == (120, 1)
         spool.close()
@@ -104,7 +104,7 @@ def test_a_file_in_which_nothing_waits_is_removed_and_nothing_is_missed(tmp_path
         raise AssertionError("there is nothing to append")
 
     async def work() -> None:
-        adoption = Adoption(lambda: [spool], no_store, unpack)
+        adoption = Adoption(lambda: [spool], no_store)
         await adoption.run()
         assert adoption.left == []
 
@@ -121,7 +121,7 @@ def test_events_are_appended_once_whatever_was_acknowledged(tmp_path: Path) -> N
         spool = waiting(tmp_path / "a.spool", *batches)
         await troubled.store.append(batches[0])
         await troubled.store.append(Batch(events=[Event("a", "k", b"another's")]))
-        drain = Drain(troubled, unpack)  # type: ignore[arg-type]
+        drain = Drain(troubled)  # type: ignore[arg-type]
         for _ in range(3):
             troubled.appends = "fails after"
             assert not await drain.empty(spool)
@@ -146,7 +146,7 @@ def test_whoever_waits_hears_what_became_of_it(tmp_path: Path) -> None:
         spool = SpoolFile.make(tmp_path / "a.spool", HEAD, 1 << 20)
         for name, turn in (("orphan", orphan), ("other", other)):
             spool.put(pack(turn.batch), 1, None, lambda saved, name=name: told.append((name, saved)))
-        assert await Drain(DictionaryStore(), unpack).empty(spool)
+        assert await Drain(DictionaryStore()).empty(spool)
         spool.close()
 
     asyncio.run(work())
@@ -164,7 +164,7 @@ def test_later_turns_of_a_session_do_not_take_the_place_of_one_that_is_given_up(
         store = DictionaryStore()
         await store.append(Batch(events=[Event("s", "reward", b"another's", expected=0)]))
         spool = waiting(tmp_path / "a.spool", first, *later)
-        assert await Drain(store, unpack).empty(spool)
+        assert await Drain(store).empty(spool)
         assert [event.data for event in await store.read("s")] == [b"another's", b"reward"]
         spool.close()
 
