@@ -222,7 +222,7 @@ def test_marks_never_hold_up_the_event_loop(tmp_path: Path, monkeypatch: pytest.
     first, second = (world.turn(None, f"user {number}", "reply") for number in range(2))
     mark = Mark(first.reply.root, second.reply.serial + 1, "2", retrieved=True)
     other = connect(tmp_path / "store.sqlite3")
-    append = writer.Writer._append
+    append = writer.SqliteWriter._append
     sleep, slept = time.sleep, set[threading.Thread]()
 
     def noted(seconds: float) -> None:
@@ -238,7 +238,7 @@ def test_marks_never_hold_up_the_event_loop(tmp_path: Path, monkeypatch: pytest.
         await store.append(first.batch)
         await asyncio.sleep(writer._MARKS_EVERY / 3)  # else the next group leaves them to a later one
         store.note([mark])
-        monkeypatch.setattr(writer.Writer, "_append", and_then_another)
+        monkeypatch.setattr(writer.SqliteWriter, "_append", and_then_another)
         monkeypatch.setattr(file, "_BUSY_SECONDS", 2.0)
         monkeypatch.setattr(time, "sleep", noted)
         await store.append(second.batch)
