@@ -11,11 +11,11 @@ import pytest
 from middleware_hub.chat.errors import CapacityError
 from middleware_hub.sessions.log.archive import REMEMBERED
 from middleware_hub.sessions.session import Session
-from middleware_hub.store import dictionary
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.protocol import Batch
 from tests.middleware_hub.sessions.in_process import Client, Room
 from tests.middleware_hub.sessions.test_shared_sessions import BODY, Broken, Routers, clocks, exported, routers
+from tests.support import dictionary_store
 from tests.support.usual import usual
 
 NAMED = {"session_id": "s"}
@@ -25,8 +25,8 @@ NAMED = {"session_id": "s"}
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Routers, "kind", request.param)
     if request.param == "memory":
-        shared = dictionary.DictionaryStore()
-        monkeypatch.setattr(dictionary, "DictionaryStore", lambda *_: shared)
+        shared = dictionary_store.DictionaryStore()
+        monkeypatch.setattr(dictionary_store, "DictionaryStore", lambda *_: shared)
 
 
 class Gate:
