@@ -39,7 +39,7 @@ from middleware_hub.templates.slots import Slots
 from middleware_hub.templates.source import at_time, tells_time
 from middleware_hub.templates.system_messages import LateSystem, SystemMessages
 from middleware_hub.templates.trials import CALL, CALLED, EARLIER, RESULT, SAID, SHORT, SPOKEN, TOOL, Remembered
-from middleware_hub.templates.turn_forms import CLOSED, NOT_ONCE, SPOKEN_OWN, Own, TurnForms, options_key
+from middleware_hub.templates.turn_forms import CLOSED, NO_OWN_TEXT, NOT_ONCE, Own, TurnForms, options_key
 from router.errors import BadRequestError
 
 MOST_ASKED = 16
@@ -405,7 +405,7 @@ class ChatTemplate:
                     [*before, turn, *following], tools, options, continue_final=continue_final
                 )
                 return self._forms.after(text, 1)
-        return self._forms.behind(before, (), SPOKEN_OWN, following, tools, options, continue_final=continue_final)
+        return self._forms.behind(before, (), NO_OWN_TEXT, following, tools, options, continue_final=continue_final)
 
     def _plan(self, options: Options, tools: bool, called: bool) -> _Plan:
         """Return the plan for these options. New ones are not tried: that takes 10 ms, and a date may never recur."""
@@ -439,7 +439,7 @@ class ChatTemplate:
         """Return the tails of all shapes after these messages; None for each shape that is refused."""
         earlier = self._renderer.plain(before)
         found: list[str | None] = []
-        owns = {0: SPOKEN_OWN}
+        owns = {0: NO_OWN_TEXT}
         for calls, behind in CALLED if called else SPOKEN:
             try:
                 if len(calls) not in owns:

@@ -39,7 +39,7 @@ class Own(NamedTuple):
     text: str = ""
 
 
-SPOKEN_OWN = Own()
+NO_OWN_TEXT = Own()
 """The own text of a turn without calls."""
 
 
@@ -94,8 +94,8 @@ class TurnForms:
         key = options_key(options), bool(tools)
         found = self._headers.get(key)
         if found is None:
-            known = [*self.scaffolds(tools, options), *self.openings_of((), SPOKEN_OWN, tools, options)]
-            known += self.openings_of((), SPOKEN_OWN, tools, options, reasoning=True)
+            known = [*self.scaffolds(tools, options), *self.openings_of((), NO_OWN_TEXT, tools, options)]
+            known += self.openings_of((), NO_OWN_TEXT, tools, options, reasoning=True)
             found, *others = [one for one in known if one] or [""]
             for other in others:
                 found, _ = self._apart(found, other)
@@ -196,7 +196,7 @@ class TurnForms:
     def own_of(self, calls: Messages, tools: Tools, shown: Tools, options: Options) -> Own:
         """Return the own text of a turn with such calls, or without, in a short conversation. Raises RenderingError."""
         if not calls:
-            return SPOKEN_OWN
+            return NO_OWN_TEXT
         key = self.called(calls), options_key(options), bool(tools)
         found = self._owns.get(key)
         if found is None:
