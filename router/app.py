@@ -117,8 +117,8 @@ def create_app(
         breaker=workers.breaker,
         max_inflight=workers.queue.max_inflight,
         max_inflight_per_worker=workers.queue.max_inflight_per_worker,
+        on_breaker=metrics.breaker_moved,
     )
-    pool.on_breaker = metrics.breaker_moved
     queue = RequestQueue(pool, workers.queue, metrics.waited)
     registry.register(WorkerCollector(pool.list, queue))
     ProcessCollector(registry=registry)

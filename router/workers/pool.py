@@ -23,6 +23,10 @@ _NAMED = 8
 """The most workers that an error message lists; GET /workers has the others."""
 
 
+def _nothing(*_: object) -> None:
+    pass
+
+
 class FullError(Exception):
     """No worker that may serve the request has room now."""
 
@@ -83,6 +87,7 @@ class WorkerPool:
         max_inflight: most requests at all workers together, None for no limit.
         max_inflight_per_worker: most requests at each worker, None for no limit.
         clock: seconds, for the breakers.
+        on_breaker: called with the worker and the new state of each circuit breaker that changes.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class WorkerPool:
         max_inflight: int | None = None,
         max_inflight_per_worker: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        on_breaker: Callable[[Worker, BreakerState], None] = _nothing,
     ) -> None:
         self._policy = policy
         self._pins = policy if isinstance(policy, PinsKeys) else None
@@ -114,7 +120,7 @@ class WorkerPool:
         """Called with the engine of each worker that has introduced itself. All have the same (`FleetEngine`)."""
         self.on_room: Callable[[], None] | None = None
         """Called when a full worker may have room again; None while no request waits for room."""
-        self.on_breaker: Callable[[Worker, BreakerState], None] = _nothing
+        self.on_breaker = on_breaker
         self.on_quarantine: Callable[[Worker], None] = _nothing
         """Called when a worker is quarantined, which is to end its requests in flight too."""
 
@@ -341,7 +347,3 @@ class WorkerPool:
 
     def __repr__(self) -> str:
         return f"<WorkerPool {list(self._workers.values())!r}>"
-
-
-def _nothing(*_: object) -> None:
-    pass

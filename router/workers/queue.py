@@ -67,7 +67,7 @@ class RequestQueue:
     """Leases workers, and lets requests wait for one."""
 
     def __init__(
-        self, pool: WorkerPool, config: QueueConfig, on_waited: Callable[[float, str], None] | None = None
+        self, pool: WorkerPool, config: QueueConfig, on_waited: Callable[[float, str], object] = lambda *_: None
     ) -> None:
         """`on_waited` gets the seconds that a request waited, and the outcome: served, full, timeout or left."""
         self._pool = pool
@@ -118,7 +118,7 @@ class RequestQueue:
         if found is not None:
             return found
         if self._waiting >= self._config.size and not again:
-            self._report(0.0, "full")
+            self._on_waited(0.0, "full")
             raise QueueFullError(
                 f"all workers are busy and {self._waiting} requests wait (--queue-size {self._config.size}): try again",
                 headers=(("retry-after", "1"),),
@@ -142,7 +142,7 @@ class RequestQueue:
         finally:
             if outcome != "served":
                 self._give_up(waiter)
-            self._report(time.monotonic() - begun, outcome)
+            self._on_waited(time.monotonic() - begun, outcome)
 
     def _line_up(self, key: Key, query: RouteQuery, exclude: AbstractSet[str], *, first: bool) -> _Waiter:
         waiter = _Waiter(key, query, exclude, asyncio.get_running_loop().create_future())
@@ -236,10 +236,6 @@ class RequestQueue:
             self._serve()  # the next one in its line may have fewer workers excluded
         elif not waiter.future.cancelled() and waiter.future.exception() is None:
             waiter.future.result().release()
-
-    def _report(self, seconds: float, outcome: str) -> None:
-        if self._on_waited is not None:
-            self._on_waited(seconds, outcome)
 
     def __repr__(self) -> str:
         return f"<RequestQueue {self._waiting} waiting in {len(self._lines)} lines>"
