@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from msgspec import Raw
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from middleware_hub.chat.answer import ReplyHead
 from middleware_hub.chat.errors import refusal, unreadable
@@ -23,34 +24,41 @@ from middleware_hub.spans.reply_names import of_several
 from middleware_hub.store.errors import NOT_SAVED_COMMENT
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from middleware_hub.tokenizer.vocabulary import check_unmatched
-from router.engines.events import DONE, event_index
+from router.engines.events import DONE, EventSplitter, event_data, event_index
 from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.form.reply import UnreadableReplyError, split_list
 from router.engines.form.worker_request import new_rid
 from router.engines.json_cost import LIGHT
 from router.errors import RouterError, UpstreamError
-from router.http.bodies import Replay, read_json, with_body
-from router.http.headers import HeaderList
+from router.http.bodies import read_json
+from router.http.disconnect import ClientConnection
+from router.http.headers import HeaderList, as_json
 from router.http.offload import offload
-from router.http.reply import CollectedReply, WatchedReply
+from router.http.request_state import request_state
 from router.http.responses import send_json
 from router.http.upstream import UpstreamBrokenError
+from router.proxy.generate_call import GenerateCall
+from router.proxy.worker_reply import WorkerReply
 
 _PASSED_ON = (b"x-radix-", b"x-router-")
 """The prefixes of reply headers that are passed on. The others describe a body that the client does not get."""
+
+
+Generate = Callable[[GenerateCall], Awaitable[WorkerReply]]
 
 
 class Completions:
     """See the top of this file.
 
     Args:
+        generate: see `Hub.generate`.
         tokenizer: spells prompts and tokens for clients that want to see them.
         models: know which adapter a `model` names.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
+        generate: Generate,
         tokenizer: Tokenizer,
         models: ServedModels,
         *,
@@ -58,7 +66,7 @@ class Completions:
         limits: PromptLimits = PROMPT_LIMITS,
     ) -> None:
         self._limits = limits
-        self._app = app
+        self._generate = generate
         self._tokenizer = tokenizer
         self._models = models
         self._max_body_bytes = max_body_bytes
@@ -85,17 +93,22 @@ class Completions:
         body = await offload(heavy, request.generate, rid)
         choices = self._choices(request, ReplyHead(f"cmpl-{rid}", int(time.time()), request.model or "default"))
         answers = [CompletionAnswer(request, self._tokenizer.vocabulary) for _ in range(request.replies)]
-        inner, receive = _inner(scope, body), Replay(body, receive)
-        if request.stream:
-            await _CompletionStream(request, choices, answers, send).run(self._app, inner, receive)
-            return
-        reply = CollectedReply()
-        try:
-            await self._app(inner, receive, reply.send)
-        except UpstreamBrokenError as error:
-            raise UpstreamError(str(error)) from error
-        if reply.start["status"] != 200:
-            raise refusal(reply.start["status"], reply.body)
+        state = request_state(scope)
+        call = GenerateCall(body, None, _inner_headers(scope["headers"]), state.record, state.caller)
+        async with ClientConnection(receive) as client:
+            if request.stream:
+                await _CompletionStream(request, choices, answers, client, send).run(self._generate, call)
+                return
+            try:
+                reply = await self._generate(call)
+                try:
+                    await reply.gather()
+                finally:
+                    await reply.aclose()
+            except UpstreamBrokenError as error:
+                raise UpstreamError(str(error)) from error
+        if reply.status != 200:
+            raise refusal(reply.status, reply.body)
         try:
             replies = split_list(reply.body, request.replies) if request.listed else [Raw(reply.body)]
         except UnreadableReplyError as error:
@@ -105,7 +118,7 @@ class Completions:
             found.append(await offload(request.logprobs is not None and len(raw) > LIGHT, answer.whole, raw))
             await asyncio.sleep(0)  # a batch may be large
         heavy = request.logprobs is not None and len(reply.body) > LIGHT
-        await send_json(send, 200, await offload(heavy, choices.whole, found), _passed_on(reply.start))
+        await send_json(send, 200, await offload(heavy, choices.whole, found), _passed_on(reply.headers()))
 
     def _parsed(self, body: bytes) -> CompletionRequest:
         request = parse(body, self._limits)
@@ -127,25 +140,31 @@ class _CompletionStream:
     """Watches one streamed reply and sends it on. Its head waits for the first event, which may be an error with a status."""
 
     def __init__(
-        self, request: CompletionRequest, choices: Choices, answers: list[CompletionAnswer], send: Send
+        self,
+        request: CompletionRequest,
+        choices: Choices,
+        answers: list[CompletionAnswer],
+        client: ClientConnection,
+        send: Send,
     ) -> None:
         self._request = request
         self._choices = choices
         self._answers = answers
+        self._client = client
         self._send = send
-        self._start: Message = {"status": 502}
+        self._headers: HeaderList = []
         self._begun = False
         self._done = False
-        self._refused = b""
         self._error: RouterError | None = None
-        self._out: list[bytes] = []
 
-    async def run(self, app: ASGIApp, scope: Scope, receive: Receive) -> None:
+    async def run(self, generate: Generate, call: GenerateCall) -> None:
         """Send the whole reply. Raises RouterError only before anything is sent."""
         try:
-            await app(scope, receive, WatchedReply(self, self._send_on).send)
-            if self._start["status"] != 200:
-                raise refusal(self._start["status"], self._refused)
+            reply = await generate(call)
+            try:
+                await self._pass_on(reply)
+            finally:
+                await reply.aclose()
             if self._error is None and not self._done:
                 raise UpstreamError("the worker's stream ended before its end")
         except RouterError as error:
@@ -159,22 +178,26 @@ class _CompletionStream:
             end = b"data: " + msgspec.json.encode(error_body(self._error)) + b"\n\n"
         else:
             raise self._error
+        self._client.stop_watching()
         await self._send_body(end, last=True)
 
-    def head(self, start: Message) -> None:
-        self._start = start
-
-    def event(self, data: bytes) -> None:
-        """Take the payload of an event. Events after an error, or after the `[DONE]` of all replies, are ignored."""
-        if self._error is None and not self._done:
-            try:
-                self._out.append(self._piece(data))
-            except RouterError as error:
-                self._error = error
-
-    def end(self, body: bytes) -> None:
-        """Take the body of a reply that is an error."""
-        self._refused = body
+    async def _pass_on(self, reply: WorkerReply) -> None:
+        """Send what comes of a stream. Raises RouterError for a reply that is none."""
+        if not reply.stream:
+            await reply.gather()
+            raise refusal(reply.status, reply.body) if reply.status != 200 else UpstreamError("no stream came")
+        self._headers, events = _passed_on(reply.headers()), EventSplitter()
+        while piece := await reply.read():
+            out = [NOT_SAVED_COMMENT] if piece.startswith(NOT_SAVED_COMMENT) else []
+            for event in events.feed(piece):
+                data = event_data(event)
+                if data is not None and self._error is None and not self._done:  # what follows on either is ignored
+                    try:
+                        out.append(self._piece(data))
+                    except RouterError as error:
+                        self._error = error
+            if body := b"".join(out):
+                await self._send_body(body)
 
     def _piece(self, data: bytes) -> bytes:
         """Return what the client gets of an event; that may be nothing yet."""
@@ -193,36 +216,19 @@ class _CompletionStream:
             return b""
         return self._choices.piece(number, text, one.news(), ended)
 
-    async def _send_on(self, message: Message) -> None:
-        if message.get("body", b"").startswith(NOT_SAVED_COMMENT):
-            self._out.insert(0, NOT_SAVED_COMMENT)
-        body = b"".join(self._out)
-        self._out.clear()
-        if body:
-            await self._send_body(body)
-
     async def _send_body(self, body: bytes, *, last: bool = False) -> None:
         if not self._begun:
             self._begun = True
             headers: HeaderList = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-            headers += _passed_on(self._start)
+            headers += self._headers
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
 
 
-def _inner(scope: Scope, body: bytes) -> Scope:
-    """Return the scope of the `/generate`: the client's own headers, except those that describe its body."""
-    inner = with_body(scope, body)
-    headers = [pair for pair in inner["headers"] if pair[0] not in (b"content-type", b"accept")]
-    return {
-        **inner,
-        "method": "POST",
-        "path": "/generate",
-        "raw_path": b"/generate",
-        "query_string": b"",
-        "headers": [*headers, (b"content-type", b"application/json")],
-    }
+def _inner_headers(headers: HeaderList) -> HeaderList:
+    """Return the headers of the `/generate`: the client's own, except those that describe its body."""
+    return as_json([pair for pair in headers if pair[0] != b"accept"])
 
 
-def _passed_on(start: Message) -> HeaderList:
-    return [(name, value) for name, value in start["headers"] if name.startswith(_PASSED_ON)]
+def _passed_on(headers: HeaderList) -> HeaderList:
+    return [(name, value) for name, value in headers if name.startswith(_PASSED_ON)]

@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,7 +16,7 @@ from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.store_channel import StoreChannel
 from middleware_hub.persistence.weight_versions import VersionLog
-from middleware_hub.radix.judge import Judge
+from middleware_hub.radix.judge import RECORDED, Judge, Verdict
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import StoreError
@@ -34,14 +34,24 @@ from middleware_hub.trajectories.samples import SampleTrajectories
 from router.config.radix import RadixConfig
 from router.config.store import StoreConfig
 from router.engines.form.limits import PromptLimits
+from router.engines.form.worker_request import WorkerRequest
+from router.engines.json_cost import LIGHT
 from router.errors import BadRequestError
+from router.http.offload import offload
 from router.plugins import MiddlewareContext
+from router.proxy.generate_call import Backend, GenerateCall
+from router.proxy.worker_reply import WorkerReply
 
 logger = logging.getLogger(__name__)
 
-RECORDED = b"x-radix-recorded"
 _COUNT_SECONDS: Final = 0.2
 """How long the start waits until the conversations of the store are counted."""
+
+
+class Recorded(Protocol):
+    """Generates, and records the replies; see `RadixTreeMiddleware.generate`."""
+
+    async def __call__(self, call: GenerateCall, *, verdicts: list[Verdict] | None, unheard: bool) -> WorkerReply: ...
 
 
 class Hub:
@@ -59,7 +69,11 @@ class Hub:
         memory: fills that tree from the store, and writes down what it records; None without one of the two.
         groups: the groups of replies and sessions.
         sessions: lays out sessions; None if none are served.
+        backend: generates from ids.
+        recorded: generates from texts as well, and remembers them; None if no middleware does.
     """
+
+    backend: Backend
 
     def __init__(self, tokenizer: Tokenizer, store: StoreConfig | None = None) -> None:
         self.tokenizer = tokenizer
@@ -80,6 +94,7 @@ class Hub:
         self.memory: Memory | None = None
         self.groups = Groups(self.saving)
         self.sessions: SampleTrajectories | None = None
+        self.recorded: Recorded | None = None
         self._living = False
         self._counting: asyncio.Task[None] | None = None
 
@@ -92,12 +107,24 @@ class Hub:
         found = context.shared.get(cls)
         if not isinstance(found, Hub):
             found = context.shared[cls] = cls(load(context.config.radix), context.config.store)
+        if context.backend is not None:
+            found.backend = context.backend
         if not context.worker_checks:
             context.worker_checks.append(tokenizer_check(found.tokenizer, str(context.config.radix.tokenizer_path)))
         if context.peers is not None and found.channel is not None:
             context.peers.join(found.channel)
             context.peers.presence.settings["--add-special-tokens"] = str(found.tokenizer.bos)
         return found
+
+    async def generate(
+        self, call: GenerateCall, *, verdicts: list[Verdict] | None = None, unheard: bool = False
+    ) -> WorkerReply:
+        """Return the reply to a call, recorded if a middleware remembers texts; see `Recorded`."""
+        if self.recorded is not None:
+            return await self.recorded(call, verdicts=verdicts, unheard=unheard)
+        if call.request is None:
+            call.request = await offload(len(call.body) > LIGHT, WorkerRequest.parse, call.body)
+        return await self.backend.generate(call)
 
     async def live(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a lifespan with `app`: the store is open from before its startup until everything else has shut down.

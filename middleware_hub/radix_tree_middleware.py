@@ -25,7 +25,7 @@ from middleware_hub.persistence import metrics
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.spelling import Spelling
 from middleware_hub.radix import prompting, retrieval
-from middleware_hub.radix.judge import Verdict
+from middleware_hub.radix.judge import RECORDED, Verdict
 from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import Namespace
 from middleware_hub.radix.responder import Recorder, Responder
@@ -39,16 +39,19 @@ from middleware_hub.trajectories.members import HEADERS, memberships
 from middleware_hub.trajectories.sequences import Sequences
 from router.engines.form.limits import PromptLimits
 from router.engines.form.request import GenerateRequest
+from router.engines.form.worker_request import WorkerRequest
 from router.engines.json_cost import LIGHT
 from router.errors import BadRequestError
-from router.http.bodies import Replay, read_json, with_body
+from router.http.bodies import read_json
+from router.http.disconnect import ClientConnection
 from router.http.handlers import ByMethod, by_method, for_method
-from router.http.headers import first_values, header, text_of
+from router.http.headers import as_json, first_values, header, request_target, text_of
 from router.http.offload import offload
-from router.http.reply import EditedReply
 from router.http.request_state import RouteHint, request_state
 from router.http.responses import send_json
 from router.plugins import MiddlewareContext
+from router.proxy.generate_call import GenerateCall
+from router.proxy.worker_reply import WorkerReply
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,8 @@ class RadixTreeMiddleware:
     Raises BadRequestError when made without a usable `--tokenizer-path`.
     """
 
+    innermost = True
+
     def __init__(self, app: ASGIApp, context: MiddlewareContext) -> None:
         config = context.config.radix
         self._hub = hub = Hub.of(context)
@@ -73,6 +78,7 @@ class RadixTreeMiddleware:
         self.recorder = Recorder(self.tree, hub.judge, context.tracer, self.memory, hub.groups)
         self.metrics = RadixMetrics(context.registry, self.tree)
         self.force_logprobs = config.force_logprobs
+        hub.recorded = self.generate
         self._tracer = context.tracer
         self._max_body_bytes = context.config.server.max_body_bytes
         self._limits = PromptLimits(context.config.server.max_batch, config.max_text_tokens)
@@ -108,7 +114,7 @@ class RadixTreeMiddleware:
         if scope["type"] == "lifespan":
             return self._live(scope, receive, send)
         inside = self._routes.get(scope["path"]) if scope["type"] == "http" else None
-        if inside is None or request_state(scope).kept:
+        if inside is None:
             inside = self.app
         elif isinstance(inside, ByMethod):
             inside = inside.handlers.get(scope["method"]) or for_method(inside.handlers, scope)
@@ -122,6 +128,30 @@ class RadixTreeMiddleware:
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_json(scope, receive, self._max_body_bytes, ids=True)
+        state, headers = request_state(scope), scope["headers"]
+        call = GenerateCall(
+            *(body, None, headers, state.record, state.caller), method=scope["method"], target=request_target(scope)
+        )
+        async with ClientConnection(receive) as client:
+            reply = await self.generate(call)
+            try:
+                await reply.answer(send, client)
+            finally:
+                await reply.aclose()
+
+    async def generate(
+        self, call: GenerateCall, *, verdicts: list[Verdict] | None = None, unheard: bool = False
+    ) -> WorkerReply:
+        """Return the reply to a call, which is recorded as it is read. The caller closes it.
+
+        Args:
+            call: its body may have text or segments. The headers name the namespace, the parent and the group.
+            verdicts: gets the verdict on each reply when all of it was recorded.
+            unheard: nobody knows whether replies in the prompt were sampled, because the store could not be asked.
+
+        Raises what `Backend.generate` raises, and BadRequestError.
+        """
+        body = call.body
         request = self._parsed(body) if len(body) <= LIGHT else await offload(True, self._parsed, body)
         encoded: list[list[range]] = []
         if request.segments is not None:
@@ -137,10 +167,9 @@ class RadixTreeMiddleware:
             encoded = [one.encoded for one in assembled]
         reason = request.unrecordable
         if reason is not None:
-            await self._pass(scope, receive, send, request.passed_on(body), reason)
-            return
-        state, headers = request_state(scope), first_values(scope)
-        namespace = state.caller.tenant, "", headers.get(b"x-radix-namespace", b"").decode("latin-1")
+            return await self._unrecorded(call, request.passed_on(body), reason)
+        headers = call.named
+        namespace = call.caller.tenant, "", headers.get(b"x-radix-namespace", b"").decode("latin-1")
         named = headers.get(b"x-radix-parent")
         parents = [None] * request.prompts if named is None else _parents(text_of(named), request.prompts)
         members = () if headers.keys().isdisjoint(HEADERS) else memberships(headers, request.prompts)
@@ -150,7 +179,7 @@ class RadixTreeMiddleware:
         try:
             for number, parent in enumerate(parents):
                 prompt = await self._prompt(namespace, request, number, parent, encoded)
-                if state.unheard:
+                if unheard:
                     prompt = replace(prompt, match=replace(prompt.match, unheard=True))
                 prompts.append(replace(prompt, member=members[number]) if members else prompt)
                 printed.append(Raw(printed_ids(prompts[-1].packed)))
@@ -158,25 +187,41 @@ class RadixTreeMiddleware:
                     await asyncio.sleep(0)
             if self._hub.saving is not None:
                 self._hub.saving.admit()
-            out, sent = request.for_worker(printed, state.request, force_logprobs=self.force_logprobs)
-            hint = RouteHint(
+            call.body, call.request = request.for_worker(printed, call.request, force_logprobs=self.force_logprobs)
+            call.headers = as_json(call.headers)
+            call.hint = RouteHint(
                 prompts[0].match.text, prompts[0].ids, None if routing_key is None else routing_key.decode("latin-1")
             )
             word = affinity.of_text(headers, prompts[0].match)
-            responder = Responder(self.recorder, self, request, prompts, hint, word, force_logprobs=self.force_logprobs)
-            inner = with_body(scope, out, json=True, request=sent, hint=hint)
-            sending = send if self.memory is None else responder.acknowledged(send)
-            try:
-                await self.app(inner, Replay(out, receive), EditedReply(responder, sending).send)
-            finally:
-                responder.close()  # however it ended: a client keeps what it was streamed
-                if state.recorded is not None:
-                    state.recorded.extend(responder.verdicts)
-                if self.memory is not None:  # before a client sees the end, and goes on at another router
-                    await responder.saved()
-        finally:
-            for prompt in prompts:
-                self.tree.unpin(prompt.match)
+            responder = Responder(
+                self.recorder, self, request, prompts, call.hint, word, force_logprobs=self.force_logprobs
+            )
+        except BaseException:
+            self._unpin(prompts)
+            raise
+
+        def over(_: WorkerReply | None = None) -> None:
+            responder.close()  # however it ended: a client keeps what it was streamed
+            if verdicts is not None:
+                verdicts.extend(responder.verdicts)
+            self._unpin(prompts)
+
+        try:
+            reply = await self._hub.backend.generate(call)
+        except BaseException:
+            over()
+            raise
+        reply.when_closed(over)
+        try:
+            await responder.follow(reply)
+        except BaseException:
+            await reply.aclose()
+            raise
+        return reply
+
+    def _unpin(self, prompts: list[Prompt]) -> None:
+        for prompt in prompts:
+            self.tree.unpin(prompt.match)
 
     def _parsed(self, body: bytes) -> GenerateRequest:
         request = GenerateRequest.parse(body, self._limits)
@@ -230,10 +275,14 @@ class RadixTreeMiddleware:
         self.metrics.prompted(prompt.reused, prompt.encoded, matched, *prompt.reasons)
         return prompt
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send, body: bytes, reason: str) -> None:
+    async def _unrecorded(self, call: GenerateCall, body: bytes, reason: str) -> WorkerReply:
         """Pass on a request unchanged. Its reply only gains the header that says why it is not recorded."""
         self.metrics.replies.counts["no", reason] += 1
-        await self.app(with_body(scope, body), Replay(body, receive), unrecorded(send, reason))
+        call.body = body
+        call.request = await offload(len(body) > LIGHT, WorkerRequest.parse, body, self._limits)
+        reply = await self._hub.backend.generate(call)
+        reply.added.append((RECORDED, f"no; {reason}".encode("latin-1", "replace")))
+        return reply
 
     async def _elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send on what a worker samples for at a path of its own. Its reply gains the same header."""
@@ -308,7 +357,7 @@ class RadixTreeMiddleware:
             parts += (b",", *answer.pieces)
             self._keep_to_budget()
             await asyncio.sleep(0)
-        word = affinity.of_text(first_values(scope), self.tree.match(namespace, texts[0]))
+        word = affinity.of_text(first_values(scope["headers"]), self.tree.match(namespace, texts[0]))
         answered = parts[1:] if isinstance(request.text, str) else [b"[", *parts[1:], b"]"]
         await send_json(send, 200, answered, [(affinity.HEADER, word)])
 

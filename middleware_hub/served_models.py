@@ -18,13 +18,12 @@ import time
 from typing import Final
 
 import msgspec
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.engines.engine import EngineCall
 from router.engines.json import JSON_ERRORS
 from router.errors import RouterError
 from router.http.bodies import own_body
-from router.http.reply import CollectedReply
 from router.http.request_record import RequestRecord
 from router.http.request_state import with_state
 from router.http.upstream import UpstreamBrokenError
@@ -118,12 +117,18 @@ class ServedModels:
         headers = [pair for pair in scope["headers"] if pair[0] == b"authorization"]
         place = {"method": "GET", "path": _PATH, "raw_path": _PATH.encode(), "query_string": b"", "headers": headers}
         inner = {**with_state(scope, record=RequestRecord("", "GET", _PATH)), **place}
-        reply = CollectedReply()
+        statuses, pieces = list[int](), list[bytes]()
+
+        async def collect(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            pieces.append(message.get("body", b""))
+
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                await self._app(inner, own_body(b""), reply.send)
+                await self._app(inner, own_body(b""), collect)
         except (RouterError, UpstreamBrokenError, TimeoutError) as error:
             logger.info("no worker says which models it serves: %s", error)
             return
-        if reply.start["status"] == 200:
-            self._learn(reply.body)
+        if statuses == [200]:
+            self._learn(b"".join(pieces))

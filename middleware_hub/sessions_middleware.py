@@ -33,7 +33,7 @@ from middleware_hub.sessions.log.chat_notes import ChatNotes
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Session
-from middleware_hub.sessions.turn.generation import Backend
+from middleware_hub.sessions.turn.generation import Generator
 from middleware_hub.sessions.turn.kept_replies import KeptReplies
 from middleware_hub.sessions.turn.remembered_text import RememberedText
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
@@ -62,6 +62,8 @@ UNSERVED = frozenset({"unsupported_content", "unsupported_tool_choice"})
 
 class SessionsMiddleware:
     """See the top of this file. The constructor raises BadRequestError for a template or a parser that cannot be used."""
+
+    innermost = True
 
     def __init__(self, app: ASGIApp, context: MiddlewareContext) -> None:
         config = context.config
@@ -93,7 +95,7 @@ class SessionsMiddleware:
         self._chats = self._make_chats(context, config)
         self._limits = PromptLimits(config.server.max_batch, config.radix.max_text_tokens)
         self._completions = Completions(
-            app, self._hub.tokenizer, self._models, max_body_bytes=self._max_body_bytes, limits=self._limits
+            hub.generate, self._hub.tokenizer, self._models, max_body_bytes=self._max_body_bytes, limits=self._limits
         )
         self._open_calls: dict[str, dict[str, Handler]] = routes.bound(
             routes.CHATS,
@@ -138,11 +140,11 @@ class SessionsMiddleware:
                 "--late-system": sessions.late_system,
                 "--session-match": sessions.match,
             }
-        backend = Backend(
-            self.app, hub.judge, context.tracer, config.radix.force_logprobs, lambda: template.wants_short_ids
+        generator = Generator(
+            hub, hub.judge, context.tracer, config.radix.force_logprobs, lambda: template.wants_short_ids
         )
         remembered = partial(RememberedText.of, hub, context.tracer)
-        turns = Turns(backend, remembered, composer, replies, self.registry, self._metrics, sessions)
+        turns = Turns(generator, remembered, composer, replies, self.registry, self._metrics, sessions)
         return Chats(turns, composer, self._models, KeptReplies(self._metrics))
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -207,7 +209,7 @@ class SessionsMiddleware:
                 there = ", ".join([*(f"v1/{turn}" for turn in TURNS), *filter(None, self._controls.places)])
                 raise NotFoundError(f"there is nothing at {scope['path']}: a session has {there}")
             if place not in TURNS:
-                send = _answering(send, affinity.given(first_values(scope)) or session.id.encode("latin-1"))
+                send = _answering(send, affinity.given(first_values(scope["headers"])) or session.id.encode("latin-1"))
             serving = for_method(calls, scope)(session, scope, receive, send)
             session.visitors += 1  # the session is not dropped meanwhile
             try:

@@ -206,7 +206,7 @@ def create_app(
         default=_HttpOnly(innermost),
         lifespan=lifespan,
     )
-    app: ASGIApp = Generations(
+    backend = Generations(
         innermost,
         router,
         fleet,
@@ -222,10 +222,12 @@ def create_app(
         shared=dict(shared or {}),
         worker_checks=worker_checks,
         peers=peers,
+        backend=backend,
         stopping=lambda: lifecycle.draining,
     )
-    for path in reversed(config.middlewares):
-        app = plugins.load(path)(app, context)
+    app: ASGIApp = backend
+    for middleware in reversed(plugins.in_order(config.middlewares)):
+        app = middleware(app, context)
     if config.inspector is not None:
         # The inspector stands behind all middlewares: other requests do not pass through it, and it finds what they share.
         control.inspector = plugins.load(config.inspector)(control.inspector, context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -14,6 +14,7 @@ from router.config import RouterConfig
 from router.errors import BadRequestError
 from router.observability.tracing import Tracer
 from router.peers.peers import Peers
+from router.proxy.generate_call import Backend
 from router.workers.worker import WorkerCheck
 
 
@@ -29,6 +30,7 @@ class MiddlewareContext:
         worker_checks: a middleware adds what each worker is to be asked.
         peers: the other routers. A middleware with a memory that they share gives it a channel (`Peers.join`), which has to be
             usable during the lifespan of the application inside.
+        backend: generates at the workers: what a middleware that stands inside of all others calls in place of the application.
         stopping: returns whether the router is about to stop. Requests that only wait for something are then to be answered.
     """
 
@@ -38,6 +40,7 @@ class MiddlewareContext:
     shared: dict[type, object] = field(default_factory=dict)
     worker_checks: list[WorkerCheck] = field(default_factory=list)
     peers: Peers | None = None
+    backend: Backend | None = None
     stopping: Callable[[], bool] = lambda: False
 
 
@@ -59,6 +62,14 @@ class MiddlewareFactory(Protocol):
 
     def __call__(self, app: ASGIApp, context: MiddlewareContext) -> Middleware:
         """Wrap `app`. Runs once, before the server starts and outside of any event loop."""
+
+
+def in_order(paths: Sequence[str]) -> list[MiddlewareFactory]:
+    """Return the classes at these paths, the outermost first: in the order given, but those that are `innermost` last.
+
+    A middleware that generates by `MiddlewareContext.backend` passes by all that stands inside of it.
+    """
+    return sorted(map(load, paths), key=lambda one: bool(getattr(one, "innermost", False)))
 
 
 def load(path: str) -> MiddlewareFactory:

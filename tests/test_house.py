@@ -88,9 +88,9 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.turn.answer",
         "middleware_hub.sessions.turn.forced_calls",
         "middleware_hub.sessions.turn.sampling",
-        "middleware_hub.sessions.turn.worker_reply",
         "middleware_hub.sessions.turn.written_again",
         "router.http.packed_bodies",
+        "router.http.reply_body",
     ),
 }
 """Modules (`*`: any name) that only one module of their folder imports, by the reason why they are not a part of it."""

@@ -14,6 +14,9 @@ from middleware_hub.tokenizer.alignment import Alignment, align_reply
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.engines.form.reply import Reply
 
+RECORDED = b"x-radix-recorded"
+"""The header that says what became of the replies to a request."""
+
 ENGINE_MISMATCH = "engine_mismatch"
 UNREADABLE = "unreadable reply"
 WORKER_ERROR = "worker error"

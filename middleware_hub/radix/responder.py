@@ -11,7 +11,6 @@ from typing import Protocol
 
 import msgspec
 from msgspec import Raw
-from starlette.types import Message, Send
 
 from middleware_hub.affinity import HEADER as AFFINITY
 from middleware_hub.persistence.memory import Memory
@@ -19,6 +18,7 @@ from middleware_hub.radix import retrieval
 from middleware_hub.radix.judge import (
     INTERNAL_ERROR,
     NO_REPLY,
+    RECORDED,
     UNREADABLE,
     WORKER_ERROR,
     Expectation,
@@ -47,6 +47,7 @@ from router.engines.form.request import GenerateRequest
 from router.engines.form.stream import StreamedReply
 from router.http.request_state import RouteHint
 from router.observability.tracing import Tracer, untraced
+from router.proxy.worker_reply import EventEditor, WorkerReply
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +228,7 @@ class Responder:
         self._affinity = affinity
         self._listed = request.listed
         self._prompts = prompts
-        self._streaming = False
+        self._streaming = self._told = False
         self._verdicts: list[Verdict] | None = None
         self._memory = recorder.memory
         self._prompt_tokens = [len(prompt.packed) // ID_BYTES for prompt in prompts]
@@ -255,37 +256,42 @@ class Responder:
         """Return what became of each reply, as far as there was one."""
         return [one.verdict for one in self._generations if one.verdict is not None]
 
-    def head(self, start: Message, *, stream: bool) -> Message | None:
-        """Return the head of a stream, whose verdicts are still open. Anything else waits until it is recorded."""
-        worker = dict(start["headers"]).get(b"x-router-worker", b"").decode("latin-1")
+    async def follow(self, reply: WorkerReply) -> None:
+        """Record a reply as it is read, and edit it. What is no stream is recorded at once.
+
+        Raises UpstreamBrokenError.
+        """
         for generation in self._generations:
-            generation.worker = worker
-        self._streaming = stream
-        if not stream:
-            return None
-        head = self._with_headers(start, "pending")
-        head["headers"] = [pair for pair in head["headers"] if pair[0] != b"content-length"]
-        if self._memory is not None and self._memory.away:
-            head["headers"].append(NOT_SAVED)
-        return head
+            generation.worker = reply.worker
+        if self._memory is not None:
+            reply.settle = self.saved
+        if reply.stream:
+            self._streaming = True
+            self._tell(reply, "pending")  # the verdicts are still open
+            if self._memory is not None:
+                if self._memory.away:
+                    reply.added.append(NOT_SAVED)
+                reply.hold = self._acknowledged
+            reply.add_step(EventEditor(self.event))
+            return
+        if not reply.complete:
+            await reply.gather()
+        if reply.status == 200:
+            listed = self._listed
+            reply.body = await self._recorded(reply.body) if listed else bytes(self._generations[0].whole(reply.body))
+        else:
+            for generation in self._generations:
+                generation.verdict = Verdict("no", WORKER_ERROR, f"status {reply.status}")
+        verdicts = self.close()
+        self._tell(reply, verdicts[0].header if len(verdicts) == 1 else summary(verdicts))
+        if self._memory is not None and not await self.saved():
+            reply.added.append(NOT_SAVED)
 
     def event(self, data: bytes) -> bytes | Raw:
         if not data.startswith(b"{"):
             return data
         number = event_index(data) if self._listed else 0
         return self._generations[number].event(data) if 0 <= number < len(self._generations) else data
-
-    async def whole(self, start: Message, body: bytes) -> tuple[Message, bytes]:
-        if start["status"] == 200:
-            body = await self._recorded(body) if self._listed else bytes(self._generations[0].whole(body))
-        else:
-            for generation in self._generations:
-                generation.verdict = Verdict("no", WORKER_ERROR, f"status {start['status']}")
-        verdicts = self.close()
-        head = self._with_headers(start, verdicts[0].header if len(verdicts) == 1 else summary(verdicts))
-        if self._memory is not None and not await self.saved():
-            head["headers"].append(NOT_SAVED)
-        return head, body
 
     def close(self) -> list[Verdict]:
         """End the reply, complete or not: record what was streamed, count the verdicts once, and return them."""
@@ -297,18 +303,12 @@ class Responder:
             self._tally.count(self._verdicts)
         return self._verdicts
 
-    def acknowledged(self, send: Send) -> Send:
-        """Return a `send` that holds back a message until all records are saved, or the stream has told that they are not."""
-        told = False
-
-        async def sending(message: Message) -> None:
-            nonlocal told
-            if self._streaming and not await self.saved() and not told:  # `whole` waits by itself
-                told = True
-                message = {**message, "body": NOT_SAVED_COMMENT + message.get("body", b"")}
-            await send(message)
-
-        return sending
+    async def _acknowledged(self, piece: bytes) -> bytes:
+        """Return a piece of a stream when all records are saved, or the stream has told that they are not."""
+        if await self.saved() or self._told:
+            return piece
+        self._told = True
+        return NOT_SAVED_COMMENT + piece
 
     async def saved(self) -> bool:
         """Wait until it is known whether the records are saved; return whether all of them are."""
@@ -335,18 +335,17 @@ class Responder:
             return body
         return b"[%b]" % b",".join(map(bytes, shown))
 
-    def _with_headers(self, start: Message, recorded: str) -> Message:
-        headers = [*start["headers"]]
+    def _tell(self, reply: WorkerReply, recorded: str) -> None:
+        """Tell the client in headers what becomes of the replies, and how the prompts were made."""
         reused, reasons = 0, dict[str, None]()
         for prompt in self._prompts:
             reused += prompt.reused
             reasons.update(dict.fromkeys(prompt.reasons))
-        headers += (
-            (b"x-radix-recorded", recorded.replace("\n", " ").encode("latin-1", "replace")),
+        reply.added += (
+            (RECORDED, recorded.replace("\n", " ").encode("latin-1", "replace")),
             (b"x-radix-reused-tokens", b"%d" % reused),
             (b"x-radix-prompt-tokens", b"%d" % sum(self._prompt_tokens)),
             (AFFINITY, self._affinity),
         )
         if reasons:
-            headers.append((b"x-radix-reasons", ", ".join(reasons).encode()))
-        return {**start, "headers": headers}
+            reply.added.append((b"x-radix-reasons", ", ".join(reasons).encode()))

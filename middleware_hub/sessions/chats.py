@@ -84,7 +84,7 @@ class Chats:
         request = session.defaults.complete(request, self._models.adapter_of)
         if request.ignored_tools:
             logger.info("tools are left out, because nobody runs them here: %s", ", ".join(request.ignored_tools))
-        headers = first_values(scope)
+        headers = first_values(scope["headers"])
         parent = headers.get(b"x-parent-generation") or headers.get(b"x-radix-parent")
         if parent:
             check_one(text_of(parent), "the parent")

@@ -144,7 +144,7 @@ class Controls:
 
     async def _create(self, session: Session, scope: Scope) -> Session:
         """Add a new session, also to its group, if any: both, or neither."""
-        headers = first_values(scope)
+        headers = first_values(scope["headers"])
         (member,) = memberships(headers, 1)
         if member is None:
             return await self._registry.create(session)

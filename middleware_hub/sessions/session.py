@@ -27,7 +27,7 @@ from middleware_hub.sessions.request_defaults import NO_DEFAULTS, RequestDefault
 from middleware_hub.sessions.trie.memo import MOST_BODIES, MemoRoom, MessageMemo
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
-from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
+from middleware_hub.sessions.turn.exchange import ClientState, Exchange, RequestKey
 
 MAX_KEPT = 256
 """Exchanges that a session tracks; some are replies that did not reach their client and may be sent again."""
@@ -172,7 +172,7 @@ class Session:
         """Keep track of an exchange as long as a client may want its reply."""
         self._exchanges.append(exchange)
         if len(self._exchanges) > MAX_KEPT:
-            oldest = next((one for one in self._exchanges if one.over and not one.attached), None)
+            oldest = next((one for one in self._exchanges if one.over and one.client is not ClientState.READING), None)
             if oldest is not None:
                 self._forget(oldest)
 
@@ -183,7 +183,7 @@ class Session:
 
     def settle(self, exchange: Exchange[Any]) -> None:
         """Forget an exchange that is over or has lost its client, unless a client may still want its reply."""
-        if exchange.attached or not exchange.over:
+        if exchange.client is ClientState.READING or not exchange.over:
             return
         if self.phase not in _GENERATING or not exchange.adoptable:
             self._forget(exchange)

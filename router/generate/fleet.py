@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 from starlette.routing import Route
@@ -33,10 +34,12 @@ from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
 from router.http.bodies import read_json
 from router.http.handlers import ByMethod, Handler
 from router.http.headers import HeaderList, request_headers, request_target
+from router.http.request_record import Caller
 from router.http.request_state import request_state
 from router.http.responses import send_json
 from router.peers.events import Abort, AbortAnswered, AbortsOver, CallBegan, CallOver
 from router.peers.peers import MOMENT, UNTIL_GONE, Heard, Peers
+from router.proxy.generate_call import GenerateCall
 from router.proxy.in_flight import GenerationsInFlight, InFlight
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
@@ -132,15 +135,18 @@ class Fleet:
                 )
             await self.everywhere(scope, send, raw, aborts=bool(body.get("abort_all")))
             return
-        tenant = caller.tenant if caller.confined else None
-        abort = Abort(rid, tenant, fields={k: v for k, v in fields.items() if k != "rid"} if caller.admin else {})
-        answers, found, heard = await self._named.end(abort, scope)
+        abort = _abort_of(rid, caller, {k: v for k, v in fields.items() if k != "rid"})
+        answers, found, heard = await self._named.end(abort, scope["headers"])
         if found or caller.confined:
             await self._answer(send, answers, heard)
         else:
             logger.info("/abort_request: no generation in flight is called %r, all workers are asked", rid[:_SHOWN])
             # The router does not know it: a sample of a group, or a generation that did not come through this router.
             await self.everywhere(scope, send, raw)
+
+    async def abort(self, rid: str, call: GenerateCall) -> None:
+        """End the generations of a call that have this id."""
+        await self._named.end(_abort_of(rid, call.caller), call.headers)
 
     async def everywhere(self, scope: Scope, send: Send, body: bytes, *, aborts: bool = False) -> None:
         """Send a call to every worker. `aborts`: all generations in flight end. Raises NoWorkerError without a worker."""
@@ -149,7 +155,7 @@ class Fleet:
         call = FleetCall(
             scope["method"],
             request_target(scope),
-            self._headers(scope),
+            self._headers(scope["headers"]),
             body,
             transfer=known.transfer,
             updates=known.updates,
@@ -240,23 +246,24 @@ class Fleet:
 
     # Aborts of single generations --------------------------------------------------------------------------------------
 
-    def _headers(self, scope: Scope) -> HeaderList:
-        return request_headers(scope, forward_authorization=self._forward_authorization)
+    def _headers(self, headers: HeaderList) -> HeaderList:
+        return request_headers(headers, forward_authorization=self._forward_authorization)
 
-    def abandon(self, in_flight: InFlight, scope: Scope) -> list[asyncio.Task[None]]:
+    def abandon(self, in_flight: InFlight) -> list[asyncio.Task[None]]:
         """Abort a request whose client left, which its worker would take seconds to notice. Return the tasks."""
         worker = in_flight.worker
         rids = [] if worker is None else self.in_flight.alone(in_flight.rids.values(), worker)
         if worker is None or not rids:
             return []
-        task = asyncio.create_task(self._abort(worker, rids, scope))
+        headers = self._headers([] if in_flight.call is None else in_flight.call.headers)
+        task = asyncio.create_task(self._abort(worker, rids, headers))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
         return [task]
 
-    async def recall(self, in_flight: InFlight, scope: Scope) -> None:
+    async def recall(self, in_flight: InFlight) -> None:
         """Abort a request at its worker before it goes to another one, and wait a moment for it."""
-        aborts = self.abandon(in_flight, scope)
+        aborts = self.abandon(in_flight)
         if aborts:
             await asyncio.wait(aborts, timeout=RECALL_SECONDS)
 
@@ -266,13 +273,13 @@ class Fleet:
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=1.0)
 
-    async def _abort(self, worker: Worker, rids: Sequence[str], scope: Scope) -> None:
+    async def _abort(self, worker: Worker, rids: Sequence[str], headers: HeaderList) -> None:
         """Abort the generations of one request at a worker, some of them at a time."""
         left, failed = iter(rids), []
 
         async def send_some() -> None:
             for rid in left:
-                answer = await self._sender.send(worker, abort_call(self._headers(scope), {"rid": rid}), ABORT_SECONDS)
+                answer = await self._sender.send(worker, abort_call(headers, {"rid": rid}), ABORT_SECONDS)
                 if answer.status != 200:
                     failed.append(answer.failure)
 
@@ -367,9 +374,9 @@ class NamedAborts:
         in_flight: GenerationsInFlight,
         sender: CallSender,
         peers: Peers,
-        headers: Callable[[Scope], HeaderList],
+        headers: Callable[[HeaderList], HeaderList],
     ) -> None:
-        """`headers`: those of a request that its worker gets, too."""
+        """`headers`: returns those of a request that its worker gets, too."""
         self._in_flight = in_flight
         self._sender = sender
         self._peers = peers
@@ -379,22 +386,22 @@ class NamedAborts:
         peers.log.hear(Abort, self._asked_elsewhere)
         peers.log.hear(AbortAnswered, self._answered_elsewhere)
 
-    async def end(self, abort: Abort, scope: Scope) -> tuple[list[WorkerAnswer], bool, Heard]:
+    async def end(self, abort: Abort, headers: HeaderList) -> tuple[list[WorkerAnswer], bool, Heard]:
         """End the generations that an abort means. Return what workers said, whether there were any, and who heard of it.
 
-        `scope`: of the request that asks for it.
+        `headers`: of the request that asks for it.
         """
         here = self._in_flight.named(abort.rid, abort.tenant)
         if _of_this_name(here, abort.rid) or self._peers.kind is None:
             _mark(here)
             heard = await self._peers.tell(replace(abort, exact=bool(here)), seconds=0.0)
             self._answered.pop(heard.number, None)
-            return await self._call_workers(here, abort, scope), bool(here), heard
+            return await self._call_workers(here, abort, headers), bool(here), heard
         heard, answers, found = await self._ask(replace(abort, exact=True))
         if not found:
             _mark(here)
             (heard, answers, found), mine = await asyncio.gather(
-                self._ask(abort), self._call_workers(here, abort, scope)
+                self._ask(abort), self._call_workers(here, abort, headers)
             )
             answers = [*mine, *answers]
         return answers, found or bool(here), heard
@@ -428,7 +435,7 @@ class NamedAborts:
     async def _answer(self, abort: Abort, number: int, meant: _Meant) -> None:
         """Abort generations at their workers for another router, and report to it what they said."""
         try:
-            answers = await self._call_workers(meant, abort, None)
+            answers = await self._call_workers(meant, abort)
             told = tuple(msgspec.to_builtins(answer) for answer in answers)
             await self._peers.tell(AbortAnswered(number, told), seconds=0.0)
         finally:
@@ -439,15 +446,21 @@ class NamedAborts:
         if not own and event.abort in self._answered:
             self._answered[event.abort].append(event)
 
-    async def _call_workers(self, meant: _Meant, abort: Abort, scope: Scope | None) -> list[WorkerAnswer]:
-        """Send the abort to the workers; without a `scope`, with the headers of the generation itself."""
+    async def _call_workers(self, meant: _Meant, abort: Abort, headers: HeaderList | None = None) -> list[WorkerAnswer]:
+        """Send the abort to the workers; without `headers`, with those of the generation itself."""
         calls = []
         for one, position in meant:
             at_worker = one.rids.get(position)
             if one.worker is not None and at_worker is not None:
-                headers = self._headers(scope or one.scope or {"headers": []})
-                calls.append(self._sender.send(one.worker, abort_call(headers, {**abort.fields, "rid": at_worker})))
+                own = [] if one.call is None else one.call.headers
+                passed = self._headers(own if headers is None else headers)
+                calls.append(self._sender.send(one.worker, abort_call(passed, {**abort.fields, "rid": at_worker})))
         return await asyncio.gather(*calls)
+
+
+def _abort_of(rid: str, caller: Caller, fields: dict[str, Raw] | None = None) -> Abort:
+    """Return the abort that a caller asks for: of its own tenant's generations, unless it may end all."""
+    return Abort(rid, caller.tenant if caller.confined else None, fields=(fields or {}) if caller.admin else {})
 
 
 def abort_call(headers: HeaderList, body: dict[str, Any]) -> FleetCall:

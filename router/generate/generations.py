@@ -11,11 +11,11 @@ at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 from typing import cast, get_args
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config.abort import AbortConfig, AbortPolicy
 from router.config.server import ServerConfig
@@ -27,21 +27,24 @@ from router.errors import BadRequestError, ClientDisconnectedError, EndedInQueue
 from router.generate.abort_retries import AbortedReplies, AbortedStream, Retries
 from router.generate.fleet import Fleet
 from router.http.bodies import read_json
-from router.http.headers import header
+from router.http.disconnect import ClientConnection
+from router.http.headers import request_target
 from router.http.offload import offload
-from router.http.reply import CollectedReply, EditedReply, send_whole
-from router.http.request_state import RequestState, request_state
+from router.http.request_state import request_state
 from router.observability.metrics import RouterMetrics
-from router.proxy.in_flight import InFlight, with_in_flight
+from router.proxy.generate_call import GenerateCall
+from router.proxy.in_flight import InFlight
+from router.proxy.proxy import Proxy
 from router.proxy.request_ids import with_private_ids
+from router.proxy.worker_reply import ReplyState, WorkerReply
 
 
 class Generations:
-    """Serves `/generate` by one attempt of the application inside, or by several."""
+    """Generates by one attempt of the proxy, or by several: the `Backend` of the middlewares, and the route `/generate`."""
 
     def __init__(
         self,
-        app: ASGIApp,
+        proxy: Proxy,
         others: ASGIApp,
         fleet: Fleet,
         metrics: RouterMetrics,
@@ -57,86 +60,115 @@ class Generations:
             fleet: knows the generations in flight, and aborts them at their workers.
             isolated: workers get ids that no client chose, because a client's id might abort generations of others.
         """
-        self._app = app
+        self._proxy = proxy
         self._others = others
         self._isolated = isolated
         self._fleet = fleet
         self._retries = Retries(abort, metrics, fleet.may_retry)
         self._peers = fleet.peers
-        self._metrics = metrics
+        self._counts = metrics.generations.counts
         self._policy = abort.policy
         self._max_body_bytes = server.max_body_bytes
         self._limits = PromptLimits(server.max_batch)
+        self.abort = fleet.abort
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Raises what the application inside raises, and BadRequestError for an unknown policy."""
+        """Serve one request. Raises what `generate` raises, and ClientDisconnectedError."""
         if scope["type"] != "http" or scope["path"] != "/generate":
             await self._others(scope, receive, send)
             return
         if scope["method"] not in ("POST", "PUT"):
-            await self._app(scope, receive, send)
+            await self._proxy(scope, receive, send)
             return
+        body, state = await read_json(scope, receive, self._max_body_bytes, ids=True), request_state(scope)
+        call = GenerateCall(
+            body,
+            await self.parsed(body),
+            scope["headers"],
+            state.record,
+            state.caller,
+            state.hint,
+            method=scope["method"],
+            target=request_target(scope),
+        )
+        async with ClientConnection(receive) as client:
+            reply = await self.generate(call)
+            try:
+                await reply.answer(send, client)
+            finally:
+                reply.close()
+
+    async def parsed(self, body: bytes) -> WorkerRequest | None:
+        """Return a body as the router understands it; None if only a worker can decide what it means.
+
+        Raises BadRequestError for more replies than one request may ask for, and BodyTooLargeError.
+        """
+        return await offload(len(body) > LIGHT, WorkerRequest.parse, body, self._limits)
+
+    async def generate(self, call: GenerateCall) -> WorkerReply:
+        """See `Backend`. Raises BadRequestError for an unknown policy for aborts, too."""
         if self._peers.until < monotonic():
             await self._peers.look_again()
-        asked = header(scope, b"x-abort-policy")
-        policy = self._policy if asked is None else _checked(asked)
-        state = request_state(scope)
-        body = await read_json(scope, receive, self._max_body_bytes, ids=True)
-        request = state.request
-        if request is None or body is not request.body:
-            if len(body) <= LIGHT:
-                request = WorkerRequest.parse(body, self._limits)
-            else:
-                request = await offload(True, WorkerRequest.parse, body, self._limits)
-            body = body if request is None else request.body
-        names = () if request is None else request.rids
-        overlap = request is not None and request.named and self._fleet.in_flight.overlap(names)
-        if (self._isolated or overlap) and not _made_up_here(state, request):
-            body, request, ids = with_private_ids(body, request)
-            body = body if request is None else request.body
-            send = send if ids is None else EditedReply(ids, send).send
-        in_flight = InFlight(
-            names,
-            None if request is None else request.rids,
-            tenant=state.caller.tenant,
-            body=body,
-            request=request,
-        )
-        in_flight.scope = scope
-        inner = with_in_flight(scope, in_flight)
+        asked, request = call.named.get(b"x-abort-policy"), call.request
+        policy = self._policy if asked is None else _checked(asked.decode("latin-1"))
+        names, ids = () if request is None else request.rids, None
+        if request is None:
+            private = self._isolated
+        else:  # ids that the router has made up stand in nobody's way
+            private = request.named and (self._isolated or self._fleet.in_flight.overlap(names))
+        if private:
+            call.body, request, ids = with_private_ids(call.body, request)
+            call.request = request
+        if request is not None:
+            call.body = request.body
+        replies = 1 if request is None else request.replies
+        in_flight = InFlight(names, None if request is None else request.rids, tenant=call.caller.tenant, call=call)
         self._fleet.in_flight.begin(in_flight)
-        outcome = "failed"
         try:
-            if request is not None and not request.stream and policy == "retry":
-                reply = CollectedReply()
-                await self._app(inner, receive, reply.send)
-                if reply.start["status"] == 200 and may_be_aborted(reply.body):
-                    again = AbortedReplies(self._app, self._retries, inner, receive, in_flight, request)
-                    reply = await again.made_good(reply)
-                await send_whole(send, reply.start, reply.body)
-                outcome = "answered" if reply.start["status"] < 400 else "failed"
-            else:
-                watched = _Outcome(send)
-                try:
-                    if request is None or policy == "return" or request.listed:
-                        await self._app(inner, receive, watched.send)
-                    else:
-                        stream = AbortedStream(self._app, self._retries, inner, receive, in_flight, request)
-                        await stream.serve(watched.send)
-                finally:
-                    outcome = watched.word
+            reply = await self._proxy.generate(in_flight)
+            if request is not None and policy == "retry":
+                reply = await self._made_good(reply, in_flight, request)
         except EndedInQueueError:
             if request is None:
+                self._over("failed", in_flight, replies)
                 raise
-            await _send_ended(send, request, in_flight.names)
-            outcome = "answered"
+            reply = _ended(request, in_flight)
         except (ClientDisconnectedError, asyncio.CancelledError):
-            outcome = "orphaned"
-            self._fleet.abandon(in_flight, scope)
+            self._fleet.abandon(in_flight)
+            self._over("orphaned", in_flight, replies)
             raise
-        finally:
-            self._fleet.in_flight.over(in_flight)
-            self._metrics.generations.counts[outcome,] += 1 if request is None else request.prompts * request.samples
+        except BaseException:
+            self._over("failed", in_flight, replies)
+            raise
+        if ids is not None:
+            reply.edit(ids)
+        if reply.complete and not reply.stream:
+            self._over("answered" if reply.status < 400 else "failed", in_flight, replies)
+        else:
+            reply.when_closed(partial(self._closed, in_flight, replies))
+        return reply
+
+    async def _made_good(self, reply: WorkerReply, in_flight: InFlight, request: WorkerRequest) -> WorkerReply:
+        """Return a reply in which nothing is aborted, as far as further attempts can bring that about."""
+        if reply.stream:
+            if request.listed:
+                return reply
+            return await AbortedStream(self._proxy, self._retries, in_flight, request).made_good(reply)
+        if reply.status != 200 or not may_be_aborted(reply.body):
+            return reply
+        return await AbortedReplies(self._proxy, self._retries, in_flight, request).made_good(reply)
+
+    def _closed(self, in_flight: InFlight, replies: int, reply: WorkerReply) -> None:
+        """Note the end of a reply that came in pieces. If it was closed before, its client has left."""
+        outcome = "answered" if reply.state is ReplyState.ENDED and reply.status < 400 else "failed"
+        if reply.state is ReplyState.BEGUN:
+            outcome = "orphaned"
+            self._fleet.abandon(in_flight)
+        self._over(outcome, in_flight, replies)
+
+    def _over(self, outcome: str, in_flight: InFlight, replies: int) -> None:
+        self._fleet.in_flight.over(in_flight)
+        self._counts[outcome,] += replies
 
 
 def _checked(policy: str) -> AbortPolicy:
@@ -145,33 +177,8 @@ def _checked(policy: str) -> AbortPolicy:
     return cast(AbortPolicy, policy)
 
 
-async def _send_ended(send: Send, request: WorkerRequest, names: Sequence[str]) -> None:
+def _ended(request: WorkerRequest, in_flight: InFlight) -> WorkerReply:
+    """Return the reply to generations that were aborted before a worker had them."""
     kind = b"text/event-stream; charset=utf-8" if request.stream else b"application/json"
-    start = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]}
-    await send_whole(send, start, request.ended_in_queue(names))
-
-
-def _made_up_here(state: RequestState, request: WorkerRequest | None) -> bool:
-    """Return whether the router made up the ids of the generation. A middleware may have written another body since."""
-    if state.kept:
-        return True
-    made = state.request
-    if made is None or made.named or request is None:
-        return False
-    return bool(request.rids) and request.rids == made.rids
-
-
-class _Outcome:
-    """The outcome of a request: `answered` once a good reply was sent to its end, else `failed`, unless it is set."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._good = False
-        self.word = "failed"
-
-    async def send(self, message: Message) -> None:
-        await self._send(message)
-        if message["type"] == "http.response.start":
-            self._good = message["status"] < 400
-        elif self._good and not message.get("more_body", False):
-            self.word = "answered"
+    body = request.ended_in_queue(in_flight.names)
+    return WorkerReply(200, [(b"content-type", kind)], body, stream=request.stream)

@@ -72,16 +72,16 @@ def text_of(value: bytes) -> str:
         return value.decode("latin-1")
 
 
-def first_values(scope: Scope) -> dict[bytes, bytes]:
-    """Return the request headers by name, each with its first value.
+def first_values(headers: HeaderList) -> dict[bytes, bytes]:
+    """Return the headers of a request by name, each with its first value.
 
     Raises BadRequestError for a misspelt header of ours: an evaluation whose namespace has no effect would continue the
     replies of the training, for example. Other names pass, such as those of replies, which a client may send back.
     """
-    for name, _ in scope["headers"]:
+    for name, _ in headers:
         if name.startswith(_OURS):
             _check(name.decode("latin-1"))
-    return dict(reversed(scope["headers"]))
+    return dict(reversed(headers))
 
 
 def request_target(scope: Scope) -> str:
@@ -95,15 +95,22 @@ def request_target(scope: Scope) -> str:
     return f"{path}?{query.decode('latin-1')}" if query else path
 
 
-def request_headers(scope: Scope, *, forward_authorization: bool) -> HeaderList:
+def request_headers(headers: HeaderList, *, forward_authorization: bool) -> HeaderList:
     """Return the headers of a client's request that go to a worker.
 
     Compression is declined for the client: a reply has to be readable here, and between machines of one rack it
     costs more than it saves.
     """
     dropped = _NOT_TO_WORKER if forward_authorization else _NOT_TO_WORKER_BUT_TO_US
-    kept = _passing(scope["headers"], dropped, _OURS)
+    kept = _passing(headers, dropped, _OURS)
     kept.append((b"accept-encoding", b"identity"))
+    return kept
+
+
+def as_json(headers: HeaderList) -> HeaderList:
+    """Return the headers of a request whose body is JSON now, whatever the client called it."""
+    kept = [pair for pair in headers if pair[0] != b"content-type"]
+    kept.append((b"content-type", b"application/json"))
     return kept
 
 

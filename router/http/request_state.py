@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from starlette.types import Scope
 
-from router.engines.form.worker_request import WorkerRequest
 from router.http.request_record import ANYBODY, Caller, RequestRecord
 
 _KEY = "router"
@@ -40,23 +39,14 @@ class RequestState(msgspec.Struct, frozen=True):
     Attributes:
         record: how far the request has come.
         caller: who sent it.
-        request: what the body of a `/generate` asks for, if an outer layer has parsed or made that body. It is valid only
-            while the received body is `request.body`: a middleware in between may have written another one.
         hint: what a middleware reports to the routing policy.
         body_read: a layer has read the body within the limits. What a middleware made of it may be longer.
-        kept: the layer that sends this request keeps its reply, under an id that the layer made up.
-        unheard: the prompt has replies of which nobody knows whether they were sampled, because the store could not be asked.
-        recorded: a layer that records the replies adds its verdict of each, if the layer that sends this request wants them.
     """
 
     record: RequestRecord
     caller: Caller = ANYBODY
-    request: WorkerRequest | None = None
     hint: RouteHint | None = None
     body_read: bool = False
-    kept: bool = False
-    recorded: list[Any] | None = None
-    unheard: bool = False
 
 
 def request_state(scope: Mapping[str, Any]) -> RequestState:

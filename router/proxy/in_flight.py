@@ -14,13 +14,10 @@ from itertools import pairwise
 from os.path import commonprefix
 from typing import Any
 
-from starlette.types import Scope
-
 from router.engines.form.worker_request import WorkerRequest
 from router.errors import EndedInQueueError
+from router.proxy.generate_call import GenerateCall
 from router.workers.worker import Worker
-
-_KEY = "router.in_flight"
 
 RID_LENGTH = 32
 """Characters of an id that a worker makes up: a UUID in hexadecimal."""
@@ -32,12 +29,12 @@ class InFlight:
     Attributes:
         names: what the client calls each generation; empty where it cannot name them (`n > 1`).
         rids: what the worker calls them in the present attempt, by position in `names`, without those not sent again.
+        call: what is sent, in its first attempt; None where it does not matter.
         tenant: the owner.
         worker: the worker that has it, or had it last.
         whole: whether the client waits for a reply in one piece.
         body: the body of the present attempt.
         request: the same body as the router understands it; None if only a worker can decide what it means.
-        scope: of the client's request; None where it does not matter.
         some_to_end: positions of generations that are to end, if not all of them are.
         line: gets its lease, since it first waited for a worker with room.
     """
@@ -48,18 +45,17 @@ class InFlight:
         rids: Sequence[str] | None = None,
         *,
         tenant: str = "",
-        body: bytes = b"",
-        request: WorkerRequest | None = None,
+        call: GenerateCall | None = None,
     ) -> None:
         """`rids`: the worker's ids, if they are not `names`."""
         self.names = tuple(names)
         self.rids: dict[int, str] = dict(enumerate(names if rids is None else rids))
         self.tenant = tenant
         self.worker: Worker | None = None
-        self.body = body
-        self.request = request
+        self.call = call
+        self.body = b"" if call is None else call.body
+        self.request = request = None if call is None else call.request
         self.whole = request is not None and not request.stream
-        self.scope: Scope | None = None
         self.line: asyncio.Future[Any] | None = None
         self.some_to_end: set[int] = set()
         self._all_to_end = False
@@ -96,17 +92,6 @@ class InFlight:
         while not all(self.to_end(position) for position in positions):
             changed.clear()
             await changed.wait()
-
-
-def with_in_flight(scope: Scope, in_flight: InFlight) -> Scope:
-    """Return a copy of the scope of a `/generate` that carries its generations to the proxy."""
-    return {**scope, "state": {**(scope.get("state") or {}), _KEY: in_flight}}
-
-
-def in_flight_of(scope: Scope) -> InFlight | None:
-    """Return the generations of a request; None for a request that is no `/generate`."""
-    found: InFlight | None = (scope.get("state") or {}).get(_KEY)
-    return found
 
 
 class GenerationsInFlight:

@@ -9,18 +9,19 @@ from typing import Any
 
 import msgspec
 from msgspec import Raw
-from starlette.types import Message, Receive, Scope
+from starlette.types import Receive, Scope
 
 from router.auth.permissions import meant_path
 from router.engines.form.outcome import lacks_path
 from router.engines.form.worker_request import RoutePrompt, WorkerRequest, route_prompt
 from router.engines.json import JSON_ERRORS, decode_any, decode_object, split_items
 from router.errors import NotFoundError, UpstreamError
-from router.http.bodies import gather_body, read_body
+from router.http.bodies import gather_body
 from router.http.headers import HeaderList, first_values, has_body, request_headers, request_target
-from router.http.request_state import RequestState, request_state
+from router.http.request_record import RequestRecord
+from router.http.request_state import RouteHint, request_state
 from router.http.upstream import UpstreamBrokenError
-from router.proxy.in_flight import InFlight, in_flight_of
+from router.proxy.in_flight import InFlight
 from router.proxy.request_ids import RequestIds
 from router.workers.policy import RouteQuery
 from router.workers.queue import Key
@@ -37,7 +38,10 @@ class OutboundRequest(msgspec.Struct):
     """A request, with all that is needed to send it to one worker after the other.
 
     Attributes:
+        path: without the query.
+        record: how far it has come.
         in_flight: the generations that it asks for; None if it is no `/generate`.
+        hint: what a middleware reports to the routing policy.
         target: path and query, as the client wrote them.
         query: what a routing policy may use.
         key: the line that the request stands in while no worker has room.
@@ -50,9 +54,10 @@ class OutboundRequest(msgspec.Struct):
         ids: restores the client's ids in the reply, if the request went to the same worker again under new ids.
     """
 
-    scope: Scope
-    state: RequestState
+    path: str
+    record: RequestRecord
     in_flight: InFlight | None
+    hint: RouteHint | None
     method: str
     target: str
     headers: HeaderList
@@ -69,7 +74,7 @@ class OutboundRequest(msgspec.Struct):
 
     def check_served(self, body: bytes) -> None:
         """Raise NotFoundError, which names the path that is meant, for a 404 of a worker that has no such path."""
-        path: str = self.scope["path"]
+        path = self.path
         if not lacks_path(body) or (meant := meant_path(path)) is None:
             return
         advice = ""
@@ -114,49 +119,72 @@ class RequestReader:
         self._reads_prompts = reads_prompts
 
     async def read(self, scope: Scope, receive: Receive) -> OutboundRequest:
-        """Return a whole request: a client that is slow to send holds no place at a worker.
+        """Return a whole request that is no `/generate`: a client that is slow to send holds no place at a worker.
 
         Raises BadRequestError for a target that is not a path; BodyTooLargeError, ClientDisconnectedError.
         """
         method, path, state = scope["method"], scope["path"], request_state(scope)
-        in_flight = in_flight_of(scope)
-        generation = method in ("POST", "PUT") and path == "/generate"
-        body: bytes | None = None
-        if in_flight is not None:
-            body = in_flight.body
-        elif generation:
-            body = await read_body(scope, receive, self._max_body_bytes)
-        elif has_body(scope):
-            body = await gather_body(scope, receive, self._max_body_bytes)
-        headers, hint, tenant = first_values(scope), state.hint, state.caller.tenant
-        found = headers.get(b"x-smg-routing-key") or headers.get(b"x-session-id")
-        target = headers.get(b"x-smg-target-worker")
-        routing_key = None if found is None else found.decode("latin-1")
-        if in_flight is not None and not _NOT_OF_A_GENERATION.isdisjoint(headers):
-            scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] not in _NOT_OF_A_GENERATION]}
-        prompt = RoutePrompt()
-        if hint is not None:
-            routing_key = hint.routing_key or routing_key
-            prompt = RoutePrompt(hint.text, hint.token_ids)
-        elif self._reads_prompts and generation and body:
-            prompt = route_prompt(body, None if in_flight is None else in_flight.request)
+        body = await gather_body(scope, receive, self._max_body_bytes) if has_body(scope) else None
+        headers: HeaderList = scope["headers"]
+        named, tenant = first_values(headers), state.caller.tenant
+        query = _query(named, None, RoutePrompt(), tenant)
         return OutboundRequest(
-            scope=scope,
-            state=state,
-            in_flight=in_flight,
+            path=path,
+            record=state.record,
+            in_flight=None,
+            hint=None,
             method=method,
             target=request_target(scope),
-            headers=request_headers(scope, forward_authorization=self._forward_authorization),
+            headers=request_headers(headers, forward_authorization=self._forward_authorization),
             body=body,
-            query=RouteQuery(
-                prompt.text, prompt.ids, routing_key, None if target is None else target.decode("latin-1"), tenant
-            ),
-            key=(tenant, routing_key or ""),
-            alone=prompt.alone,
-            repeatable=generation or method in ("GET", "HEAD"),
+            query=query,
+            key=(tenant, query.routing_key or ""),
+            alone=False,
+            repeatable=method in ("GET", "HEAD"),
             limited=method in ("POST", "PUT"),
             ends_with_done=path in _END_WITH_DONE,
         )
+
+    def generation(self, in_flight: InFlight) -> OutboundRequest:
+        """Return the request of one attempt of a `/generate`."""
+        call = in_flight.call
+        assert call is not None
+        headers, named, hint, tenant = call.headers, call.named, call.hint, call.caller.tenant
+        if not _NOT_OF_A_GENERATION.isdisjoint(named):
+            headers = [pair for pair in headers if pair[0] not in _NOT_OF_A_GENERATION]
+        prompt = RoutePrompt()
+        if hint is not None:
+            prompt = RoutePrompt(hint.text, hint.token_ids)
+        elif self._reads_prompts and in_flight.body:
+            prompt = route_prompt(in_flight.body, in_flight.request)
+        query = _query(named, hint, prompt, tenant)
+        return OutboundRequest(
+            path="/generate",
+            record=call.record,
+            in_flight=in_flight,
+            hint=hint,
+            method=call.method,
+            target=call.target,
+            headers=request_headers(headers, forward_authorization=self._forward_authorization),
+            body=in_flight.body,
+            query=query,
+            key=(tenant, query.routing_key or ""),
+            alone=prompt.alone,
+            repeatable=True,
+            limited=True,
+            ends_with_done=True,
+        )
+
+
+def _query(named: dict[bytes, bytes], hint: RouteHint | None, prompt: RoutePrompt, tenant: str) -> RouteQuery:
+    found = named.get(b"x-smg-routing-key") or named.get(b"x-session-id")
+    target = named.get(b"x-smg-target-worker")
+    routing_key = None if found is None else found.decode("latin-1")
+    if hint is not None:
+        routing_key = hint.routing_key or routing_key
+    return RouteQuery(
+        prompt.text, prompt.ids, routing_key, None if target is None else target.decode("latin-1"), tenant
+    )
 
 
 class LeftOut:
@@ -175,9 +203,6 @@ class LeftOut:
         self._replies: list[bytes] = whole.ended_replies(whole.rids)
         left_out = [reply for prompt, reply in enumerate(self._replies) if prompt not in set(sent)]
         self._before = b"\n\ndata: ".join((*left_out, b""))
-
-    def head(self, start: Message, *, stream: bool) -> Message | None:
-        return start if stream else None
 
     def event(self, data: bytes) -> bytes:
         """Return an event with the index that the client knows; before the first one come those of the prompts left out.
@@ -205,16 +230,16 @@ class LeftOut:
                 return self._sent[at]
         raise UpstreamBrokenError("a worker's stream has an event of a prompt that it was not sent")
 
-    async def whole(self, start: Message, body: bytes) -> tuple[Message, bytes]:
+    def whole(self, status: int, body: bytes) -> bytes:
         """Return the reply with all prompts. Raises UpstreamError if it has not as many replies as prompts were sent."""
-        if start["status"] == 200:
-            try:
-                found = split_items(body)
-            except JSON_ERRORS:
-                return start, body
-            if len(found) != len(self._sent):
-                raise UpstreamError(f"a worker answered {len(self._sent)} prompts with {len(found)} replies")
-            for prompt, reply in zip(self._sent, found, strict=True):
-                self._replies[prompt] = bytes(reply)
-            body = b"[%b]" % b",".join(self._replies)
-        return start, body
+        if status != 200:
+            return body
+        try:
+            found = split_items(body)
+        except JSON_ERRORS:
+            return body
+        if len(found) != len(self._sent):
+            raise UpstreamError(f"a worker answered {len(self._sent)} prompts with {len(found)} replies")
+        for prompt, reply in zip(self._sent, found, strict=True):
+            self._replies[prompt] = bytes(reply)
+        return b"[%b]" % b",".join(self._replies)

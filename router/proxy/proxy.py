@@ -13,7 +13,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
 from router.config.workers import WorkersConfig
@@ -22,8 +21,7 @@ from router.engines.form.beginnings import ReplyBeginnings
 from router.engines.form.outcome import is_error, refusal_status
 from router.errors import NoWorkerError
 from router.http.disconnect import ClientConnection
-from router.http.headers import HeaderList, reply_headers, retry_after
-from router.http.reply import EditedReply, WatchedReply
+from router.http.headers import HeaderList, retry_after
 from router.http.request_record import RequestPhase
 from router.http.time_limits import patience
 from router.http.upstream import (
@@ -35,10 +33,11 @@ from router.http.upstream import (
     UpstreamResponse,
 )
 from router.observability.metrics import RouterMetrics
-from router.observability.tracing import Span, Tracer, untraced
+from router.observability.tracing import Span, Tracer
 from router.proxy.attempts import BUSY, FAULTY, Attempts, Failure
 from router.proxy.in_flight import InFlight
 from router.proxy.outbound import OutboundRequest, RequestReader
+from router.proxy.worker_reply import WorkerReply
 from router.workers.policy import ENOUGH_IDS
 from router.workers.pool import Lease, WorkerPool
 from router.workers.probe import NONE_SUCH
@@ -48,16 +47,97 @@ from router.workers.worker import Worker, WorkerState
 logger = logging.getLogger(__name__)
 
 
-class _BegunReply(msgspec.Struct):
-    """A worker's reply of which something has come: `first` is a piece of its body, or all of it if it is `complete`.
+class _Attempt:
+    """One attempt at one worker: what it occupies, what has come of the reply, and the rest of it.
 
-    `status` says what it means. The status of a stream is always 200; its first event shows the real one.
+    Attributes:
+        response: the worker's, once its head is here.
+        first: a piece of its body, or all of it if it is `complete`.
+        status: what it means. The status of a stream is always 200; its first event shows the real one.
     """
 
-    response: UpstreamResponse
-    status: int
-    first: bytes
-    complete: bool
+    def __init__(self, proxy: Proxy, request: OutboundRequest, lease: Lease, span: Span | None) -> None:
+        self._proxy = proxy
+        self._request = request
+        self.lease = lease
+        self.span = span
+        self.response: UpstreamResponse | None = None
+        self.first = b""
+        self.complete = False
+        self.status = 0
+        self._end = b""
+
+    async def begin(self, response: UpstreamResponse) -> None:
+        """Read a reply until enough of it has come.
+
+        That is a whole event of a stream of generations, all of it where the client waits for all of it, else a piece. A client
+        has no use for less, and if the reply breaks off before that, another worker can still start over.
+
+        Raises UpstreamBrokenError.
+        """
+        self.response = response
+        generations, events = self._request.in_flight, response.stream and response.status == 200
+        pieces = [await response.read()]
+        last = b""  # the two bytes before a piece: an event may end between two pieces
+        while pieces[-1] and generations is not None:
+            if not generations.whole:
+                if not events or has_event(last + pieces[-1]):
+                    break
+                last = (last + pieces[-1])[-2:]
+            pieces.append(await response.read())
+        self.complete = not pieces[-1]
+        self.first = b"".join(pieces[:-1] if self.complete else pieces)  # a single piece is not copied
+        self.status = response.status
+        if events:
+            if self.complete and generations is not None and not has_ended(self.first):
+                raise UpstreamBrokenError("its stream ended before its end")
+            self.status = refusal_status(self.first) or 200
+            self._end = self.first[-END_BYTES:]
+
+    def reply(self) -> WorkerReply:
+        """Return the reply for the client, which now has to close this attempt."""
+        request, lease, response = self._request, self.lease, self.response
+        assert response is not None
+        if self.complete:
+            self.close()
+        reply = WorkerReply(
+            response.status,
+            response.headers,
+            self.first,
+            stream=response.stream and response.status == 200,
+            worker=lease.worker.url,
+            routed=lease.reason,
+            rest=None if self.complete else self,
+        )
+        for editor in (request.left_out, request.ids):
+            if editor is not None:
+                reply.edit(editor)
+        return reply
+
+    async def read(self) -> bytes:
+        """Return the next piece of the reply, empty at its end. Raises UpstreamBrokenError."""
+        assert self.response is not None
+        piece = await self._proxy._next_piece(self._request, self.lease.worker, self.response)
+        if piece:
+            self._end = self._end[-END_BYTES:] + piece[-END_BYTES:]
+        elif (
+            self._request.ends_with_done
+            and self.response.status == 200
+            and self.response.stream
+            and not has_ended(self._end)
+        ):
+            # A client recognizes a broken reply by a connection that ends before the reply does.
+            raise UpstreamBrokenError(f"the stream of worker {self.lease.worker.url} ended before its end")
+        return piece
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Free the worker. `error`: what ended the attempt. A second call has no effect."""
+        if self.response is not None:
+            self.response.close()
+        self.lease.release()
+        if self.span is not None:
+            span, self.span = self.span, None
+            span.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
 
 
 class Proxy:
@@ -73,7 +153,7 @@ class Proxy:
         metrics: RouterMetrics,
         tracer: Tracer | None = None,
         *,
-        recall: Callable[[InFlight, Scope], Awaitable[object]],
+        recall: Callable[[InFlight], Awaitable[object]],
         on_broken: Callable[[Worker], None],
     ) -> None:
         """Make the proxy of a pool.
@@ -95,36 +175,56 @@ class Proxy:
         self._unanswered: dict[Worker, set[asyncio.Timeout]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one HTTP request.
+        """Serve one HTTP request that is no `/generate`.
+
+        Raises what `generate` raises, and ClientDisconnectedError: the client left, and the worker's request is cancelled.
+        """
+        request = await self._reader.read(scope, receive)
+        async with ClientConnection(receive) as client:
+            reply = await self._reply(request)
+            try:
+                await reply.answer(send, client)
+            finally:
+                reply.close()
+
+    async def generate(self, in_flight: InFlight) -> WorkerReply:
+        """Return the reply to one attempt of a `/generate`: all of it, or a stream whose first event has come.
 
         Raises:
             NoWorkerError: no worker takes requests.
             QueueFullError, QueueTimeoutError, EndedInQueueError: none has room.
             UpstreamError, UpstreamTimeoutError: the workers that were tried gave no reply.
-            UpstreamBrokenError: a worker broke off after `http.response.start` was sent, or ended a stream without `[DONE]`.
-            ClientDisconnectedError: the client left; the worker's request is cancelled.
         """
-        request = await self._reader.read(scope, receive)
+        return await self._reply(self._reader.generation(in_flight))
+
+    async def _reply(self, request: OutboundRequest) -> WorkerReply:
         in_flight = request.in_flight
         attempts = Attempts(self._pool, self._config.retry, repeatable=request.repeatable)
-        async with ClientConnection(receive) as client:
-            while True:
-                if attempts.count:
-                    attempts.check(unwanted=in_flight is not None and in_flight.unwanted)
-                lease = await self._lease(request, attempts)
-                if lease is None:
-                    continue
-                self._metrics.decisions.counts[self._config.policy, lease.reason] += 1
-                if attempts.reason is not None:
-                    self._metrics.retries.labels(attempts.reason).inc()
-                tracer = self._tracer
-                traced = untraced if tracer is None else tracer.span("upstream", worker=lease.worker.url)
-                with lease, traced as span:
-                    wait = await self._attempt(request, attempts, lease, send, client, span)
-                if wait is None:
-                    return
-                if wait:
-                    await _pause(wait, request)
+        while True:
+            if attempts.count:
+                attempts.check(unwanted=in_flight is not None and in_flight.unwanted)
+            lease = await self._lease(request, attempts)
+            if lease is None:
+                continue
+            self._metrics.decisions.counts[self._config.policy, lease.reason] += 1
+            if attempts.reason is not None:
+                self._metrics.retries.labels(attempts.reason).inc()
+            tracer, url = self._tracer, lease.worker.url
+            span = None if tracer is None else tracer.span("upstream", worker=url).__enter__()
+            attempt = _Attempt(self, request, lease, span)
+            try:
+                wait = await self._try(request, attempts, attempt)
+            except BaseException as error:
+                attempt.close(error)
+                raise
+            if wait is None:
+                reply = attempt.reply()
+                if self._pool.listener is not None and reply.status == 200:
+                    _report(request, lease, reply)
+                return reply
+            attempt.close()
+            if wait:
+                await _pause(wait, request)
 
     async def _lease(self, request: OutboundRequest, attempts: Attempts) -> Lease | None:
         """Return a lease of the next worker; None if the caller has to try again, because a worker may be asked twice."""
@@ -133,7 +233,7 @@ class Proxy:
                 return self._pool.lease(request.query, attempts.exclude, limited=False)
             if (lease := self._queue.at_once(request.query, attempts.exclude)) is not None:
                 return lease
-            request.state.record.enter(RequestPhase.QUEUED)
+            request.record.enter(RequestPhase.QUEUED)
             return await self._queue.lease(
                 request.key, request.query, attempts.exclude, again=attempts.count > 0, waiting=request.in_flight
             )
@@ -141,16 +241,9 @@ class Proxy:
             attempts.no_worker_left(error)
             return None
 
-    async def _attempt(
-        self,
-        request: OutboundRequest,
-        attempts: Attempts,
-        lease: Lease,
-        send: Send,
-        client: ClientConnection,
-        span: Span | None,
-    ) -> float | None:
-        """Ask one worker. Return None when the client has its reply, else the seconds to wait before the next attempt."""
+    async def _try(self, request: OutboundRequest, attempts: Attempts, attempt: _Attempt) -> float | None:
+        """Ask one worker. Return the seconds to wait before the next attempt, or None if its reply is for the client."""
+        lease, span = attempt.lease, attempt.span
         worker, in_flight = lease.worker, request.in_flight
         if in_flight is not None:
             in_flight.worker = worker
@@ -160,10 +253,10 @@ class Proxy:
                 request.renew_ids()
         attempts.asked.add(worker.id)
         attempts.engine, attempts.count = worker.engine, attempts.count + 1
-        request.state.record.sent_to(worker.url)
+        request.record.sent_to(worker.url)
         headers = request.headers if span is None else span.inject(request.headers)
         try:
-            reply = await self._ask(request, attempts, worker, headers)
+            await self._ask(request, attempts, attempt, headers)
         except UpstreamFailure as failure:
             why: Failure = "connect" if isinstance(failure, ConnectFailedError) else "lost"
             if span is not None:
@@ -177,34 +270,30 @@ class Proxy:
                 span.fail("timeout")
             await self._took_too_long(request, attempts, worker)
             return 0.0
-        with contextlib.closing(reply.response):
-            status = reply.status
-            if span is not None:
-                span.set(status=status)
-            if status in BUSY:
-                if (wait := attempts.wait_after_busy(worker, status, retry_after(reply.response.headers))) is not None:
-                    return wait
-            elif status in FAULTY:
-                if attempts.goes_on_after_error(worker, status):
-                    return 0.0
-            elif status in NONE_SUCH and in_flight is not None:
-                if self._goes_on_elsewhere(attempts, worker, status, reply.first):
-                    return 0.0
-            elif status < 500:
+        status, first = attempt.status, attempt.first
+        if span is not None:
+            span.set(status=status)
+        if status in BUSY:
+            assert attempt.response is not None
+            return attempts.wait_after_busy(worker, status, retry_after(attempt.response.headers))
+        if status in FAULTY:
+            goes_on = attempts.goes_on_after_error(worker, status)
+        elif status in NONE_SUCH and in_flight is not None:
+            goes_on = self._goes_on_elsewhere(attempts, worker, status, first)
+        else:
+            goes_on = False
+            if status < 500:
                 attempts.answered(worker)
                 if status == 404:
-                    request.check_served(reply.first)
-            await self._relay(request, lease, reply, send, client)
-        return None
+                    request.check_served(first)
+        return 0.0 if goes_on else None
 
-    async def _ask(
-        self, request: OutboundRequest, attempts: Attempts, worker: Worker, headers: HeaderList
-    ) -> _BegunReply:
-        """Return a reply with a whole event of a stream, or all of the body where the client waits for all of it.
+    async def _ask(self, request: OutboundRequest, attempts: Attempts, attempt: _Attempt, headers: HeaderList) -> None:
+        """Send a request to a worker, and wait until its reply has begun.
 
-        A client has no use for less; and if the reply breaks off before that, another worker can still start over.
         Raises TimeoutError when the reply took too long, or its worker was quarantined, and UpstreamFailure.
         """
+        worker = attempt.lease.worker
         waiting = self._unanswered.setdefault(worker, set())
         timeout, seconds = asyncio.timeout(None), self._config.request_timeout
         waiting.add(timeout)
@@ -214,7 +303,7 @@ class Proxy:
                     request.method, worker.url + request.target, headers, request.body, fresh=attempts.fresh
                 )
                 try:
-                    return await _begun(response, request.in_flight)
+                    await attempt.begin(response)
                 except BaseException:
                     response.close()
                     raise
@@ -236,7 +325,7 @@ class Proxy:
             self._failed(attempts, worker, "timeout", f"no reply, and it is quarantined: {worker.complaint}", gone=True)
             return
         if request.in_flight is not None:
-            await self._recall(request.in_flight, request.scope)
+            await self._recall(request.in_flight)
         self._failed(attempts, worker, "timeout", f"no reply within {self._config.request_timeout} s")
 
     def _goes_on_elsewhere(self, attempts: Attempts, worker: Worker, status: int, body: bytes) -> bool:
@@ -258,33 +347,6 @@ class Proxy:
         self._metrics.failures.labels(why).inc()
         attempts.failed(worker, why, message, kept=kept, gone=gone)
 
-    async def _relay(
-        self, request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Send, client: ClientConnection
-    ) -> None:
-        """Stream the reply to the client."""
-        worker, response = lease.worker, reply.response
-        for editor in (request.left_out, request.ids):
-            if editor is not None:
-                send = EditedReply(editor, send).send
-        if self._pool.listener is not None and response.status == 200:
-            send = _heard(request, lease, reply, send)
-        headers = reply_headers(response.headers, worker.url)
-        headers.append((b"x-router-worker", worker.url.encode("ascii")))
-        headers.append((b"x-router-reason", lease.reason.encode("latin-1", "replace")))
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        chunk, end = reply.first, b""
-        while chunk:
-            end = end[-END_BYTES:] + chunk[-END_BYTES:]
-            if reply.complete:
-                break
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            chunk = await self._next_piece(request, worker, response)
-        if request.ends_with_done and response.status == 200 and response.stream and not has_ended(end):
-            # A client recognizes a broken reply by a connection that ends before the reply does.
-            raise UpstreamBrokenError(f"the stream of worker {worker.url} ended before its end")
-        client.stop_watching()
-        await send({"type": "http.response.body", "body": chunk, "more_body": False})
-
     async def _next_piece(self, request: OutboundRequest, worker: Worker, response: UpstreamResponse) -> bytes:
         """Return the next piece of a reply that has begun. Raises UpstreamBrokenError."""
         seconds = self._config.stream_idle_timeout
@@ -298,47 +360,24 @@ class Proxy:
             raise UpstreamBrokenError(f"worker {worker.url} broke off in the middle of its reply: {error}") from error
         except TimeoutError:
             if request.in_flight is not None:
-                await self._recall(request.in_flight, request.scope)
+                await self._recall(request.in_flight)
             raise UpstreamBrokenError(
                 f"worker {worker.url} sent nothing for {seconds:g} s in the middle of its reply"
             ) from None
 
 
-async def _begun(response: UpstreamResponse, in_flight: InFlight | None) -> _BegunReply:
-    """Read a reply until enough of it has come: a piece, a whole event of generations, or the whole body.
-
-    Raises UpstreamBrokenError.
-    """
-    stream, status = response.stream, response.status
-    pieces = [await response.read()]
-    last = b""  # the two bytes before a piece: an event may end between two pieces
-    while pieces[-1] and in_flight is not None and (in_flight.whole or (stream and not has_event(last + pieces[-1]))):
-        if not in_flight.whole:
-            last = (last + pieces[-1])[-2:]
-        pieces.append(await response.read())
-    complete = not pieces[-1]
-    first = b"".join(pieces[:-1] if complete else pieces)  # a single piece is not copied
-    if status == 200 and stream:
-        if complete and in_flight is not None and not has_ended(first):
-            raise UpstreamBrokenError("its stream ended before its end")
-        status = refusal_status(first) or 200
-    return _BegunReply(response, status, first, complete)
-
-
-def _heard(request: OutboundRequest, lease: Lease, reply: _BegunReply, send: Send) -> Send:
-    """Report the replies to the policy. A middleware that knows the prompt reports them itself; others are read here."""
-    in_flight, hint = request.in_flight, request.state.hint
-    if hint is not None:
-        hint.replied = lease.replied
-    elif request.alone and in_flight is not None and (reply.response.stream or in_flight.whole):
+def _report(request: OutboundRequest, lease: Lease, reply: WorkerReply) -> None:
+    """Report a reply to the policy. A middleware that knows the prompt reports it itself; others are read here."""
+    if request.hint is not None:
+        request.hint.replied = lease.replied
+    elif request.alone and request.in_flight is not None:
         ids = request.query.token_ids is not None
-        return WatchedReply(ReplyBeginnings(lease.replied, ids=ids, enough=ENOUGH_IDS), send).send
-    return send
+        reply.watch(ReplyBeginnings(lease.replied, ids=ids, enough=ENOUGH_IDS))
 
 
 async def _pause(seconds: float, request: OutboundRequest) -> None:
     """Wait, but not for a request that is to end."""
-    request.state.record.enter(RequestPhase.WAITING)
+    request.record.enter(RequestPhase.WAITING)
     in_flight = request.in_flight
     if in_flight is None:
         return await asyncio.sleep(seconds)

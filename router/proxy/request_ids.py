@@ -13,7 +13,6 @@ import re
 from collections.abc import Sequence
 
 import msgspec
-from starlette.types import Message
 
 from router.engines.form.fields import parse_object
 from router.engines.form.worker_request import WorkerRequest, new_rid
@@ -43,15 +42,11 @@ class RequestIds:
         self.rids = tuple(rids)
         self._stem = stem.encode()
 
-    def head(self, start: Message, *, stream: bool) -> Message | None:
-        """Return the head of a stream unchanged: there are no ids in it."""
-        return start if stream else None
-
     def event(self, data: bytes) -> bytes:
         return self.restored(data)
 
-    async def whole(self, start: Message, body: bytes) -> tuple[Message, bytes]:
-        return start, self.restored(body)
+    def whole(self, _: int, body: bytes) -> bytes:
+        return self.restored(body)
 
     def restored(self, reply: bytes) -> bytes:
         """Return a worker's JSON with the client's names. An id is always a whole string."""

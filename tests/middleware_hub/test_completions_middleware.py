@@ -17,6 +17,7 @@ from router.errors import BadRequestError, NoWorkerError
 from router.http.disconnect import ClientConnection
 from router.http.upstream import UpstreamBrokenError
 from tests.middleware_hub.sessions.in_process import Client, tokenizer, until
+from tests.support.asgi_backend import AsgiBackend
 
 HEADERS = [(b"x-router-worker", b"http://engine"), (b"x-radix-recorded", b"exact"), (b"x-other", b"1")]
 
@@ -99,7 +100,7 @@ async def no_models(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def ask(engine: Engine, *, raw_headers: dict[str, str] | None = None, **body: Any) -> Client:
-    app = Completions(engine, tokenizer(), ServedModels(no_models), max_body_bytes=10_000)
+    app = Completions(AsgiBackend(engine).generate, tokenizer(), ServedModels(no_models), max_body_bytes=10_000)
     return Client(app, "POST", "/v1/completions", {"prompt": "2 + 2 = ", **body}, raw_headers or {})
 
 

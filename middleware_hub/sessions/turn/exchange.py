@@ -4,9 +4,17 @@
     generating   workers have it
     over         it failed, or every generation has its answer or its error
 
-Independently of that, it has a client that reads along, or none (*orphaned*), or its client has received everything
-(*delivered*). A client that sends the same request again may adopt an orphan during the grace period. After that the orphan is
-given up: it is aborted, and its reply reaches no client. So is an orphan whose client goes on with the words that it has read.
+Independently of that, it has a client (`ClientState`, with a table of its moves):
+
+               leave              give up
+    READING <--------> GONE -----------------> GIVEN_UP
+       |      adopt
+       | deliver
+       v
+    DELIVERED
+
+A client that sends the same request again may adopt what another one left, during the grace period. After that it is given up:
+it is aborted, and its reply reaches no client. So is an exchange whose client goes on with the words that it has read.
 
 A client library that lost its connection sends its request again and must not get another sample. But two clients that want the
 same thing at the same time want two samples, so an exchange that has a client is never joined.
@@ -15,10 +23,11 @@ same thing at the same time want two samples, so an exchange that has a client i
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from xxhash import xxh3_128_digest
@@ -36,6 +45,29 @@ hold megabytes of logprobs.
 """
 HAND_OVER_SECONDS = 5.0
 """How long a generation may take to end by itself, from when its worker is told to end it."""
+
+
+class ClientState(enum.Enum):
+    """The client of an exchange."""
+
+    READING = "reading"
+    GONE = "gone"
+    """It left before it had everything."""
+    DELIVERED = "delivered"
+    """It has received everything."""
+    GIVEN_UP = "given up"
+    """It left, and no other one gets the reply."""
+
+
+_READING, _GONE, _DELIVERED, _GIVEN_UP = ClientState
+_MOVES: Final = {
+    ("leave", _READING): _GONE,
+    ("deliver", _READING): _DELIVERED,
+    ("adopt", _GONE): _READING,
+    ("give up", _GONE): _GIVEN_UP,
+    ("give up", _GIVEN_UP): _GIVEN_UP,  # by a client that goes on, and by the end of the grace period
+}
+"""From a move and a state to the next state. No other move happens."""
 
 
 class RequestKey(NamedTuple):
@@ -91,6 +123,7 @@ class Exchange(Generic[G]):
         on_over: called once, when it is over.
 
     Attributes:
+        client: the state of its client.
         notes: facts about its prompt, one word each.
         over: whether nothing more will come, and everything was counted; `all_over` waits for that.
         notify: tells the client that there is something new.
@@ -100,9 +133,7 @@ class Exchange(Generic[G]):
         self.key = key
         self.notes: tuple[str, ...] = ()
         self.generations: list[G] = []
-        self.delivered = False
-        self.attached = True
-        self.given_up = False
+        self.client = _READING
         self.over = False
         self._grace = grace
         self._on_over = on_over
@@ -117,21 +148,19 @@ class Exchange(Generic[G]):
         self._aborting: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
-        state = "over" if self.over else "orphaned" if self.orphaned else "attached"
-        return f"<Exchange of {len(self.generations)}: {state}>"
+        return f"<Exchange of {len(self.generations)}: {'over' if self.over else self.client.value}>"
 
     # Its state ---------------------------------------------------------------------------------------------------------
 
     @property
     def adoptable(self) -> bool:
         """Whether its client left before it had everything, and a reply is there or may still come."""
-        waiting = not self.attached and not self.delivered and not self.given_up
-        return waiting and (not self.over or bool(self.answers))
+        return self.client is _GONE and (not self.over or bool(self.answers))
 
     @property
     def orphaned(self) -> bool:
         """Whether its client left, and it goes on."""
-        return not (self.attached or self.delivered or self.over)
+        return self.client in (_GONE, _GIVEN_UP) and not self.over
 
     @property
     def answers(self) -> list[Answer]:
@@ -145,7 +174,7 @@ class Exchange(Generic[G]):
 
     def stale(self, now: float) -> bool:
         """Whether it is over, and has had no client for so long that no client will ask for it."""
-        return self.over and not self.attached and now - self._alone_since > KEPT_SECONDS
+        return self.over and self.client is not _READING and now - self._alone_since > KEPT_SECONDS
 
     # Its life ----------------------------------------------------------------------------------------------------------
 
@@ -212,7 +241,7 @@ class Exchange(Generic[G]):
 
     def attach(self) -> None:
         """Take a client that reads along."""
-        self.attached = True
+        self._move("adopt")
         self._condition.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -220,15 +249,21 @@ class Exchange(Generic[G]):
 
     def detach(self, *, delivered: bool) -> None:
         """Let go of the client, which has received everything (`delivered`) or is gone."""
-        self.attached = False
+        self._move("deliver" if delivered else "leave")
         self._alone_since = time.monotonic()
-        self.delivered = self.delivered or delivered
-        if not self.over and not self.delivered:
+        if not self.over and not delivered:
             logger.info("a client left: its generation goes on for %g s, in case it is asked for again", self._grace)
-            self._timer = asyncio.get_running_loop().call_later(self._grace, self._give_up)
+            self._timer = asyncio.get_running_loop().call_later(self._grace, self._time_is_up)
 
-    def _give_up(self) -> None:
-        self.given_up = True
+    def _move(self, move: str) -> None:
+        self.client = _MOVES[move, self.client]
+
+    def give_up(self) -> None:
+        """Let no client adopt it any more."""
+        self._move("give up")
+
+    def _time_is_up(self) -> None:
+        self.give_up()
         self._aborting = asyncio.get_running_loop().create_task(self.abort())
 
     async def news(self) -> None:
@@ -255,5 +290,5 @@ async def end_what_was_read(orphans: Iterable[Exchange[Any]], messages: Sequence
         if exchange.orphaned and any(one.was_read(messages) for one in exchange.generations)
     ]
     for exchange in read:
-        exchange.given_up = True  # so no client adopts it while others are ended
+        exchange.give_up()  # so no client adopts it while others are ended
     await asyncio.gather(*(exchange.abort() for exchange in read))

@@ -10,15 +10,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
 from msgspec import Raw
-from starlette.types import ASGIApp, Message
 
 from middleware_hub.chat.answer import Answer
-from middleware_hub.chat.errors import SessionOverError, unreadable
+from middleware_hub.chat.errors import SessionOverError, feed_event, refusal, unreadable
 from middleware_hub.chat.messages import Message as ChatMessage
+from middleware_hub.hub import Hub
 from middleware_hub.parsers.base import SampledParser
 from middleware_hub.radix.judge import ENGINE_MISMATCH, Expectation, Judge, Verdict
 from middleware_hub.sessions.log.events import BranchEnded, Touched
@@ -28,16 +29,13 @@ from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, NewTurn
 from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.sessions.turn.answer import AnswerBuilder, begins
 from middleware_hub.sessions.turn.plan import TurnPlan
-from middleware_hub.sessions.turn.worker_reply import WorkerReply
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
-from router.engines.form.reply import Reply, UnreadableReplyError
+from router.engines.events import DONE, EventSplitter, event_data
+from router.engines.form.reply import Reply, UnreadableReplyError, read_fields, read_reply
 from router.engines.form.stream import StreamedReply
 from router.errors import RouterError, UpstreamError
-from router.http.bodies import own_body, with_body
 from router.http.offload import offload
-from router.http.reply import WatchedReply
-from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
 from router.observability.tracing import Tracer, untraced
 
@@ -51,18 +49,18 @@ _ABORT_SECONDS = 10.0
 """How long a worker may take to return what it has sampled once its generation is told to end."""
 
 
-class Backend(msgspec.Struct, frozen=True):
+class Generator(msgspec.Struct, frozen=True):
     """The parts that all generations share.
 
     Attributes:
-        app: the layers inside, which bring a `/generate` to a worker.
+        hub: brings a call to a worker, by way of the memory of texts or past it.
         judge: checks replies against what was asked.
         tracer: gets a span for each step, if there is one.
         force_logprobs: whether sessions keep the logprobs of all sampled tokens.
         short_ids: whether the template takes only ids of nine letters and digits for calls; asked when it is warm.
     """
 
-    app: ASGIApp
+    hub: Hub
     judge: Judge
     tracer: Tracer | None
     force_logprobs: bool
@@ -90,7 +88,7 @@ class TurnGeneration:
 
     def __init__(
         self,
-        backend: Backend,
+        generator: Generator,
         plan: TurnPlan,
         handle: BranchHandle,
         parser: SampledParser,
@@ -98,19 +96,21 @@ class TurnGeneration:
         on_news: Callable[[], None],
         on_commit: Callable[[ComposedPrompt, Checkpoint], None],
     ) -> None:
-        self._backend = backend
+        self._generator = generator
         self._plan = plan
         self._handle = handle
         self._on_news = on_news
         self._on_commit = on_commit
-        self._logprobs = (backend.force_logprobs and plan.lasting) or plan.request.logprobs
+        self._logprobs = (generator.force_logprobs and plan.lasting) or plan.request.logprobs
         self._aborting = False
         self.id = handle.generation_id
         self.prompt = plan.prompt
-        short_ids = bool(plan.request.tools or plan.request.deferred) and backend.short_ids()
-        vocabulary = backend.judge.vocabulary
+        short_ids = bool(plan.request.tools or plan.request.deferred) and generator.short_ids()
+        vocabulary = generator.judge.vocabulary
         self.building = AnswerBuilder(self.id, plan.request, parser, vocabulary, short_ids=short_ids)
-        self._inner, self._body = plan.generate(self.id, logprobs=self._logprobs)
+        self._call = plan.generate(self.id, logprobs=self._logprobs)
+        self._verdicts: list[Verdict] = []
+        """Of the middleware that remembers texts, for a chat without a session."""
         self.answer: Answer | None = None
         self.error: RouterError | None = None
         self.verdict: Verdict | None = None
@@ -162,14 +162,9 @@ class TurnGeneration:
         if self.over:
             return
         self._aborting = True
-        body = msgspec.json.encode({"rid": self.id})
-        scope = with_body({**self._inner, "path": "/abort_request", "raw_path": b"/abort_request"}, body)
-
-        async def ignore(_: Message) -> None: ...
-
         try:
             async with asyncio.timeout(_ABORT_SECONDS):
-                await self._backend.app(scope, own_body(body), ignore)
+                await self._generator.hub.backend.abort(self.id, self._call)
         except (RouterError, UpstreamBrokenError, TimeoutError) as error:
             logger.info("generation %s could not be aborted: %s", self.id, error)
 
@@ -194,16 +189,6 @@ class TurnGeneration:
             )
         )
 
-    def head(self, start: Message) -> None:
-        headers = dict(start["headers"])
-        self.worker = headers.get(b"x-router-worker", b"").decode("latin-1")
-        self.routed = headers.get(b"x-router-reason", b"").decode("latin-1")
-
-    def event(self, streamed: StreamedReply) -> None:
-        self.begun = self.begun or not self._plan.trie.closed  # what comes of a session that is over reaches no client
-        if self.building.event(streamed):
-            self._on_news()
-
     async def _end_branch(self) -> None:
         """End the branch as if by its length: the session's `response_budget` is used up, so no worker is asked."""
         checkpoint, log = self.prompt.checkpoint, self._plan.log
@@ -220,17 +205,17 @@ class TurnGeneration:
 
     async def _generate(self) -> None:
         """Send it to a worker. A failed reply is not kept; a stream that was ended on purpose is: it was sampled."""
-        judge = self._backend.judge
+        judge = self._generator.judge
         skips_special = self._plan.sampling.get("skip_special_tokens") is not False
         asked = Expectation(
             self.prompt.tokens, skips_special, self._logprobs, self.id, judge.workers.moment(), judge.clock.steps
         )
-        received = WorkerReply(self, asked.prompt_tokens)
+        received = _ReceivedReply(asked.prompt_tokens)
         packed = self.prompt.ids.packed
         if memoryview(packed).cast("i")[-1] in judge.vocabulary.open_ends:
             received.repeated = RepeatedPrompt(judge.vocabulary, packed, skips_special=skips_special)
         try:
-            await self._backend.app(self._inner, own_body(self._body), WatchedReply(received).send)
+            await self._receive(received)
             reply, fields, meta = received.result(stream=self._plan.request.stream)
         except asyncio.CancelledError:
             await self._keep(asked, received)
@@ -257,7 +242,31 @@ class TurnGeneration:
             self.saved = await self._plan.log.append(Touched(time=time.time(), lost=self.id))
         self.answer = answer
 
-    async def _keep(self, asked: Expectation, received: WorkerReply) -> None:
+    async def _receive(self, received: _ReceivedReply) -> None:
+        """Have it generated, and take what comes."""
+        hub, plan = self._generator.hub, self._plan
+        if plan.lasting:
+            reply = await hub.backend.generate(self._call)
+        else:
+            reply = await hub.generate(self._call, verdicts=self._verdicts, unheard=plan.unheard)
+        self.worker, self.routed = reply.worker, reply.routed
+        try:
+            if reply.stream:
+                events = EventSplitter()
+                while piece := await reply.read():
+                    for event in events.feed(piece):
+                        if received.event(event_data(event)):
+                            # What comes of a session that is over reaches no client.
+                            self.begun = self.begun or not plan.trie.closed
+                            if self.building.event(received.streamed):
+                                self._on_news()
+            elif not reply.complete:
+                await reply.gather()
+        finally:
+            await reply.aclose()
+        received.whole(reply.status, b"" if reply.stream else reply.body)
+
+    async def _keep(self, asked: Expectation, received: _ReceivedReply) -> None:
         """Commit what a stream brought before it was ended on purpose."""
         reply = received.streamed.reply()
         if reply is not None and reply.ids and not self._plan.trie.closed:
@@ -266,20 +275,20 @@ class TurnGeneration:
 
     async def _commit(self, asked: Expectation, reply: Reply, answer: Answer) -> None:
         begun = time.perf_counter()
-        tracer = self._backend.tracer
+        tracer = self._generator.tracer
         with untraced if tracer is None else tracer.span("commit", tokens=len(reply.ids)):
             await self._attach(asked, reply, answer)
         self.commit_seconds = time.perf_counter() - begun
 
     async def _attach(self, asked: Expectation, reply: Reply, answer: Answer) -> None:
-        plan, prompt, judge, lasting = self._plan, self.prompt, self._backend.judge, self._plan.lasting
-        hint = request_state(self._inner).hint
+        plan, prompt, judge, lasting = self._plan, self.prompt, self._generator.judge, self._plan.lasting
+        hint = self._call.hint
         if hint is not None and hint.replied is not None:
             hint.replied(reply.ids)
         if plan.trie.closed:
             raise TrieClosedError
         judgement = judge.judge(asked, reply, self.worker)
-        inside: list[Verdict] = [] if lasting else request_state(self._inner).recorded or []
+        inside = self._verdicts
         self.verdict = inside[0] if inside else judgement.verdict
         sampled = judgement.reply
         kept = inside[0].generation if inside else None
@@ -332,3 +341,62 @@ class TurnGeneration:
                 self.saved = await noting
         else:
             self.saved = await plan.log.append_turn(self._handle, turn, plan.request.lora or "", commit)
+
+
+class _ReceivedReply:
+    """A worker's reply to one generation, whole or as its stream comes, and the error that it may stand for."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        """`prompt_tokens`: the length of what was sent."""
+        self._prompt_tokens = prompt_tokens
+        self.repeated: RepeatedPrompt | None = None
+        self._status = 0
+        self._body = b""
+        self.error: RouterError | None = None
+        """The error that came as an event, in a stream whose own status is 200."""
+
+    @cached_property
+    def streamed(self) -> StreamedReply:
+        return StreamedReply(added=[])
+
+    def event(self, data: bytes | None) -> bool:
+        """Take the payload of an event; return whether it adds to the reply.
+
+        Events after an error, or after `[DONE]`, are ignored: no client reads them.
+        """
+        if data is None or self.error is not None or self.streamed.done or not (data.startswith(b"{") or data == DONE):
+            return False
+        try:
+            if self.repeated is not None:
+                data = bytes(self.repeated.taken_out(data, self.streamed.ids))
+            feed_event(self.streamed, data)
+        except RouterError as error:
+            self.error = error
+            return False
+        return data != DONE
+
+    def whole(self, status: int, body: bytes) -> None:
+        """Take the end of a stream (no `body`), or all of another reply."""
+        self._status = status
+        self._body = body if self.repeated is None else bytes(self.repeated.taken_out(body))
+
+    def result(self, *, stream: bool) -> tuple[Reply, dict[str, Raw], dict[str, Raw]]:
+        """Return the whole reply, its top level and its `meta_info`, when all of it has come.
+
+        Raises RouterError for what came instead of a reply, and UnreadableReplyError.
+        """
+        if self._status != 200:
+            raise refusal(self._status, self._body, self._prompt_tokens)
+        if not stream:
+            reply, short = read_reply(self._body)
+            return reply, *read_fields(short.body)
+        if self.error is not None:
+            raise self.error
+        streamed = self.streamed.reply()
+        if streamed is None or not self.streamed.done:
+            raise UpstreamError("the worker's stream ended before its end")
+        return streamed, self.streamed.last_fields, self.streamed.last_meta
+
+    def alternatives(self) -> dict[str, Raw]:
+        """Return the `meta_info` of a reply in one piece with all of its logprobs."""
+        return read_fields(self._body)[1]

@@ -18,11 +18,12 @@ from middleware_hub.sessions.trie.nodes import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.trajectories.members import HEADERS
 from router.engines.form.worker_request import WorkerRequest
-from router.http.request_state import RouteHint, with_state
+from router.http.request_state import RouteHint, request_state
+from router.proxy.generate_call import GenerateCall
 
 _PASSED_HEADERS = frozenset({b"authorization", b"x-request-id", b"x-abort-policy", b"traceparent", b"tracestate"})
 """The client's headers that go to the worker; the others are about its own dialect."""
-_PASSED_WITHOUT_SESSION = frozenset({b"x-radix-namespace", b"x-smg-routing-key", b"x-session-id", *HEADERS})
+_PASSED_WITHOUT_SESSION = _PASSED_HEADERS | {b"x-radix-namespace", b"x-smg-routing-key", b"x-session-id", *HEADERS}
 
 
 class TurnPlan(msgspec.Struct):
@@ -103,12 +104,9 @@ class TurnPlan(msgspec.Struct):
         found = self.request.messages[-1].get("reasoning_content")
         return found if isinstance(found, str) else ""
 
-    def generate(self, rid: str, *, logprobs: bool) -> tuple[Scope, bytes]:
-        """Return the scope and the body of a `/generate` for the layers inside.
-
-        `rid` is the generation's id, and `logprobs` says whether the worker returns logprobs.
-        """
-        request, ids = self.request, self.prompt.ids
+    def generate(self, rid: str, *, logprobs: bool) -> GenerateCall:
+        """Return the call for one generation: `rid` is its id, and `logprobs` says whether the worker returns logprobs."""
+        request, ids, lasting = self.request, self.prompt.ids, self.lasting
         fields: dict[str, Raw] = {
             **request.extra,
             "input_ids": Raw(ids.written),
@@ -119,32 +117,18 @@ class TurnPlan(msgspec.Struct):
             fields["return_logprob"] = Raw(b"true")
             if request.top_logprobs:
                 fields["top_logprobs_num"] = Raw(b"%d" % request.top_logprobs)
-        # The layers inside read this request, and need not parse the body again.
         sent = WorkerRequest.single(fields, rid, stream=request.stream)
+        passed = _PASSED_HEADERS if lasting else _PASSED_WITHOUT_SESSION
+        headers = [(b"content-type", b"application/json")]
+        headers += [pair for pair in self.scope["headers"] if pair[0] in passed]
+        if not lasting and (parent := self.parent) is not None:
+            headers.append((b"x-radix-parent", parent.encode()))
+        state = request_state(self.scope)
         # Generations of one session have a prefix in common, so its id routes them.
         hint = RouteHint(None, memoryview(ids.packed).cast("i"), self.session_id or None)
-        recorded: list[Any] | None = None if self.lasting else []
-        body = sent.body
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        headers += [pair for pair in self.scope["headers"] if pair[0] in _PASSED_HEADERS]
-        if not self.lasting:
-            headers += [pair for pair in self.scope["headers"] if pair[0] in _PASSED_WITHOUT_SESSION]
-            if (parent := self.parent) is not None:
-                headers.append((b"x-radix-parent", parent.encode()))
-        inner = {
-            **with_state(
-                self.scope,
-                body_read=True,
-                kept=self.lasting,
-                hint=hint,
-                request=sent,
-                recorded=recorded,
-                unheard=self.unread and not self.lasting and self.unsampled,
-            ),
-            "method": "POST",
-            "path": "/generate",
-            "raw_path": b"/generate",
-            "query_string": b"",
-            "headers": headers,
-        }
-        return inner, body
+        return GenerateCall(sent.body, sent, headers, state.record, state.caller, hint)
+
+    @property
+    def unheard(self) -> bool:
+        """Whether the prompt has replies of which nobody knows whether they were sampled."""
+        return self.unread and not self.lasting and self.unsampled

@@ -31,7 +31,7 @@ from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import setting_in
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, PreparedTurn
 from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
-from middleware_hub.sessions.turn.generation import CONTRADICTORY, Backend, TurnGeneration
+from middleware_hub.sessions.turn.generation import CONTRADICTORY, Generator, TurnGeneration
 from middleware_hub.sessions.turn.kept_replies import KeptReply
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
@@ -62,7 +62,7 @@ class Turns:
 
     def __init__(
         self,
-        backend: Backend,
+        generator: Generator,
         remembered: RememberedStarts,
         composer: Composer,
         parsers: ReplyParsers,
@@ -70,14 +70,14 @@ class Turns:
         metrics: SessionMetrics,
         config: SessionsConfig,
     ) -> None:
-        self._backend = backend
+        self._generator = generator
         self._remembered = remembered
         self._composer = composer
         self._parsers = parsers
         self._registry = registry
         self._metrics = metrics
         self._orphan_grace = config.orphan_grace
-        self._sampling = TurnSampling(backend.judge.vocabulary, max_context=config.max_context)
+        self._sampling = TurnSampling(generator.judge.vocabulary, max_context=config.max_context)
 
     def adopt(self, session: Session, key: RequestKey) -> Exchange[TurnGeneration] | None:
         """Return the exchange that answers the same request already and has lost its client, if there is one."""
@@ -100,7 +100,7 @@ class Turns:
             session.trie.abandon(handle)
         if not found:
             return None
-        headers, body = reply(found, dialect, request, session, word, self._backend.judge.vocabulary)
+        headers, body = reply(found, dialect, request, session, word, self._generator.judge.vocabulary)
         sent = time.monotonic() - (time.time() - found[-1].time)
         return KeptReply(headers, body, request.stream, tuple([one.id for one in found]), sent)
 
@@ -116,7 +116,7 @@ class Turns:
         session.touch()
         if session.lasting:
             self._registry.require_room(session)
-        begun, tracer = time.perf_counter(), self._backend.tracer
+        begun, tracer = time.perf_counter(), self._generator.tracer
         with untraced if tracer is None else tracer.span("prepare", messages=len(request.messages)) as span:
             turn = session.trie.prepare(
                 setting_in(request),
@@ -165,7 +165,7 @@ class Turns:
             for number, handle in enumerate(handles):
                 parser, own = self._parsers.parser(plan), plan.of_sample(number) if number else plan
                 generations.append(
-                    TurnGeneration(self._backend, own, handle, parser, on_news=exchange.notify, on_commit=commit)
+                    TurnGeneration(self._generator, own, handle, parser, on_news=exchange.notify, on_commit=commit)
                 )
         except BaseException:
             for handle in handles:
@@ -178,7 +178,7 @@ class Turns:
     async def _plan(
         self, session: Session, request: ChatRequest, scope: Scope, turn: PreparedTurn, *, unread: bool
     ) -> TurnPlan:
-        tracer = self._backend.tracer
+        tracer = self._generator.tracer
         with untraced if tracer is None else tracer.span("tokenize") as span:
             start = None if session.lasting else self._remembered(session.tenant, request, scope, turn.named)
             prompt = await self._composer.compose(turn, request, start)
@@ -192,8 +192,18 @@ class Turns:
             prompt = msgspec.structs.replace(prompt, reasons=(REWRITTEN_TURN, *prompt.reasons))
         if turn.prefix_changed and not prompt.reply:
             prompt = msgspec.structs.replace(prompt, reasons=(PREFIX_CHANGED, *prompt.reasons))
-        shape = (session.id, session.trie, scope, request, turn, prompt, session.lasting, unread)
-        plan = TurnPlan(*shape, log=session.log, notes=session.notes)
+        plan = TurnPlan(
+            session_id=session.id,
+            trie=session.trie,
+            scope=scope,
+            request=request,
+            turn=turn,
+            prompt=prompt,
+            lasting=session.lasting,
+            unread=unread,
+            log=session.log,
+            notes=session.notes,
+        )
         if (unread or session.lost) and plan.unsampled:  # what looks like context may have been sampled
             doubts = (STORE_UNREACHABLE,) * unread + (UNKNOWN_REPLY,) * bool(session.lost)
             plan.prompt = msgspec.structs.replace(prompt, reasons=(*prompt.reasons, *doubts))

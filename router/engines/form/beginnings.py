@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -43,15 +42,10 @@ class ReplyBeginnings:
         self._report = report
         self._ids = ids
         self._enough = enough
-        self._streaming = False
         self._replies: dict[int, StreamedReply | None] = {}  # None once reported
-
-    def head(self, start: Mapping[str, Any]) -> None:
-        """Do nothing: a head says nothing about generations."""
 
     def event(self, data: bytes) -> None:
         """Take the payload of an event."""
-        self._streaming = True
         if not data.startswith(b"{"):
             return
         number = event_index(data)
@@ -69,10 +63,8 @@ class ReplyBeginnings:
         if reply is not None:
             self._report(reply.ids if self._ids else reply.text)
 
-    def end(self, body: bytes) -> None:
-        """Take a reply in one piece, or a list of replies. After a stream, nothing is left to report."""
-        if self._streaming:
-            return
+    def whole(self, body: bytes) -> None:
+        """Take a reply in one piece, or a list of replies."""
         try:
             found = (_ids if self._ids else _texts).decode(body)
         except JSON_ERRORS:

@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-from starlette.types import Message
 
 from middleware_hub.radix.judge import Expectation, Judge
 from middleware_hub.radix.match import PrefixMatch
@@ -19,8 +18,8 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import pack_ids
 from middleware_hub.spans.versions import VersionClock
 from router.engines.form.request import GenerateRequest
-from router.http.reply import EditedReply
 from router.http.request_state import RouteHint
+from router.proxy.worker_reply import WorkerReply
 from tests.middleware_hub.radix.talk import NS
 from tests.middleware_hub.toy import A, B, toy_vocabulary
 
@@ -70,27 +69,35 @@ class Tally:
         pass
 
 
-def two_replies(saved: list[bool], pieces: list[bytes], kind: bytes) -> list[Message]:
-    """Return what the client of two samples gets if the worker sends these pieces."""
+class Rest:
+    """The rest of a reply."""
 
-    async def main() -> list[Message]:
-        got: list[Message] = []
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
 
-        async def send(message: Message) -> None:
-            got.append(message)
+    async def read(self) -> bytes:
+        return self.pieces.pop(0) if self.pieces else b""
 
+    def close(self) -> None: ...
+
+
+def two_replies(saved: list[bool], pieces: list[bytes], *, stream: bool) -> tuple[dict[bytes, bytes], bytes]:
+    """Return the headers and the body that the client of two samples gets if the worker sends these pieces."""
+
+    async def main() -> tuple[dict[bytes, bytes], bytes]:
         tree = RadixTree(toy_vocabulary())
         memory: Any = Memory(tree, saved)
         recorder = Recorder(tree, Judge(toy_vocabulary(), tree.clock), memory=memory)
         request = GenerateRequest.parse(b'{"text": "a", "sampling_params": {"n": 2}}')
         prompt = Prompt(tree.match(NS, "a"), Context(pack_ids([A])), pack_ids([A]), 0, 1, ())
         responder = Responder(recorder, Tally(), request, [prompt], RouteHint(), b"word", force_logprobs=False)
-        reply = EditedReply(responder, responder.acknowledged(send))
-        await reply.send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
-        for piece in pieces:
-            await reply.send({"type": "http.response.body", "body": piece, "more_body": True})
-        await reply.send({"type": "http.response.body", "body": b"", "more_body": False})
-        return got
+        reply = WorkerReply(200, [], pieces[0], stream=stream, rest=Rest(pieces[1:]) if stream else None)
+        await responder.follow(reply)
+        found = []
+        while piece := await reply.read():
+            found.append(piece)
+        await reply.aclose()
+        return dict(reply.headers()), b"".join(found)
 
     return asyncio.run(main())
 
@@ -103,8 +110,7 @@ def sample(number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("saved", [[True, True], [True, False], [False, True], [False, False]])
 def test_two_replies_are_saved_if_both_are(saved: list[bool]) -> None:
-    start, *_ = two_replies(saved, [json.dumps([sample(0), sample(1)]).encode()], b"application/json")
-    headers = dict(start["headers"])
+    headers, _ = two_replies(saved, [json.dumps([sample(0), sample(1)]).encode()], stream=False)
     assert headers[b"x-radix-recorded"] == b"exact"
     assert headers.get(b"x-radix-saved") == (None if all(saved) else b"no")
 
@@ -112,7 +118,6 @@ def test_two_replies_are_saved_if_both_are(saved: list[bool]) -> None:
 @pytest.mark.parametrize("saved", [[True, True], [True, False], [False, True], [False, False]])
 def test_a_stream_tells_once_that_not_all_is_saved(saved: list[bool]) -> None:
     events = [b"data: %b\n\n" % json.dumps(sample(number)).encode() for number in range(2)]
-    got = two_replies(saved, [*events, b"data: [DONE]\n\n"], b"text/event-stream")
-    body = b"".join(message.get("body", b"") for message in got)
+    _, body = two_replies(saved, [*events, b"data: [DONE]\n\n"], stream=True)
     assert body.count(b": x-radix-saved: no\n\n") == (not all(saved))
     assert body.endswith(b"data: [DONE]\n\n")

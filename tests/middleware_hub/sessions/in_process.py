@@ -30,6 +30,7 @@ from router.http.responses import send_error
 from router.http.upstream import UpstreamBrokenError
 from router.plugins import MiddlewareContext
 from tests.support import templates
+from tests.support.asgi_backend import AsgiBackend
 from tests.support.vocabularies import load, vocabulary
 
 RADIX = RadixConfig(tokenizer_path=str(vocabulary("qwen")), tokenizer_backend="huggingface")
@@ -289,7 +290,8 @@ class Room:
         self.engine = engine or Engine()
         self.hub = Hub(encodes or tokenizer(), store)
         shared: dict[type, object] = {Hub: self.hub}
-        self.app = SessionsMiddleware(self.engine, MiddlewareContext(config, self.registry, shared=shared))
+        context = MiddlewareContext(config, self.registry, shared=shared, backend=AsgiBackend(self.engine))
+        self.app = SessionsMiddleware(self.engine, context)
 
     async def open(self, **body: Any) -> Session:
         """Make the session."""

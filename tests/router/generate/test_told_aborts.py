@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message
 
 from router.config import AbortConfig, ServerConfig
 from router.generate.fleet import Fleet
@@ -19,6 +19,8 @@ from router.observability.metrics import RouterMetrics
 from router.peers.events import Abort, CallBegan, CallOver, ControlEvent, FleetState
 from router.peers.peers import Peers
 from router.policies.least_inflight import LeastInflight
+from router.proxy.in_flight import InFlight
+from router.proxy.worker_reply import WorkerReply
 from router.workers.pool import WorkerPool
 from tests.router.peers.fleets import Breakable
 from tests.support.dictionary_store import DictionaryStore
@@ -39,14 +41,16 @@ def reply_to(body: bytes, before: Callable[[Peers], Awaitable[object]], away: bo
         ours.log.live = True  # it hears when it looks, and never by itself
         sent: list[Message] = []
 
-        async def worker(scope: Scope, receive: Receive, send: Send) -> None:
-            attempts.append(1)
-            if len(attempts) == 1:
-                await before(other)
-                channel.away = away
-            reply = [ABORTED, ABORTED] if b"B:" in body else ABORTED
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": json.dumps(reply).encode()})
+        class Aborting:
+            """A proxy whose workers abort everything."""
+
+            async def generate(self, _: InFlight) -> WorkerReply:
+                attempts.append(1)
+                if len(attempts) == 1:
+                    await before(other)
+                    channel.away = away
+                reply = [ABORTED, ABORTED] if b"B:" in body else ABORTED
+                return WorkerReply(200, [], json.dumps(reply).encode())
 
         async def receive() -> Message:
             if not attempts:
@@ -62,9 +66,10 @@ def reply_to(body: bytes, before: Callable[[Peers], Awaitable[object]], away: bo
         if not alone:
             await other.presence.announce(Breakable(store), 0)
             await ours.presence.look(channel)
+        proxy: Any = Aborting()
         app = Generations(
-            worker,
-            worker,
+            proxy,
+            proxy,
             fleet,
             RouterMetrics(CollectorRegistry()),
             AbortConfig(attempts=3, wait=0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.proxy.in_flight import RID_LENGTH, GenerationsInFlight, InFlight, in_flight_of, with_in_flight
+from router.proxy.in_flight import RID_LENGTH, GenerationsInFlight, InFlight
 from router.workers.worker import Worker
 
 # Short ones collide and are prefixes of each other, long ones look like UUIDs.
@@ -121,15 +121,6 @@ def test_ids_that_are_alone_are_those_that_share_no_prefix(
     rids = [*asked, *(rid + "0" * RID_LENGTH for rid in asked), *(rid for _, rid, _, _ in made)]
     expected = [rid for rid in rids if not in_flight.shares_prefix(rid, workers[0])]
     assert sorted(in_flight.alone(rids, workers[0])) == sorted(expected)
-
-
-def test_a_request_carries_its_generations_in_a_scope_of_its_own() -> None:
-    scope, one = {"type": "http", "state": {"of_the_server": 1}}, InFlight(("a",))
-    inner = with_in_flight(scope, one)
-    assert in_flight_of(inner) is one
-    assert inner["state"]["of_the_server"] == 1
-    assert in_flight_of(scope) is None
-    assert in_flight_of({"type": "http"}) is None
 
 
 @given(there=st.lists(st.lists(RIDS, max_size=3), max_size=6), names=st.lists(RIDS, max_size=4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -47,7 +46,7 @@ def test_a_reply_in_one_piece(drawn: tuple[int, set[int]]) -> None:
     assert body["rid"] == [f"r{number}" for number in sent]
     assert [params["max_new_tokens"] for params in body["sampling_params"]] == [number + 1 for number in sent]
     replies = [reply(one.request, place) for place in range(len(sent))]
-    _, merged = asyncio.run(one.whole({"status": 200}, b"[" + b", ".join(replies) + b"]"))
+    merged = one.whole(200, b"[" + b", ".join(replies) + b"]")
     for number, found in enumerate(json.loads(merged)):
         assert found["meta_info"]["id"] == f"r{number}"
         if number in sent:
@@ -88,10 +87,10 @@ def test_as_many_replies_as_prompts_were_sent(count: int) -> None:
     """Three of a batch of three would look like the whole batch."""
     one = LeftOut(batch(3), [0, 2])
     with pytest.raises(UpstreamError, match=f"2 prompts with {count} replies"):
-        asyncio.run(one.whole({"status": 200}, json.dumps([{}] * count).encode()))
+        one.whole(200, json.dumps([{}] * count).encode())
 
 
 def test_an_error_is_passed_on_as_it_is() -> None:
     one = LeftOut(batch(3), [0])
     for status, body in ((503, b'{"error": "full"}'), (200, b"not json")):
-        assert asyncio.run(one.whole({"status": status}, body)) == ({"status": status}, body)
+        assert one.whole(status, body) == body

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from router.http.request_record import Caller
+from router.http.request_record import Caller, RequestRecord
 from router.http.request_state import RouteHint, with_state
+from router.proxy.generate_call import GenerateCall
+from router.proxy.in_flight import InFlight
 from router.proxy.outbound import OutboundRequest, RequestReader
 
 
@@ -35,6 +37,10 @@ def read(
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
     reader = RequestReader(max_body_bytes=1000, forward_authorization=True, reads_prompts=False)
+    if path == "/generate":
+        record = RequestRecord("", method, path)
+        call = GenerateCall(b"{}", None, scope["headers"], record, Caller(tenant=tenant), hint, method=method)
+        return reader.generation(InFlight((), call=call))
     return asyncio.run(reader.read(with_state(scope, hint=hint, caller=Caller(tenant=tenant)), receive))
 
 

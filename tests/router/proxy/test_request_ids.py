@@ -10,13 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.types import Message
 
 from router.engines.form.worker_request import WorkerRequest
 from router.errors import BadRequestError
-from router.http.reply import EditedReply
 from router.proxy.in_flight import RID_LENGTH
 from router.proxy.request_ids import RequestIds, with_private_ids
+from router.proxy.worker_reply import WorkerReply
 
 NAMES = st.lists(st.text(max_size=40), min_size=1, max_size=4)
 
@@ -63,36 +62,34 @@ def test_only_whole_strings_are_names(names: list[str]) -> None:
     assert ids.restored(odd) == odd
 
 
+class Rest:
+    """The rest of a reply."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = [piece for piece in pieces if piece]
+
+    async def read(self) -> bytes:
+        return self.pieces.pop(0) if self.pieces else b""
+
+    def close(self) -> None: ...
+
+
 @given(names=NAMES, cuts=st.lists(st.integers(0, 2000)), stream=st.booleans())
 def test_a_reply_in_pieces(names: list[str], cuts: list[int], stream: bool) -> None:
-    """Whatever the pieces, the client gets whole JSON under its names, and a length that is right."""
+    """Whatever the pieces, the client gets whole JSON under its names."""
     ids = RequestIds(names)
     found = replies(ids, len(names))
     body = b"".join(b"data: %b\n\n" % one for one in found) if stream else b"[%b]" % b",".join(found)
-    start = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]}
-    if stream:
-        start["headers"] = [(b"content-type", b"text/event-stream")]
     places = sorted({min(cut, len(body)) for cut in cuts})
     pieces = [body[begin:end] for begin, end in zip([0, *places], [*places, len(body)], strict=True)]
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    async def main() -> None:
-        edited = EditedReply(ids, send)
-        await edited.send(start)
-        for number, piece in enumerate(pieces):
-            more = number < len(pieces) - 1
-            await edited.send({"type": "http.response.body", "body": piece, "more_body": more})
-
-    asyncio.run(main())
-    got = b"".join(message.get("body", b"") for message in sent)
-    assert [message.get("more_body", False) for message in sent[1:]] == [True] * (len(sent) - 2) + [False]
+    reply = WorkerReply(
+        200, [], pieces[0] if stream else body, stream=stream, rest=Rest(pieces[1:]) if stream else None
+    )
+    reply.edit(ids)
+    asyncio.run(reply.gather())
+    got = reply.body
     shown: list[Any] = [json.loads(event[6:]) for event in got.split(b"\n\n")[:-1]] if stream else json.loads(got)
     assert [one["meta_info"]["id"] for one in shown] == names
-    if not stream:
-        assert dict(sent[0]["headers"])[b"content-length"] == b"%d" % len(got)
 
 
 def made(body: dict[str, Any]) -> tuple[dict[str, Any], RequestIds | None]:

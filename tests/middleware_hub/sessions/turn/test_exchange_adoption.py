@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from middleware_hub.sessions.chats import PIECES_AT_ONCE
-from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
+from middleware_hub.sessions.turn.exchange import ClientState, Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import TurnGeneration
 from tests.middleware_hub.sessions.in_process import Client, Room, until
 
@@ -53,7 +53,7 @@ def test_the_grace_ends_with_the_adoption(adopted_in_time: bool) -> None:
             one.attach()
         for _ in range(10):
             await asyncio.sleep(0)  # timers of no seconds have rung by now
-        assert (one.given_up, one.over) == (not adopted_in_time, not adopted_in_time)
+        assert (one.client is ClientState.GIVEN_UP, one.over) == (not adopted_in_time, not adopted_in_time)
         composing.set()
         await one.all_over()
 
@@ -110,7 +110,7 @@ def test_an_orphan_that_is_ended_for_what_was_read_of_it_is_not_adopted() -> Non
         (orphan,) = session._exchanges
         read = [{"role": "assistant", "content": "one"}, {"role": "user", "content": "Go on"}]
         goes_on = room.ask({**BODY, "messages": [*BODY["messages"], *read]})
-        await until(lambda: orphan.given_up)
+        await until(lambda: orphan.client is ClientState.GIVEN_UP)
         room.engine.says("four")
         status, events = await room.ask(body, key="k").answer()
         texts = [choice["delta"].get("content") or "" for event in events[:-1] for choice in event["choices"]]

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from starlette.types import Message
 
+from router.engines.events import EventSplitter, event_data
 from router.engines.form.beginnings import ReplyBeginnings
-from router.http.reply import WatchedReply
 
 Heard = list[str | list[int]]
 
@@ -28,16 +27,13 @@ class Stream:
     """A stream on its way to a client."""
 
     def __init__(self, watcher: ReplyBeginnings) -> None:
-        self.reply = WatchedReply(watcher)
-        self.send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        self._watcher = watcher
+        self._events = EventSplitter()
 
     def feed(self, chunk: bytes) -> None:
-        self.send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-    def send(self, message: Message) -> None:
-        """Nothing here waits, so no event loop is needed."""
-        with pytest.raises(StopIteration):
-            self.reply.send(message).send(None)
+        for event in self._events.feed(chunk):
+            if (data := event_data(event)) is not None:
+                self._watcher.event(data)
 
 
 def watched(told: Any, *, ids: bool, enough: int) -> Stream:
@@ -45,7 +41,7 @@ def watched(told: Any, *, ids: bool, enough: int) -> Stream:
 
 
 def whole(body: bytes, told: Any, *, ids: bool) -> None:
-    ReplyBeginnings(told, ids=ids, enough=100).end(body)
+    ReplyBeginnings(told, ids=ids, enough=100).whole(body)
 
 
 def reply(text: str, ids: list[int], *, index: int | None = None, over: bool = False) -> dict[str, Any]:

@@ -1,0 +1,58 @@
+"""A `/generate` as the layers inside of HTTP pass it on: a call with a typed reply, in which no layer reads a header twice."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from router.engines.form.worker_request import WorkerRequest
+from router.http.headers import HeaderList, first_values
+from router.http.request_record import ANYBODY, Caller, RequestRecord
+from router.http.request_state import RouteHint
+from router.proxy.worker_reply import WorkerReply
+
+
+class GenerateCall(msgspec.Struct):
+    """One `/generate` on its way to the workers.
+
+    Attributes:
+        body: the bytes that a worker gets.
+        request: the same as the router understands it; None if only a worker can decide what the body means.
+        headers: those of the client's request. A worker gets them without the ones that are for the router.
+        record: how far the client's request has come.
+        caller: who sent it.
+        hint: what a middleware reports to the routing policy.
+        method, target: of the client's request line.
+        named: the headers by name, each with its first value.
+    """
+
+    body: bytes
+    request: WorkerRequest | None
+    headers: HeaderList
+    record: RequestRecord
+    caller: Caller = ANYBODY
+    hint: RouteHint | None = None
+    method: str = "POST"
+    target: str = "/generate"
+    named: dict[bytes, bytes] = {}
+
+    def __post_init__(self) -> None:
+        """Raise BadRequestError for a misspelt header of ours."""
+        if not self.named:
+            self.named = first_values(self.headers)
+
+
+class Backend(Protocol):
+    """Generates."""
+
+    async def generate(self, call: GenerateCall) -> WorkerReply:
+        """Return the reply to a call: all of it, or a stream whose first event is here. The caller closes it.
+
+        Raises:
+            RouterError: no worker gave a reply.
+            UpstreamBrokenError: a worker broke off in the middle of a reply that should have come as a whole.
+        """
+
+    async def abort(self, rid: str, call: GenerateCall) -> None:
+        """End the generations of a call that have this id: their workers return what they have sampled. Raises as above."""

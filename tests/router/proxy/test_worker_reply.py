@@ -1,0 +1,223 @@
+"""A reply is taken apart in one way, wherever its bytes are cut, and however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from itertools import pairwise
+from typing import TypeVar
+
+import pytest
+from starlette.types import Message
+
+from router.http.disconnect import ClientConnection, ClientMessages, ServedClient
+from router.http.upstream import UpstreamBrokenError
+from router.proxy.worker_reply import ReplyState, WorkerReply
+
+EVENTS = [b'{"text": "one"}', '{"text": "zwölf"}'.encode(), b"[DONE]"]
+STREAM = b": a comment\n\n" + b"".join(b"data: %b\n\n" % data for data in EVENTS) + b"a rest"
+EDITED = b": a comment\n\n" + b"".join(b"data: %b\n\n" % data.upper() for data in EVENTS) + b"a rest"
+WHOLE = b'{"text": "all of it"}'
+T = TypeVar("T")
+
+
+def at_once(waiting: Awaitable[T]) -> T:
+    """Nothing here waits, so no event loop is needed."""
+    with pytest.raises(StopIteration) as end:
+        waiting.__await__().__next__()
+    found: T = end.value.value
+    return found
+
+
+class Pieces:
+    """The rest of a reply; without an end it breaks off."""
+
+    def __init__(self, pieces: list[bytes], *, breaks: bool = False) -> None:
+        self.pieces = pieces
+        self.breaks = breaks
+        self.closed = 0
+
+    async def read(self) -> bytes:
+        if not self.pieces and self.breaks:
+            raise UpstreamBrokenError("it broke off")
+        return self.pieces.pop(0) if self.pieces else b""
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def cut(body: bytes, *cuts: int, stream: bool = True, breaks: bool = False) -> tuple[WorkerReply, Pieces]:
+    """A reply whose body is cut at these places."""
+    first, *rest = [body[begin:end] for begin, end in pairwise([0, *cuts, len(body)])]
+    pieces = Pieces(rest, breaks=breaks)
+    return WorkerReply(200, [(b"content-type", b"x")], first, stream=stream, rest=pieces), pieces
+
+
+class Capitals:
+    """An editor and a watcher that notes what it sees."""
+
+    def __init__(self) -> None:
+        self.events: list[bytes] = []
+        self.wholes: list[bytes] = []
+
+    def event(self, data: bytes) -> bytes:
+        self.events.append(data)
+        return data.upper()
+
+    def whole(self, status: int, body: bytes) -> bytes:
+        self.wholes.append(body)
+        return body.upper() + b"!"
+
+
+class Watching:
+    def __init__(self) -> None:
+        self.events: list[bytes] = []
+        self.wholes: list[bytes] = []
+
+    def event(self, data: bytes) -> None:
+        self.events.append(data)
+
+    def whole(self, body: bytes) -> None:
+        self.wholes.append(body)
+
+
+def read(reply: WorkerReply) -> list[bytes]:
+    found = []
+    while piece := at_once(reply.read()):
+        found.append(piece)
+    return found
+
+
+@pytest.mark.parametrize("place", range(1, len(STREAM)))
+def test_a_stream_cut_at_every_byte(place: int) -> None:
+    """Events are whole for the editor, for the watcher, and for the client."""
+    editor, watcher = Capitals(), Watching()
+    reply, _ = cut(STREAM, place)
+    reply.watch(watcher)
+    reply.edit(editor)
+    assert b"".join(read(reply)) == EDITED
+    assert editor.events == watcher.events == EVENTS
+    assert reply.state is ReplyState.ENDED
+
+
+def test_a_stream_of_single_bytes_goes_on_event_by_event() -> None:
+    """Nothing is given before an event is whole, and then at once."""
+    reply, _ = cut(STREAM, *range(1, len(STREAM)))
+    reply.watch(Watching())
+    assert read(reply) == [b": a comment\n\n", *[b"data: %b\n\n" % data for data in EVENTS], b"a rest"]
+
+
+def test_two_editors_of_a_stream_see_it_one_after_the_other() -> None:
+    first, second = Capitals(), Capitals()
+    reply, _ = cut(STREAM, 20, 50)
+    reply.edit(first)
+    reply.edit(second)
+    assert b"".join(read(reply)) == EDITED
+    assert second.events == [data.upper() for data in EVENTS]
+
+
+@pytest.mark.parametrize("cuts", [(), (3, 9)])
+def test_what_is_no_stream_is_edited_whole(cuts: tuple[int, ...]) -> None:
+    """In one piece, or when its last piece has come."""
+    editor = Capitals()
+    reply, _ = cut(WHOLE, *cuts, stream=False)
+    if not cuts:
+        reply = WorkerReply(200, [], WHOLE)
+    reply.edit(editor)
+    assert b"".join(read(reply)) == WHOLE.upper() + b"!"
+    assert editor.wholes == [WHOLE]
+
+
+def test_a_reply_that_breaks_off_has_no_end() -> None:
+    """What was whole until then was seen, and the reader is told."""
+    editor = Capitals()
+    reply, _ = cut(STREAM[:40], 20, breaks=True)
+    reply.edit(editor)
+    with pytest.raises(UpstreamBrokenError):
+        read(reply)
+    assert editor.events == EVENTS[:1]
+    assert reply.state is ReplyState.BROKEN
+
+
+def test_a_reply_is_closed_once_and_the_last_that_asked_is_told_first() -> None:
+    told: list[str] = []
+    reply, pieces = cut(STREAM, 20)
+    reply.when_closed(lambda one: told.append(f"first, {one.state.value}"))
+    reply.when_closed(lambda one: told.append("last"))
+    reply.close()
+    reply.close()
+    assert told == ["last", "first, begun"], "its client left it"
+    assert pieces.closed, "the worker is free"
+
+
+def test_a_gathered_reply_can_be_read_again() -> None:
+    editor = Capitals()
+    reply, pieces = cut(STREAM, 20, 50)
+    reply.edit(editor)
+    at_once(reply.gather())
+    assert pieces.closed
+    assert reply.complete
+    assert read(reply) == [EDITED]
+    assert editor.events == EVENTS, "it is edited once"
+
+
+@pytest.mark.parametrize("place", range(1, len(STREAM)))
+def test_the_first_event_is_found_behind_comments_and_stays_to_be_read(place: int) -> None:
+    reply, _ = cut(STREAM, place)
+    assert at_once(reply.first_event()) == EVENTS[0]
+    assert b"".join(read(reply)) == STREAM
+
+
+def test_a_stream_of_comments_has_no_first_event() -> None:
+    reply, _ = cut(b": one\n\n: two\n\n", 7)
+    assert at_once(reply.first_event()) == b""
+
+
+def answered(reply: WorkerReply) -> list[Message]:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def main() -> None:
+        async with ClientConnection(ClientMessages(receive, ServedClient())) as client:
+            await reply.answer(send, client)
+
+    asyncio.run(main())
+    return sent
+
+
+def test_a_whole_reply_is_one_message_with_its_length() -> None:
+    start, body = answered(WorkerReply(200, [], WHOLE))
+    assert (b"content-length", b"%d" % len(WHOLE)) in start["headers"]
+    assert (body["body"], body["more_body"]) == (WHOLE, False)
+
+
+def test_an_empty_reply_is_one_message_too() -> None:
+    start, body = answered(WorkerReply(204, [], b""))
+    assert (start["status"], body["body"], body["more_body"]) == (204, b"", False)
+
+
+def test_a_stream_goes_on_piece_by_piece() -> None:
+    reply, _ = cut(STREAM, 20, 50)
+    start, *pieces = answered(reply)
+    assert not [pair for pair in start["headers"] if pair[0] == b"content-length"]
+    assert [piece["more_body"] for piece in pieces] == [True] * 3 + [False]
+    assert b"".join(piece["body"] for piece in pieces) == STREAM
+
+
+def test_a_piece_may_be_held_until_something_else_is_done() -> None:
+    held: list[bytes] = []
+
+    async def hold(piece: bytes) -> bytes:
+        held.append(piece)
+        return piece and b"[" + piece + b"]"
+
+    reply, _ = cut(b"abcd", 2)
+    reply.hold = hold
+    assert read(reply) == [b"[ab]", b"[cd]"]
+    assert held == [b"ab", b"cd", b""]
