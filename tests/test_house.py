@@ -72,7 +72,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.inspector.api",
         "middleware_hub.sessions.session_fields",
         "middleware_hub.store.redis.cluster",
-        "middleware_hub.store.redis.one_server",
         "middleware_hub.store.redis.scattering",
         "middleware_hub.store.redis.searching",
         "middleware_hub.store.redis.verifying",

@@ -21,8 +21,8 @@ from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.redis.address import Address
 from middleware_hub.store.redis.connection import BrokenError, Command, CommandRefusedError, Connection, trouble
 from middleware_hub.store.redis.last_written import has_to_wait
-from middleware_hub.store.redis.server import Server, dial
-from middleware_hub.store.redis.servers import Heard, parse_info, questions
+from middleware_hub.store.redis.server import Server, dial, parse_info
+from middleware_hub.store.redis.servers import Heard, questions, scanned
 
 logger = logging.getLogger(__name__)
 
@@ -231,13 +231,8 @@ class Cluster:
 
     async def scan(self, pattern: bytes) -> AsyncIterator[list[bytes]]:
         for place in await self._masters():
-            cursor = b"0"
-            while True:
-                ((cursor, found),) = await self._of(place, [("SCAN", cursor, "MATCH", pattern, "COUNT", 1_000)])
-                if found:
-                    yield found
-                if cursor == b"0":
-                    break
+            async for found in scanned(partial(self._of, place), pattern):
+                yield found
 
     async def infos(self, *, settings: bool) -> list[Mapping[str, str]]:
         asked = questions(settings=settings)

@@ -30,7 +30,6 @@ from middleware_hub.store.redis.connection import (
 )
 from middleware_hub.store.redis.last_written import LastWritten
 from middleware_hub.store.redis.scripts import ALL
-from middleware_hub.store.redis.servers import parse_info
 from router.http.time_limits import patience as time_limit
 
 logger = logging.getLogger(__name__)
@@ -300,3 +299,10 @@ async def _master(address: Address, sentinels: Sequence[tuple[str, int]]) -> tup
             return found[0].decode(), int(found[1])
         said.append(f"{host}:{port} knows no master {address.name!r}")
     raise StoreUnreachableError(f"the store {address.shown}: no Sentinel names a master ({'; '.join(said)})")
+
+
+def parse_info(text: bytes, setting: Sequence[bytes] = ()) -> dict[str, str]:
+    """Return what a server answered, by name."""
+    lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
+    found = {name: value for name, colon, value in lines if colon}
+    return found | ({"appendfsync": setting[1].decode()} if setting else {})

@@ -34,14 +34,13 @@ from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.forgetting import Forgetting
 from middleware_hub.store.redis.keys import Keys, encoded
 from middleware_hub.store.redis.logs import Logs
-from middleware_hub.store.redis.one_server import OneServer
 from middleware_hub.store.redis.opening import Ownership, check_servers, open_keys
 from middleware_hub.store.redis.preparing import outside, prepare
 from middleware_hub.store.redis.reading import Reading
 from middleware_hub.store.redis.recovery import Recovery
 from middleware_hub.store.redis.scattering import Scatterer
 from middleware_hub.store.redis.searching import Fetch, RedisSearch
-from middleware_hub.store.redis.servers import Servers
+from middleware_hub.store.redis.servers import OneServer, Servers
 from middleware_hub.store.redis.verifying import RedisVerifier
 from middleware_hub.store.redis.writer import RedisWriter
 
