@@ -14,7 +14,7 @@ from middleware_hub.store.records import ID_SIZE, SpanRecord, identified, new_id
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
-    """What a span keeps of its record (`TokenSpan.stored`).
+    """The fields of its record that a span keeps (`TokenSpan.stored`).
 
     Attributes:
         id, root, serial: of the record.

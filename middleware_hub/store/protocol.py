@@ -13,14 +13,14 @@ from middleware_hub.store.paths import TextPath
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
 
 Durability = Literal["process", "disk", "off"]
-"""What an acknowledged append survives: the death of this process, a power cut, or nothing (acknowledged at once)."""
+"""An acknowledged append survives the death of this process, a power cut, or nothing (it is acknowledged at once)."""
 
 
 class Batch(msgspec.Struct, frozen=True):
     """Records, blobs and events that are appended together: all of them, or none.
 
     Attributes:
-        records: those that others build on first.
+        records: each after its links.
         paths: for each reply among them its id and the path of its whole text, from the block where its `text` begins or
             before. A context is found by the path of the record after it. Records without any text are not found by text or by
             name.
@@ -54,7 +54,7 @@ class Query(msgspec.Struct, frozen=True):
         each: how many replies of each name are wanted, the newest; `MOST_NAMED` at most.
         complete: whether the caller still has everything that it appended through this store object, or found, on the path of
             this text. Then the store spares a look-up if no other process can have written anything on the path.
-        logs: the logs of which the caller wants the number of the last event.
+        logs: the caller wants the number of the last event of each of these logs.
     """
 
     path: TextPath
@@ -70,10 +70,10 @@ class Found(msgspec.Struct, frozen=True):
     """The result of a look-up.
 
     Attributes:
-        records: those that others build on first. What a record builds on (`SpanRecord.links`, recursively) is here or known.
+        records: each after its links. The links of a record (`SpanRecord.links`, recursively) are here or known.
         marks: by root, those of the conversations to which the records belong.
         cut_off: how often a bound kept something out (`look_up.MOST_VARIANTS`, `MOST_CHAINS`).
-        damaged: how many records were left out, because they or what they build on cannot be read.
+        damaged: how many records were left out, because they or their links cannot be read.
         ends: by log (`Query.logs`), the number of its last event; 0 without a log.
     """
 
@@ -126,14 +126,14 @@ class LookUps:
         self._finds = self._cut_off = 0
 
     def counted(self, found: Found) -> Found:
-        """Count a look-up, and return what it found."""
+        """Count a look-up, and return its result."""
         self._finds += 1
         self._cut_off += found.cut_off
         self.damaged += found.damaged
         return found
 
     def added_to(self, stats: StoreStats) -> StoreStats:
-        """Return these counts with the others of a store."""
+        """Return the statistics of a store with these counts."""
         return replace(stats, finds=self._finds, spared=self.spared, cut_off=self._cut_off, damaged=self.damaged)
 
 
@@ -154,7 +154,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What was forgotten: whole conversations, with a separate count of those never retrieved; and all of their records."""
+    """Counts of forgotten conversations, retrieved and never retrieved, and of all of their records."""
 
     retrieved: int = 0
     unretrieved: int = 0

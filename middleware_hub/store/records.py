@@ -53,7 +53,7 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         spelled: a further place for clients that send ids, if the ids do not spell its text.
         left_from: for a reply, the character after which a text that leaves its chain midway finds it, if that is before
             `start`: its context has sampled tokens of a chain that was recorded under another text.
-        note: what is to be known of the reply `parent`. A note has neither tokens nor text, and is found by `request_ids`.
+        note: facts about the reply `parent`. A note has neither tokens nor text, and is found by `request_ids`.
     """
 
     id: bytes
@@ -160,7 +160,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """What was last done with a conversation (all records of one root). Marks of one root merge into the latest.
+    """The last use of a conversation (all records of one root). Marks of one root merge into the latest.
 
     Attributes:
         root: the `root` of the records that were hit.
@@ -273,7 +273,7 @@ def places_of(record: SpanRecord, path: TextPath) -> list[Place]:
 
 
 def encode_event(event: Event) -> bytes:
-    """Return what is kept of an event, without its log and its number."""
+    """Return an event as bytes, without its log and its number."""
     return seal(msgspec.msgpack.encode((event.kind, event.closes, event.data)))
 
 
@@ -307,7 +307,7 @@ def seal(payload: bytes) -> bytes:
 
 
 def unseal(data: bytes | memoryview) -> memoryview:
-    """Return what was sealed. Raises DamagedRecordError, and StoreMismatchError for a newer format."""
+    """Return sealed bytes. Raises DamagedRecordError, and StoreMismatchError for a newer format."""
     payload = memoryview(data)[_HEAD:]
     if len(data) < _HEAD or xxh3_64_digest(payload, data[0]) != data[1:_HEAD]:
         raise DamagedRecordError(f"a record's checksum is wrong{VERIFY}")
@@ -317,7 +317,7 @@ def unseal(data: bytes | memoryview) -> memoryview:
 
 
 def faults(record: SpanRecord, *, thorough: bool = False) -> list[str]:
-    """Return what is wrong with a record by itself. `thorough`: also hash the content of a context, which takes longer."""
+    """Return the faults of a record by itself. `thorough`: also hash the content of a context, which takes longer."""
     wrong = []
     count, length = len(record.ids) // ID_BYTES, record.start + record.width
     text_from, links, logprobs, versions = length - len(record.text), record.links, record.logprobs, record.versions

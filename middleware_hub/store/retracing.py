@@ -42,7 +42,7 @@ class Retracer:
         return None if found is None else found.length
 
     def places(self, record: SpanRecord) -> list[Place] | None:
-        """Return where a record has to be entered; None if what it builds on cannot be read."""
+        """Return where a record has to be entered; None if its links cannot be read."""
         path = self._path(record)
         if path is None:
             return None

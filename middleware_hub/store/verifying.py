@@ -1,4 +1,4 @@
-"""What is wrong with a record, a blob or an event, wherever it is stored."""
+"""Checks of a record, a blob and an event, which are the same in every store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from middleware_hub.store.retracing import Retracer
 
 
 def check_record(key: bytes, body: bytes) -> tuple[SpanRecord | None, list[Finding]]:
-    """Return the record that is stored under an id, if it can be read, and what is wrong with it by itself."""
+    """Return the record that is stored under an id, if it can be read, and its own faults."""
     try:
         record = decode(body)
     except (DamagedRecordError, StoreMismatchError) as error:

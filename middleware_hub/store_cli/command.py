@@ -85,7 +85,7 @@ def run_and_exit(
 
 
 async def _until_terminated(work: Coroutine[Any, Any, int]) -> int:
-    """Do the work. SIGTERM cancels it as Ctrl-C does, so that it removes what it has not completed."""
+    """Do the work. SIGTERM cancels it as Ctrl-C does, so that it removes incomplete files."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

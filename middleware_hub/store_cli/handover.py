@@ -19,7 +19,7 @@ from router.errors import BadRequestError
 
 
 async def handover(args: argparse.Namespace) -> int:
-    """Hand over what waits in files; return 1 if anything is left or damaged.
+    """Hand over the batches that wait in files; return 1 if anything is left or damaged.
 
     Raises BadRequestError for a file that is in use, or belongs to another store, and StoreError.
     """
@@ -44,7 +44,7 @@ async def handover(args: argparse.Namespace) -> int:
 
 
 def tell_of_waiting(args: argparse.Namespace) -> None:
-    """Say on standard error what routers of this machine have recorded and the store does not have yet."""
+    """Name on standard error the records that routers of this machine have and the store lacks."""
     replies = others = 0
     files = []
     for path in SpoolFolder(args.spool, identity(args.store, args.store_prefix), None, 0).paths():

@@ -102,7 +102,7 @@ async def read_rows(store: Store, roots: Mapping[bytes, bytes], *, at_once: int 
 
 
 def whole_text(record: SpanRecord, records: Mapping[bytes, SpanRecord]) -> str:
-    """Return the whole text of a record; what it builds on is in `records`."""
+    """Return the whole text of a record; its links are in `records`."""
     parts = [record.text]
     while record.base is not None:
         record = records[record.base]
@@ -111,7 +111,7 @@ def whole_text(record: SpanRecord, records: Mapping[bytes, SpanRecord]) -> str:
 
 
 async def _ask_late(store: Store, end: TokenSpan, records: Mapping[bytes, SpanRecord]) -> None:
-    """Ask for what the store could not be asked for when the prompts of a chain were made, as a router does.
+    """Make up for look-ups that the store could not answer when the prompts of a chain were made, as a router does.
 
     Without a vocabulary nobody knows where tokens end: so a reply counts as passed over from its first character on.
     """

@@ -48,7 +48,7 @@ async def stats(store: Store, args: argparse.Namespace) -> int:
 
 
 class _Read(NamedTuple):
-    """What all records of a store add up to: `told` in any case, the rest if it is asked for."""
+    """Sums over all records of a store: `told` in any case, the rest on demand."""
 
     told: dict[str, Any]
     characters: int

@@ -1,4 +1,4 @@
-"""Opens a store in Redis: checks that the server keeps what it is given, and which tokenizer its store belongs to."""
+"""Opens a store in Redis: checks that the server keeps its data, and to which tokenizer its store belongs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def open_keys(
 
 
 async def check_servers(servers: Servers, address: Address, durability: Durability) -> bool:
-    """Refuse servers that would lose what they are given; return whether appends have to wait for their disks.
+    """Refuse servers that would lose data; return whether appends have to wait for their disks.
 
     Raises StoreMismatchError, StoreUnreachableError.
     """
@@ -147,7 +147,7 @@ class Ownership:
 
 
 def _check_server(servers: Servers, address: Address, info: Mapping[str, str], durability: Durability) -> bool:
-    """Refuse a server that would lose what it is given; return whether WAITAOF is needed."""
+    """Refuse a server that would lose data; return whether WAITAOF is needed."""
     version = tuple(int(part) for part in re.findall(r"\d+", info.get("redis_version", "0"))[:2])
     if version < _OLDEST:
         raise StoreMismatchError(

@@ -1,4 +1,4 @@
-"""A batch, ready to be sent: encoded, checked by itself, and sorted by what is stored together in the server."""
+"""A batch, ready to be sent: encoded, checked by itself, and sorted by root, because the server stores each root together."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Entered(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """What a batch adds to one root."""
+    """The part of a batch that belongs to one root."""
 
     root: bytes
     generation: bytes

@@ -52,7 +52,7 @@ class Recovery:
 
     Args:
         append: appends a batch, even during the recovery.
-        trusted: raises StoreError if the present servers would lose what they are given.
+        trusted: raises StoreError if the present servers would lose data.
         refills: each appends something that this process knows and the store lacks.
     """
 
@@ -81,7 +81,7 @@ class Recovery:
         self._task: asyncio.Task[None] | None = None
 
     def check(self) -> None:
-        """Raise StoreUnreachableError while the store may lack what it had."""
+        """Raise StoreUnreachableError while the store may lack records that it had."""
         if self._task is not None:
             raise StoreUnreachableError("the store has lost what it had last, and routers are writing it again")
 

@@ -1,4 +1,4 @@
-"""A look-up: which records it wants, read from the block ends of its text, and those records, with what they build on."""
+"""A look-up: it reads the block ends of its text to choose records, and fetches these records with their links."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Reference(NamedTuple):
 
 
 class RedisSearch:
-    """Decides what to ask a server, and evaluates the answers.
+    """Makes the commands of a look-up, and evaluates the answers.
 
     Send `commands` first; if `read` returns more, send those too. Then `wanted` has the result.
     """
@@ -53,14 +53,14 @@ class RedisSearch:
         self._choice = Choice[Reference](query.known_from, self._size, _one_each)
 
     def commands(self) -> list[Command]:
-        """Return what to ask first: what is entered under the block ends, and under the names."""
+        """Return the first commands: they ask for the entries of the block ends, and of the names."""
         keys = self._path.keys(range(self._first, self._path.last + 1))
         found: list[Command] = [("HGETALL", self._keys.block(key)) for key in keys]
         found += [("GET", self._keys.name(self._path.namespace, name)) for name in self._names]
         return found
 
     def read(self, replies: Sequence[Any]) -> list[Command]:
-        """Take the answers to `commands`; return what else to ask, about crowded blocks."""
+        """Take the answers to `commands`; return further commands, about crowded blocks."""
         blocks = self._path.last + 1 - self._first
         for at, reply in enumerate(replies[:blocks], self._first):
             if reply:
@@ -189,7 +189,7 @@ class Fetch:
         return Found(whole, marks, cut_off, damaged)
 
     async def _round(self, by_root: Mapping[bytes, list[bytes]]) -> list[tuple[bytes, bytes]]:
-        """Fetch some records; return what they build on."""
+        """Fetch some records; return their links."""
         parts = [(root, ids[at : at + _MOST]) for root, ids in by_root.items() for at in range(0, len(ids), _MOST)]
         key = self._keys.root
         replies = await self._ask([("HMGET", key(root), "m", *ids) for root, ids in parts])

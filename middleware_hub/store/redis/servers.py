@@ -39,7 +39,7 @@ class Servers(Protocol):
     async def attend(self) -> None:
         """Find out which server has the keys of one that is away. Raises StoreUnreachableError if that has not changed.
 
-        A part of a store is of no use: what it finds lacks the rest, and what is appended to it is not whole.
+        A part of a store is of no use: its look-ups lack the rest, and an append to it is not whole.
         """
         ...
 

@@ -75,7 +75,7 @@ class _Open:
         return replies
 
     async def check(self, *, lacking: bool = False) -> None:
-        """Raise StoreUnreachableError while the store may lack what it had.
+        """Raise StoreUnreachableError while the store may lack records that it had.
 
         `lacking`: something was missing. So ask whether the store was emptied, which may be unnoticed so far.
         """

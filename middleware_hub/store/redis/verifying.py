@@ -1,4 +1,4 @@
-"""Checks a store, some keys at a time: every record, what it builds on, and where it is entered."""
+"""Checks a store, some keys at a time: every record, its links, and its places."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Name = TypeVar("_Name", str, bytes)
 
 
 class RedisVerifier:
-    """Checks everything in a store. What is forgotten meanwhile is not a finding."""
+    """Checks everything in a store. A conversation that is forgotten meanwhile is no finding."""
 
     def __init__(self, servers: Servers, keys: Keys, reading: Reading) -> None:
         self._servers = servers
@@ -37,7 +37,7 @@ class RedisVerifier:
         """How many were checked."""
 
     async def run(self) -> AsyncIterator[list[Finding]]:
-        """Yield what is wrong, page by page."""
+        """Yield findings, page by page."""
         others = await self._reading.stores_inside()
         seen: set[bytes] = set()
         async for found in self._reading.own(b"r:*", others):
@@ -61,7 +61,7 @@ class RedisVerifier:
     async def _missing(
         self, names: list[bytes], lost: Callable[[list[bytes]], Awaitable[list[Finding]]]
     ) -> list[Finding]:
-        """Return what a list names and is not there, if that is still so a moment later."""
+        """Return the findings about names in a list that are nowhere else, if they are the same a moment later."""
         if not await lost(names):
             return []
         await asyncio.sleep(_PATIENCE)
@@ -168,7 +168,7 @@ class RedisVerifier:
 def _record(
     one: StoredConversation, key: bytes, body: bytes, retracer: Retracer, places: list[Entered]
 ) -> Iterator[Finding]:
-    """Yield what is wrong with a record by itself, and with what it builds on; add where it has to be entered."""
+    """Yield the faults of a record and of its links; add the places where it has to be entered."""
     record, wrong = check_record(key, body)
     yield from wrong
     if record is None:
@@ -189,7 +189,7 @@ def _record(
 
 
 def _left(names: Sequence[_Name], replies: Sequence[Any]) -> list[_Name]:
-    """Return the names that their list has, of which nothing else is there.
+    """Return the names that are in their list and nowhere else.
 
     Args:
         replies: two for each name: what is there, and its place in the list, which is `FORGETTING` while it is removed.

@@ -22,12 +22,12 @@ _NUMBER: Final = 4
 
 
 class EarlierFile:
-    """What is in a file of earlier versions.
+    """Reads a file of earlier versions.
 
     Attributes:
         head: the owner, as JSON; None if it cannot be read.
         batches: offset, replies and content of each batch that waits.
-        torn_bytes, damaged: what could not be read: bytes at its end, and batches within.
+        torn_bytes, damaged: unreadable bytes at its end, and unreadable batches within.
     """
 
     def __init__(self, descriptor: int) -> None:

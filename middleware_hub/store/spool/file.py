@@ -90,7 +90,7 @@ class SpoolFile:
         waiting_bytes: their bytes, in the file or in memory.
         held_bytes: those of batches that are in memory only.
         fault: why the last batch that is held could not be written.
-        torn_bytes, damaged: what could not be read when the file was opened: bytes at its end, and batches within.
+        torn_bytes, damaged: unreadable bytes at its end when it was opened, and unreadable batches within.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class SpoolFile:
     def adopt(cls, path: Path, head: SpoolHead | None, *, look: bool = False) -> SpoolFile | None:
         """Return a file that was left behind, locked; None if it is in use, gone, or belongs to another store or tokenizer.
 
-        Without a `head`, return it whatever its owner, or None if it is no spool file. With `look` nothing is changed. The
+        Without a `head`, return it for any owner, or None if it is no spool file. With `look` nothing is changed. The
         batches of a file of an earlier version are moved into a new file, or copied into memory for a `look`.
         """
         try:
@@ -161,7 +161,7 @@ class SpoolFile:
 
     @classmethod
     def look_into(cls, path: Path) -> tuple[SpoolHead, list[Waiting]]:
-        """Return whose a file is and what waits in it, and change nothing: its router may be at work.
+        """Return the owner of a file and its batches, and change nothing: its router may be at work.
 
         Without such a file, nothing waits.
         """
@@ -199,7 +199,7 @@ class SpoolFile:
         return self._settle(waiting)
 
     def settle(self) -> bool:
-        """Write what is held, as far as there is room now; return whether nothing is held any more."""
+        """Write all held batches, as far as there is room now; return whether none is held any more."""
         for waiting in self.waiting if self.held_bytes else ():
             if waiting.held and not self._settle(waiting):
                 return False
@@ -301,7 +301,7 @@ class SpoolFile:
         return True
 
     def _insert(self, waiting: Waiting) -> None:
-        """Write a batch, if need be where room was reserved. What is there of a batch that did not fit takes no room."""
+        """Write a batch, if need be where room was reserved. The part of a batch that did not fit is removed."""
         for more in (True, False):
             try:
                 with _os_errors():
@@ -342,7 +342,7 @@ class SpoolFile:
         if self._reserve is not None:
             self._reserve.take()
 
-    # What another process wrote ----------------------------------------------------------------------------------------
+    # Files of other processes -------------------------------------------------------------------------------------------
 
     @classmethod
     def _left_behind(cls, path: Path, descriptor: int, head: SpoolHead | None, *, look: bool) -> SpoolFile | None:
@@ -391,7 +391,7 @@ class SpoolFile:
         return moved
 
     def _scan(self, head: SpoolHead | None) -> bool:
-        """Learn what waits in the file; return whether it belongs to this store. Raises apsw.Error."""
+        """Read which batches wait in the file; return whether it belongs to this store. Raises apsw.Error."""
         connection = self._connection
         if not connection.execute("SELECT count(*) FROM sqlite_master").get:
             return head is not None  # its router died while it made the file

@@ -76,7 +76,7 @@ class SpoolFolder:
             yield found
 
     def warn_of_others(self) -> None:
-        """Log what waits for stores of other addresses. A store that has moved gets nothing from under its old one.
+        """Log which replies wait for stores of other addresses. A store that has moved gets nothing from under its old one.
 
         No file is locked for that, or a router of its store that starts at this moment would leave it out.
         """

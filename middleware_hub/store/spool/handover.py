@@ -56,7 +56,7 @@ class EndedElsewhereError(StoreError):
 
 @dataclass(slots=True)
 class _Tail:
-    """What is known of a log after a number."""
+    """The known events of a log after a number."""
 
     last: int
     seen: set[tuple[str, bytes]] = field(default_factory=set)
@@ -99,7 +99,7 @@ class HandOver:
 
         Raises:
             StoreUnreachableError: the outcome is unknown. Try again later.
-            MissingRecordError: what it builds on is not in the store (yet).
+            MissingRecordError: its links are not in the store (yet).
             EndedElsewhereError: its turns are refused; everything else that it says of their sessions is in the store.
             StoreError, ValueError: no store will take it.
         """
@@ -199,7 +199,7 @@ class Drain:
         self.why = ""
 
     async def empty(self, spool: SpoolFile) -> bool:
-        """Append what waits in a file; return whether all of it is in the store, or given up. Raises OSError."""
+        """Append the batches that wait in a file; return whether all of it is in the store, or given up. Raises OSError."""
         over = HandOver(self._store)
         while spool.waiting:
             try:
@@ -276,7 +276,7 @@ class Drain:
 
 
 class Adoption:
-    """Hands over what dead routers left behind.
+    """Hands over the files that dead routers left behind.
 
     It has a separate store object for that: what is appended there counts as written by others, so it is looked up.
 

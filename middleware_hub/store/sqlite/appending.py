@@ -48,7 +48,7 @@ _NO_LOG: Final = Log(None, 0, 0)
 
 @dataclass(slots=True)
 class EncodedBatch:
-    """A batch, ready to be written: what takes time and no connection is done."""
+    """A batch, ready to be written: all work that needs no connection is done."""
 
     records: Sequence[SpanRecord]
     bodies: list[bytes] = field(default_factory=list)
@@ -138,7 +138,7 @@ class Whereabouts:
 class Group:
     """Collects the rows of several batches, each of which is taken whole or refused, and writes them.
 
-    Use it inside a transaction that already holds the lock: what it reads stays true until the commit.
+    Use it inside a transaction that already holds the lock: its reads stay true until the commit.
     """
 
     def __init__(

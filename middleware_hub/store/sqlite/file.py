@@ -21,7 +21,7 @@ _BUSY_SECONDS: Final = 20.0
 _NAME: Final = "store.sqlite3"
 _OPEN: Final = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
 ERRORS: Final = (apsw.Error, UnicodeDecodeError)
-"""What SQLite raises; a text that is damaged cannot be decoded."""
+"""The errors of SQLite; a damaged text cannot be decoded."""
 _FRAME_HEAD: Final = 24
 _WAL_HEAD: Final = 32
 

@@ -122,7 +122,7 @@ def _planned(connection: apsw.Connection, found: Plan) -> Plan:
 
 
 def forget_some(connection: apsw.Connection, plans: list[Plan]) -> tuple[list[Plan], int]:
-    """Forget what fits into one transaction, in place; return the conversations that are gone, and how many records.
+    """Forget as much as fits into one transaction, in place; return the conversations that are gone, and how many records.
 
     A conversation that has grown since it was planned is left out.
     """
@@ -165,7 +165,7 @@ def hidden(connection: apsw.Connection) -> list[int]:
 
 
 def forget_rest(connection: apsw.Connection) -> None:
-    """Forget what is left of hidden conversations."""
+    """Forget the rest of hidden conversations."""
     for root in hidden(connection):
         keep_newest(connection)
         rest = _planned(connection, Plan(root, "", retrieved=False)).records

@@ -83,7 +83,7 @@ def entered(places: Iterable[Sequence[Any]]) -> bytes:
 
 
 class Others:
-    """What other processes wrote since this process began to listen. Two threads may use it.
+    """Knows the writes of other processes since this process began to listen. Two threads may use it.
 
     Attributes:
         me: distinguishes this process's rows of `news` from those of others.
@@ -105,7 +105,7 @@ class Others:
         self._names: set[bytes] = set()
 
     def listen(self, connection: apsw.Connection) -> State:
-        """Read what others wrote, within one moment of the store."""
+        """Read the writes of others, within one moment of the store."""
         with self._lock:
             rows = list(
                 connection.execute("SELECT n, since, writer, entered FROM news WHERE n > ? ORDER BY n", (self._seen,))
@@ -188,7 +188,7 @@ class Others:
 
 
 class Ground:
-    """What a caller that keeps everything it found and appended has of the records up to a horizon (`Others.horizon`).
+    """Knows which records up to a horizon (`Others.horizon`) a caller has that keeps all its results and appends.
 
     - Beginnings of texts that none of those records continues, as digests of paths at `STEP`-th block ends. A look-up learns
       that, and it is carried on to the end of each reply that is appended there.

@@ -127,7 +127,7 @@ class SqliteStore:
         return others.count if self._open_writer().hear() or self._listen() else others.missed()
 
     def _listen(self) -> bool:
-        """Read what others have written while the writer works; return whether that was possible at once."""
+        """Read the writes of others while the writer works; return whether that was possible at once."""
         inline, _ = self._open_readers()
         try:
             inline.within(self._open_writer().others.listen)

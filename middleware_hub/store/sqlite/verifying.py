@@ -1,4 +1,4 @@
-"""Checks a file, page by page: SQLite's own structure, every record, what it builds on, and where it is entered."""
+"""Checks a file, page by page: SQLite's own structure, every record, its links, and its places."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLACE: Final = "SELECT 1 FROM places WHERE key = ? AND length = ? AND hash = ? 
 
 
 class SqliteVerifier:
-    """Checks everything in a file. What is forgotten meanwhile is not a finding."""
+    """Checks everything in a file. A conversation that is forgotten meanwhile is no finding."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -35,7 +35,7 @@ class SqliteVerifier:
         """How many were checked."""
 
     async def run(self, in_thread: InThread, checked: Callable[[int], None] | None) -> AsyncIterator[Finding]:
-        """Yield what is wrong, as `Store.verify`. `in_thread` does something in the thread to which the reader belongs."""
+        """Yield findings, as `Store.verify`. `in_thread` does something in the thread to which the reader belongs."""
         more = True
         while more:
             before = self.records
@@ -50,7 +50,7 @@ class SqliteVerifier:
                 yield finding
 
     def page(self) -> Page:
-        """Check the next page; return what is wrong, and whether there is more to check."""
+        """Check the next page; return the findings, and whether there is more to check."""
         try:
             return next(self._pages), True
         except StopIteration:

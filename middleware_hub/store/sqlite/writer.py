@@ -125,7 +125,7 @@ class SqliteWriter:
         return len(self._held_up) + len(self._gathered) + self._handed - self._done
 
     def hear(self) -> bool:
-        """Read what others have written; return whether that was possible at once.
+        """Read the writes of others; return whether that was possible at once.
 
         One look holds for everything that is ready in this turn of the event loop. A request that came in after the look is
         handled after `look_again`, because the loop calls in the order in which calls were scheduled.
@@ -158,7 +158,7 @@ class SqliteWriter:
         return self._known.end_of(log, read)
 
     def _listen(self, version: int) -> None:
-        """Read what others have written, within a transaction that began at this version or later."""
+        """Read the writes of others, within a transaction that began at this version or later."""
         found = self.others.listen(self._connection)
         self.others.locked(found.newest)
         self._known.check(found.forgotten)
@@ -176,7 +176,7 @@ class SqliteWriter:
             self._queue.put(job)
 
     def _flush(self, jobs: list[Job]) -> None:
-        """Write what was held up and what was gathered, try again soon, or hand it to the thread."""
+        """Write all jobs that were held up or gathered, try again soon, or hand them to the thread."""
         jobs, self._held_up = [*self._held_up, *jobs], []
         if not jobs:
             return
@@ -220,7 +220,7 @@ class SqliteWriter:
                 self._marks[mark.root] = mark if known is None else known.merged(mark)
 
     async def close(self) -> None:
-        """Write what is waiting, and end."""
+        """Write all waiting jobs, and end."""
         if self._ends is None:
             self._ends = monotonic() + _LAST
             self._hand_over(self._take_waiting())
@@ -340,7 +340,7 @@ class SqliteWriter:
         return result(job, found, None)
 
     def _write_marks(self, *, patient: bool = True) -> None:
-        """Write marks; what cannot be written now is kept."""
+        """Write marks; keep them if they cannot be written now."""
         with self._marks_lock:
             marks, self._marks = self._marks, {}
         if not marks:
