@@ -50,8 +50,8 @@ def tell_of_waiting(args: argparse.Namespace) -> None:
     for path in SpoolFolder(args.spool, identity(args.store, args.store_prefix), None, 0).paths():
         try:
             _, waiting = SpoolFile.look_into(path)
-        except OSError as error:
-            sys.stderr.write(f"{path}: {error.strerror}\n")
+        except (OSError, DamagedRecordError) as error:
+            sys.stderr.write(f"{path}: {getattr(error, 'strerror', None) or error}\n")
             continue
         if waiting:
             files.append(str(path))
@@ -72,7 +72,7 @@ def _files(args: argparse.Namespace) -> Iterable[SpoolFile]:
     for path in paths:
         try:
             found = SpoolFile.adopt(path, None, look=args.dry_run)
-        except OSError as error:
+        except (OSError, DamagedRecordError) as error:
             raise BadRequestError(f"{path}: {error}") from error
         if found is None and args.paths:
             raise BadRequestError(f"{path} is in use by a router, is not there, or is no spool file")

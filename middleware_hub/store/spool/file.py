@@ -142,7 +142,8 @@ class SpoolFile:
         """Return a file that was left behind, locked; None if it is in use, gone, or belongs to another store or tokenizer.
 
         Without a `head`, return it for any owner, or None if it is no spool file. With `look` nothing is changed. The
-        batches of a file of an earlier version are moved into a new file, or copied into memory for a `look`.
+        batches of a file of an earlier version are moved into a new file, or copied into memory for a `look`. Raises
+        DamagedRecordError if nothing can be read.
         """
         try:
             lock = os.open(path, (os.O_RDONLY if look else os.O_RDWR) | os.O_CLOEXEC)
@@ -210,10 +211,7 @@ class SpoolFile:
     def read(self, waiting: Waiting) -> memoryview:
         """Return a batch that waits. Raises DamagedRecordError."""
         with _os_errors():
-            try:
-                return unseal(self._body(waiting))
-            except apsw.CorruptError as error:
-                raise DamagedRecordError(f"{self.path} is damaged: {error}") from error
+            return unseal(self._body(waiting))
 
     def done(self, count: int = 1) -> list[Waiting]:
         """Remove the first batches, and return them. They are not handed over again, except after a power cut."""
@@ -221,7 +219,10 @@ class SpoolFile:
         self.waiting_bytes -= sum(one.size for one in taken)
         self.held_bytes -= sum(len(one.held) for one in taken)
         self._gone += [(one.number,) for one in taken if one.number]
-        with suppress(OSError), _os_errors():  # on a full disk they may be handed over once more, which changes nothing
+        with (
+            suppress(OSError, DamagedRecordError),
+            _os_errors(),
+        ):  # on a full disk they may be handed over once more, which changes nothing
             with self._connection:
                 self._connection.executemany("DELETE FROM batches WHERE number = ?", self._gone)
             self._gone.clear()
@@ -252,7 +253,7 @@ class SpoolFile:
 
         Without this, `put` does it when the log is even longer.
         """
-        with suppress(OSError):  # it is tried again
+        with suppress(OSError, DamagedRecordError):  # it is tried again
             if self.path is not None and log_of(self.path).stat().st_size > _LONG_LOG:
                 with _os_errors(), closing(_connected(self.path, "mode=rw")) as connection:
                     connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -266,7 +267,7 @@ class SpoolFile:
         self._connection.close()
         if self.path is not None and not self.waiting:
             if damaged:
-                self.path.replace(self.path.with_suffix(".damaged"))
+                set_aside(self.path)
             for path in (self.path, log_of(self.path), index_of(self.path)):
                 path.unlink(missing_ok=True)
         if self._reserve is not None:
@@ -293,7 +294,7 @@ class SpoolFile:
             if self.path is not None and not _is_at(self._lock, self.path):
                 self._restore(self.path)
             self._insert(waiting)
-        except OSError as error:
+        except (OSError, DamagedRecordError) as error:
             self.fault = str(error)
             return False
         waiting.held = b""
@@ -308,7 +309,7 @@ class SpoolFile:
                     self._connection.execute(_INSERT, (waiting.replies, waiting.held))
                 waiting.number = self._connection.last_insert_rowid()
                 return
-            except OSError:
+            except (OSError, DamagedRecordError):
                 room = more and self._reserve is not None and self._reserve.give_up()
                 with suppress(apsw.Error):
                     self._connection.execute(_TRUNCATE_LOG)
@@ -326,7 +327,7 @@ class SpoolFile:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with _os_errors():
                 self._connection.execute("VACUUM INTO ?", (str(path),))
-        except OSError:
+        except (OSError, DamagedRecordError):
             path.unlink()
             os.close(lock)
             raise
@@ -380,12 +381,12 @@ class SpoolFile:
                 rows = ((replies, seal(bytes(data))) for _, replies, data in earlier.batches)
                 moved._connection.executemany(_INSERT, rows)
                 moved._scan(None)
-        except OSError:
+        except (OSError, DamagedRecordError):
             moved.close()
             raise
         moved.head, moved.torn_bytes, moved.damaged = owner, earlier.torn_bytes, earlier.damaged
         if not look and earlier.damaged:
-            path.replace(path.with_suffix(".damaged"))
+            set_aside(path)
         elif not look:
             path.unlink()
         return moved
@@ -498,13 +499,23 @@ def _connected(path: Path, how: str = "") -> apsw.Connection:
 
 @contextmanager
 def _os_errors() -> Iterator[None]:
-    """Raise SQLite's errors as errors of the disk."""
+    """Raise SQLite's errors as errors of the disk, or as DamagedRecordError."""
     try:
         yield
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise DamagedRecordError(f"the spool file is damaged: {error}") from error
     except apsw.FullError as error:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
     except apsw.Error as error:
         raise OSError(str(error)) from error
+
+
+def set_aside(path: Path) -> None:
+    """Give a damaged file, and its log, another name."""
+    kept = path.with_suffix(".damaged")
+    with suppress(FileNotFoundError):
+        log_of(path).replace(log_of(kept))
+    path.replace(kept)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

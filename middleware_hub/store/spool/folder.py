@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from middleware_hub.store.errors import StoreError
-from middleware_hub.store.spool.file import SUFFIX, SpoolFile, SpoolHead
+from middleware_hub.store.errors import DamagedRecordError, StoreError
+from middleware_hub.store.spool.file import SUFFIX, SpoolFile, SpoolHead, set_aside
 from middleware_hub.store.sqlite.file import place_of
 from router.errors import BadRequestError
 
@@ -64,6 +64,9 @@ class SpoolFolder:
                 found = SpoolFile.adopt(path, self._head)
             except (OSError, StoreError) as error:
                 logger.error("the spool file %s cannot be read: %s", path, error)
+                if isinstance(error, DamagedRecordError):
+                    with suppress(OSError):  # another router was faster
+                        set_aside(path)
                 continue
             if found is None:
                 continue
@@ -87,7 +90,7 @@ class SpoolFolder:
                 continue
             try:
                 head, waiting = SpoolFile.look_into(path)
-            except (OSError, msgspec.MsgspecError) as error:
+            except (OSError, StoreError, msgspec.MsgspecError) as error:
                 logger.info("the spool file %s cannot be read: %s", path, error)
                 continue
             if waiting:

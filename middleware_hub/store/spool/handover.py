@@ -265,7 +265,7 @@ class Drain:
             over.broken(unpack(spool.read(spool.waiting[0])))
         try:
             beside = spool.refuse()
-        except OSError as fault:
+        except (OSError, StoreError) as fault:
             logger.error("what the store refused cannot be kept: %s", fault)
             beside = None
         self.lost += spool.waiting[0].replies

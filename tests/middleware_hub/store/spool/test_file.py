@@ -166,7 +166,9 @@ def test_a_damaged_page_costs_what_is_in_it(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["a.damaged"]
 
 
-def test_a_file_of_which_nothing_can_be_read_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_of_which_nothing_can_be_read_gets_another_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = SpoolFolder(str(tmp_path), identity("sqlite:/a"), "toy", 1 << 20)
     spool = folder.make()
     spool.put(b"one")
@@ -177,7 +179,9 @@ def test_a_file_of_which_nothing_can_be_read_is_left_alone(tmp_path: Path, caplo
     spool.path.write_bytes(data)
     assert list(folder.left_behind()) == []
     assert "cannot be read" in caplog.text
-    assert spool.path.read_bytes() == data
+    assert spool.path.with_suffix(".damaged").read_bytes() == data
+    assert list(folder.left_behind()) == []
+    assert caplog.text.count("cannot be read") == 1
 
 
 def test_a_file_that_was_removed_is_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
