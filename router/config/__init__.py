@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from router.config.abort import AbortConfig, AbortPolicy
 from router.config.radix import RadixConfig, SpecialTokens, TokenizerBackend
 from router.config.server import LogFormat, LogLevel, ServerConfig, TraceConfig
 from router.config.sessions import CALL_PARSERS, REASONING_PARSERS, History, SessionsConfig
 from router.config.store import Durability, StoreConfig
 from router.config.workers import (
+    AbortConfig,
+    AbortPolicy,
     BreakerConfig,
     HealthConfig,
     QueueConfig,

@@ -1,11 +1,11 @@
-"""The workers: their addresses, the choice of one, their health, and requests that they did not serve."""
+"""The workers: their addresses, the choice of one, their health, and requests that they did not serve, or aborted."""
 
 from __future__ import annotations
 
 import ipaddress
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from router.config.flag import FACTOR, NOT_NEGATIVE, SHARE, UNLIMITED, Section, flag
 from router.config.token_budget import reply_budget
@@ -169,3 +169,21 @@ class WorkersConfig(Section):
             return tuple(ipaddress.ip_network(network) for network in self.allow)
         except ValueError as error:
             raise BadRequestError(f"--worker-allow must be a network like 10.0.0.0/8 or fd00::/8: {error}") from error
+
+
+AbortPolicy = Literal["retry", "return"]
+
+
+@dataclass(frozen=True)
+class AbortConfig(Section):
+    """Whether an aborted generation is sent again (`attempts` in all, `wait` seconds apart) or returned as it is."""
+
+    TITLE = "aborted generations"
+
+    policy: AbortPolicy = flag(
+        "--abort-policy", "retry", "what to do with aborted generations; x-abort-policy overrules it for one request"
+    )
+    attempts: int = flag("--abort-retries", 5, "attempts in all, with the first one")
+    wait: float = flag(
+        "--abort-retry-wait", 30.0, "time between attempts; best as long as a weight update takes", limit=NOT_NEGATIVE
+    )

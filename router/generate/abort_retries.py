@@ -12,7 +12,7 @@ import msgspec
 import tenacity
 from msgspec import Raw
 
-from router.config.abort import AbortConfig
+from router.config.workers import AbortConfig
 from router.engines.form.outcome import aborted_replies, renamed, was_aborted, was_refused
 from router.engines.form.worker_request import WorkerRequest
 from router.errors import RouterError

@@ -17,8 +17,8 @@ from typing import cast, get_args
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.config.abort import AbortConfig, AbortPolicy
 from router.config.server import ServerConfig
+from router.config.workers import AbortConfig, AbortPolicy
 from router.engines.form.limits import PromptLimits
 from router.engines.form.outcome import may_be_aborted
 from router.engines.form.worker_request import WorkerRequest
