@@ -1,4 +1,4 @@
-"""The metrics of the hub: those of the radix tree, of groups, and of sessions."""
+"""The metrics of the hub: of the radix tree, of groups, and of sessions."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ _HELD = {
 
 
 class SessionMetrics:
-    """Counters of events, and gauges of what is held. What every turn counts is in tallies."""
+    """Counters of events, and gauges of the tokens, messages and samples held. Tallies count what happens at every turn."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

@@ -64,7 +64,7 @@ class ServedModels:
         self.check = WorkerCheck(EngineCall("GET", _PATH), self._learn)
 
     def must_ask(self, *models: str | None) -> bool:
-        """Whether `ask` may change what `adapter_of` returns for one of these names."""
+        """Whether `ask` may change the result of `adapter_of` for one of these names."""
         if self._bases and not self._vllm:  # SGLang's rule needs no list of adapters
             return False
         if not any(model and model not in self._bases and model not in self._adapters for model in models):
@@ -84,7 +84,7 @@ class ServedModels:
         return adapter.strip() or None
 
     def _learn(self, listing: bytes) -> None:
-        """Take what a worker lists. There is nothing to warn of."""
+        """Note the models and adapters that a worker lists. There is nothing to warn of."""
         try:
             found = _decode(listing).data
         except JSON_ERRORS:

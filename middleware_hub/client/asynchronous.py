@@ -64,11 +64,11 @@ class AsyncClient(AsyncTransport):
         request_id: str | None = None,
         **options: Unpack[RetrieveOptions],
     ) -> Cover:
-        """Return the fewest sequences that hold all listed replies whole, that of the text first."""
+        """Return the fewest sequences that hold all listed replies whole, the sequence of the text first."""
         return await self.run(operations.cover(text, expect_request_ids, request_id, options))
 
     async def explain(self, text: str) -> dict[str, Any]:
-        """Return where a text leaves what is recorded."""
+        """Return where a text leaves the recorded texts."""
         return await self.run(operations.explain(text))
 
     async def claim(self, **options: Unpack[ClaimOptions]) -> Claim:
@@ -139,7 +139,7 @@ class AsyncConversation(Talk):
             return await self.client.retrieve(self.recorded, expect_request_ids=names, **asked)
 
     async def cover(self, **options: Unpack[RetrieveOptions]) -> Cover:
-        """Return sequences that hold every reply whole, that of the last reply first."""
+        """Return sequences that hold every reply whole, the sequence of the last reply first."""
         names, asked = self.transcript.names, self.retrieval(options)
         try:
             return await self.client.cover(self.recorded, names, **self.named(), **asked)
@@ -204,7 +204,7 @@ class AsyncSession:
     async def tree(self, *, roots: str = "all") -> dict[str, Any]:
         """End it; return its tree, in which shared turns are once. See `middleware_hub.integrations.tree`.
 
-        `roots`: `head` leaves out what the agent asked beside its task.
+        `roots`: `head` leaves out the requests that the agent made beside its task.
         """
         asked = {"format": "tree", "roots": roots}
         return await self.client.run(operations.in_session("POST", self.id, "/finalize", asked))

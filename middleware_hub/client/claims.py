@@ -1,4 +1,4 @@
-"""Groups and claims: what a trainer takes from the router, each sample at most once."""
+"""Groups and claims: a trainer takes each sample from the router at most once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Sample:
 
     Attributes:
         id: its name; the same whenever it is handed out.
-        reward: what it was worth; None if no reward was given.
+        reward: None if no client gave one.
         reward_info: further data of the reward.
         trajectories: its sequences; each sampled token has mask 1 in one of them, in this sample or in another one.
         details: the other fields of the answer.

@@ -44,12 +44,12 @@ class Transcript:
 
     @property
     def parent(self) -> str:
-        """Return the reply that the next turn continues: the last one of which the text still has whole tokens."""
+        """Return the reply that the next turn continues: the last reply with whole tokens in the text."""
         kept = self._kept()
         return kept[-1][0] if kept else NO_PARENT
 
     def _kept(self) -> list[tuple[str, int, int]]:
-        """Return the replies of which the text still has whole tokens, up to where it has them."""
+        """Return the replies with whole tokens in the text, each with the end of its part there."""
         kept = _in_common(self.text, self.recorded)
         found = []
         for name, start, end in self.path:
@@ -115,8 +115,8 @@ class Talk:
 
     Args:
         prompt: a text, or a transcript to take up.
-        sampling_params: those of every turn without its own.
-        options: those of every turn; `lora_path` applies to retrieval too.
+        sampling_params: for every turn without its own.
+        options: for every turn; `lora_path` applies to retrieval too.
     """
 
     def __init__(

@@ -281,12 +281,12 @@ def finite(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def rewards(given: Sequence[Mapping[str, Any]]) -> Operation[bool]:
-    """Return several rewards, of which all count or none. The result says whether the store has them."""
+    """Return several rewards: all of them count, or none. The result says whether the store has them."""
     return _saved(ClientCall("POST", "/trajectories/reward", {"rewards": [dict(one) for one in given]}, again=True))
 
 
 def _saved(call: ClientCall) -> Operation[bool]:
-    """Return a call whose result says whether the store has what it was given."""
+    """Return a call whose result says whether the store has its content."""
 
     def read(answer: ClientAnswer) -> bool:
         read_json(call, answer)

@@ -64,11 +64,11 @@ class Client(Transport):
         request_id: str | None = None,
         **options: Unpack[RetrieveOptions],
     ) -> Cover:
-        """Return the fewest sequences that hold all listed replies whole, that of the text first."""
+        """Return the fewest sequences that hold all listed replies whole, the sequence of the text first."""
         return self.run(operations.cover(text, expect_request_ids, request_id, options))
 
     def explain(self, text: str) -> dict[str, Any]:
-        """Return where a text leaves what is recorded."""
+        """Return where a text leaves the recorded texts."""
         return self.run(operations.explain(text))
 
     def claim(self, **options: Unpack[ClaimOptions]) -> Claim:
@@ -139,7 +139,7 @@ class Conversation(Talk):
             return self.client.retrieve(self.recorded, expect_request_ids=names, **asked)
 
     def cover(self, **options: Unpack[RetrieveOptions]) -> Cover:
-        """Return sequences that hold every reply whole, that of the last reply first."""
+        """Return sequences that hold every reply whole, the sequence of the last reply first."""
         names, asked = self.transcript.names, self.retrieval(options)
         try:
             return self.client.cover(self.recorded, names, **self.named(), **asked)
@@ -199,7 +199,7 @@ class Session:
     def tree(self, *, roots: str = "all") -> dict[str, Any]:
         """End it; return its tree, in which shared turns are once. See `middleware_hub.integrations.tree`.
 
-        `roots`: `head` leaves out what the agent asked beside its task.
+        `roots`: `head` leaves out the requests that the agent made beside its task.
         """
         asked = {"format": "tree", "roots": roots}
         return self.client.run(operations.in_session("POST", self.id, "/finalize", asked))

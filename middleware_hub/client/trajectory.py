@@ -110,7 +110,7 @@ class Trajectory:
         logprobs: the worker's; 0.0 for context; None if they were not asked for, or a sampled token came without one.
         prompt_length: tokens before the first sampled one; all, if none was sampled.
         versions, turns: offsets count from the first token of the prompt.
-        text: that of the whole sequence. Empty for sequences of sessions, which have `messages` instead.
+        text: of the whole sequence. Empty for sequences of sessions, which have `messages` instead.
         exact: whether it may be trained on; `reasons` say why not.
         exact_chars: how much of the text was recorded.
         finish: how the last reply ended; empty if none was sampled.
@@ -296,12 +296,12 @@ _TOP_P_NAMES = (("top_p_token_ids", "top_p_token_offsets"), ("top_p_kept_token_i
 
 
 def joined_top_p(fields: Mapping[str, Any], turns: Sequence[Turn], tokens: int) -> TopP | None:
-    """Return the sets of a session's branch from those of each turn; None if a turn has none, or in another form.
+    """Join the sets of each turn to the sets of a session's branch; None if a turn has none, or in another form.
 
     Args:
         fields: `extra_fields` of the trajectory: `{"generation_id", "value"}` of each turn, with base64 of int32 as the value.
         turns: the replies of the branch, in order.
-        tokens: those of the whole branch.
+        tokens: the number in the whole branch.
     """
     for ids_name, offsets_name in _TOP_P_NAMES:
         ids = {one["generation_id"]: one["value"] for one in fields.get(ids_name) or ()}

@@ -64,7 +64,7 @@ class ClientOptions(TypedDict, total=False):
 
 
 class Sending:
-    """The base of both clients: the routers' addresses, the headers, and the decision what is sent again.
+    """The base of both clients: the routers' addresses, the headers, and the decision whether a request is sent again.
 
     Args:
         urls: of one router, or of several that share a store. The first is asked until it cannot be reached or refuses to take
@@ -110,7 +110,7 @@ class Sending:
         Args:
             asked: the address that failed. Of many requests that fail there at once, the first one goes on to the next
                 address, and the others follow: if each moved on by one, they would come back to the failed address.
-            status: that of an answer; None if there was none.
+            status: of the answer; None if no answer came.
             least: the seconds that routers have asked to wait since the last wait.
 
         Raises UnreachableError for an exception without a further attempt.
@@ -433,7 +433,7 @@ class Transport:
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """Return a loop that a fork does not share: what a child closed would be gone from an epoll of its parent."""
+    """Return a loop that a fork does not share: a file that a child closes would be gone from an epoll of its parent."""
     if hasattr(selectors, "PollSelector"):
         return asyncio.SelectorEventLoop(selectors.PollSelector())
     return asyncio.new_event_loop()

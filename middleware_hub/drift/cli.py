@@ -88,7 +88,7 @@ class ReplyDrift:
         reply: as it was logged.
         sampled: its tokens.
         hidden: tokens at its end that its text lacks: an EOS, a stop string. No text can bring them back.
-        whole_changed, whole_new: tokens that the encoding of the whole text lacks, and those that it has instead.
+        whole_changed, whole_new: the tokens that the encoding of the whole text lacks, and the tokens that it has instead.
         alone_changed, alone_new: the same for the reply's own encoding.
         left_out: whether the conversation's last text no longer begins with this reply: then nothing of it is trained on.
         mismatch: whether the ids do not spell the text at all: another tokenizer, or another reply.

@@ -20,7 +20,7 @@ from router.http.offload import offload
 STEP = 0.002
 """Seconds that the event loop is held at a time."""
 SEARCH_SECONDS = 2.0
-"""After this long a call answers with what it has, and a cursor for the rest."""
+"""After this long a call answers with the conversations found so far, and a cursor for the rest."""
 MOST_LISTED = 500
 SORTED = 500
 """Sessions that are put in order in one step."""

@@ -73,7 +73,7 @@ def agent_rollout(
 ) -> Callable[[GenerateFnInput], Any]:
     """Return a generate function for miles that runs an agent in a session, and returns a sample for each of its branches.
 
-    With `roots="head"` it leaves out what the agent asks beside its task (a title, a summary).
+    With `roots="head"` it leaves out the requests that the agent makes beside its task (a title, a summary).
     """
 
     async def generate(input: GenerateFnInput) -> GenerateFnOutput:

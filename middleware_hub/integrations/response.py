@@ -47,7 +47,7 @@ class Response:
         usable: whether it may be trained on; `reasons` says why not.
         versions: the weight version of each token; None for context.
         version_runs: runs of the versions of sampled tokens, in order, equal neighbours joined.
-        top_p_ids, top_p_offsets: those of the response; there is one more offset than tokens.
+        top_p_ids, top_p_offsets: of the response; there is one more offset than tokens.
         experts: (tokens - 1, layers, experts of a token), int32.
         indexer: (tokens - 1, numbers of a row), int32.
     """
@@ -77,7 +77,7 @@ def response_of(found: Trajectory, replayed: Replayed | None = None, off_policy:
 
     Args:
         found: a sequence.
-        replayed: what is replayed.
+        replayed: the decisions of the engine that the trainer replays.
         off_policy: replies of earlier steps, whose tokens get mask 0.
     """
     replayed = replayed or Replayed()

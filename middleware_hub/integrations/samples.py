@@ -42,15 +42,15 @@ class SampleJob:
     Attributes:
         sample: the trainer's.
         sampling: its `sampling_params`.
-        client: that of the router.
-        replayed: what is replayed.
-        routing_key: that of the sample, for the router's policy.
+        client: of the router.
+        replayed: the decisions of the engine that the trainer replays.
+        routing_key: of the sample, for the router's policy.
         one: whether the trainer takes only one sample: with partial rollouts both trainers read `.response` of the result.
         mask_earlier: whether tokens that earlier steps sampled get mask 0.
         stopped: returns whether the trainer has enough.
         template: makes a text of a list of messages.
         put_extras: sets the fields that only one of the trainers has.
-        group: that of the sample.
+        group: of the sample.
     """
 
     sample: Any
@@ -146,7 +146,7 @@ async def text_rollout(job: SampleJob, rules: Rules) -> Any:
     whole = await conversation.cover(**job.retrieval)
     if not job.one and not aborted:
         return _siblings(job, whole.trajectories, earlier)
-    found = whole.trajectories[0]  # the one of the last reply; the others do not make it inexact
+    found = whole.trajectories[0]  # the sequence of the last reply; the others do not make it inexact
     _fill(job, sample, found, earlier)
     if not aborted:
         _tell_left_out(sample, len(at.transcript.names) - len(found.turns))
@@ -277,7 +277,7 @@ def _siblings(job: SampleJob, found: Sequence[Trajectory], earlier: frozenset[st
 
 
 def _nothing(job: SampleJob, result: Mapping[str, Any], instead: Trajectory) -> Any:
-    """Return a sample of a rollout of which there is nothing to train on: a trainer counts it."""
+    """Return a sample of a rollout without tokens to train on: a trainer counts it."""
     sample = job.sample
     _fill(job, sample, instead, frozenset())
     sample.status = sample.Status.FAILED

@@ -70,7 +70,7 @@ def agent_rollout(
             precedence.
         router: its address, if it is not slime's.
         groups: as in `text_rollout`.
-        roots: `head` leaves out what the agent asks beside its task (a title, a summary).
+        roots: `head` leaves out the requests that the agent makes beside its task (a title, a summary).
     """
 
     async def generate(args: Any, sample: Any, sampling_params: dict[str, Any], evaluation: bool = False) -> Any:

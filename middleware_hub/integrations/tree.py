@@ -34,7 +34,7 @@ class PackedTree:
         before: the index of the token before each, whose logits predict it; -1 where a branch begins.
         sampled: whether it was sampled. Only these are trained on.
         rollout_logprobs: the engine's; 0.0 for context, and nan where the engine gave none.
-        tin, tout: those of its node.
+        tin, tout: of its node.
         leaves: (leaves, T): which tokens are in the branch of each leaf. Leaves are those of all trees, in order.
         flat_tokens: the number of tokens of the branches one by one.
     """

@@ -216,7 +216,7 @@ class SessionAgentLoop(RouterLoop):
     Args:
         agent: `async agent(base_url, prompt, request_kwargs, metadata)`, or its dotted path. It may return a dictionary with
             a `reward`.
-        roots: `head` leaves out what the agent asks beside its task (a title, a summary).
+        roots: `head` leaves out the requests that the agent makes beside its task (a title, a summary).
     """
 
     def __init__(self, *args: Any, agent: Any, roots: str = "all", **kwargs: Any) -> None:

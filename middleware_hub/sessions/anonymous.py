@@ -130,7 +130,7 @@ class OpenChats:
         return iter(self._found.values())
 
     def of(self, tenant: str, namespace: str) -> AnonymousSession:
-        """Return the chats of a tenant and a namespace, with room for those that a request brings."""
+        """Return the chats of a tenant and a namespace, with room for the turns of a request."""
         found = self._found.pop((tenant, namespace), None)
         if found is None:
             if len(self._found) >= MOST_NAMESPACES:

@@ -148,7 +148,7 @@ async def _send_export(session: Session, export: _Export, receive: Receive, send
 
 
 def check_known(session: Session, *, unread: bool) -> None:
-    """Raise StoreUnreachableError for a session of which all turns may be at other routers: no sample can say that."""
+    """Raise StoreUnreachableError for a session without turns here, if they may be at other routers: no sample can say that."""
     if unread and not session.samples:
         raise StoreUnreachableError(
             f"it is not known whether session {session.id!r} has turns: the store does not answer, or lacks what a router left "
@@ -157,7 +157,7 @@ def check_known(session: Session, *, unread: bool) -> None:
 
 
 async def filled(session: Session) -> bool:
-    """Fetch what the store has of a session besides its tokens; return whether that succeeded."""
+    """Fetch the further fields of a session from the store; return whether that succeeded."""
     try:
         if session.log is not None:
             await session.log.fill()
@@ -167,7 +167,7 @@ async def filled(session: Session) -> bool:
 
 
 def signs(session: Session) -> HeaderList:
-    """Return the headers that say what the store has not taken or has lost, and whether it is unreachable."""
+    """Return the headers that say whether the store lacks turns, has lost turns, or is unreachable."""
     reasons = (STORE_UNREACHABLE, session.stale), (UNKNOWN_REPLY, bool(session.lost))
     told = ", ".join(name for name, holds in reasons if holds).encode()
     return [

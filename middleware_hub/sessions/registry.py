@@ -159,7 +159,7 @@ class SessionRegistry:
         return found
 
     async def summaries(self, tenant: str) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the states of all sessions of a tenant, oldest first, and the ids of those that cannot be read.
+        """Return the states of all sessions of a tenant, oldest first, and the ids of the unreadable sessions.
 
         Sessions that only the store has are read for it.
         """
@@ -332,7 +332,7 @@ class SessionRegistry:
         await archive.sweep(lambda *name: name in self._sessions)
 
     async def _hand_over(self) -> None:
-        """Write what the store did not take before, also of sessions that were deleted since."""
+        """Write the events that the store did not take before, also of sessions that were deleted since."""
         for log in [*self._owing, *(one.log for one in self._sessions.values() if one.log is not None)]:
             if log.unsaved:
                 await log.hand_over()

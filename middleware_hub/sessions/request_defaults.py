@@ -27,7 +27,7 @@ class RequestDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         sampling_params: with SGLang's names.
-        pin: those of `sampling_params` that a turn cannot set.
+        pin: the names in `sampling_params` that a turn cannot set.
         model: the name that replies show, if a turn has none.
         lora_path: the adapter; None for the base model.
         match: when two messages of the session count as the same, one of `keys.NAMED`; None: as `--session-match` says.
@@ -43,7 +43,7 @@ class RequestDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
     match: str | None = None
 
     def complete(self, request: ChatRequest, adapter_of: Callable[[str], str | None]) -> ChatRequest:
-        """Return a turn's request with what it leaves to the session.
+        """Return a turn's request, completed with the fields that it leaves to the session.
 
         Its `sampling_params` are completed later (`sampling`), because they do not decide what the turn continues.
 

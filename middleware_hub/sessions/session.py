@@ -149,7 +149,7 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing needs what only this process has of it: no request, no generation, no reply kept for a resend."""
+        """Whether this process may drop it: no request, no generation and no reply kept for a resend needs it."""
         return self.stored and not self._exchanges
 
     @property

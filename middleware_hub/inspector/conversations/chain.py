@@ -36,7 +36,7 @@ class Chain:
 
     Args:
         links: its spans, first one first, each with the number of its tokens in the chain.
-        roles: those of contexts, if the messages are known.
+        roles: of the contexts, if the messages are known.
     """
 
     def __init__(self, links: Sequence[tuple[TokenSpan, int]], roles: Mapping[TokenSpan, str] | None = None) -> None:
@@ -135,7 +135,7 @@ class Chain:
         return float(_logprobs(part.span)[: part.end - part.start].astype(np.float64).mean())
 
     def window(self, start: int, end: int, vocabulary: Vocabulary) -> dict[str, Any]:
-        """Return what is known of each token of a window, with one entry for each."""
+        """Return the columns of a window: each has one entry for each token."""
         size = end - start
         logprobs: list[float | None] = [None] * size
         versions, turns = [-1] * size, [-1] * size

@@ -29,8 +29,8 @@ class Branch:
         id: names it within its conversation.
         span: its last span.
         time: when it ended, in seconds since 1970.
-        roles: those of its contexts, if the messages are known.
-        more: reasons besides those of its spans.
+        roles: of its contexts, if the messages are known.
+        more: reasons that its spans do not have.
     """
 
     id: str

@@ -297,7 +297,7 @@ class StoredSessions:
         self._surveys: dict[str, _Survey] = {}
 
     async def of(self, tenant: str) -> tuple[list[StoredSession], bool]:
-        """Return what is known by now, without the sessions in memory, and whether there is more."""
+        """Return the sessions read so far, without the sessions in memory, and whether the store has more."""
         if self._registry.archive is None:
             return [], False
         survey = self._surveys.pop(tenant, None) or _Survey()

@@ -91,7 +91,7 @@ class _Reply(msgspec.Struct, frozen=True, gc=False):
 
 
 def _reasons(span: TokenSpan) -> Iterator[str]:
-    """Yield the reasons that stay: what the store could not be asked for may be known later."""
+    """Yield the reasons that stay. A reason because the store could not be asked may go away later."""
     yield from reasons_of(span.flags & ~SpanFlag.DOUBTFUL)
     if span.sampled and span.logprobs is None:
         yield "no_logprobs"

@@ -212,6 +212,6 @@ class Standings:
         try:
             await self._ledgers.read_on(tenant, names[:MOST_NAMESPACES])
         except RouterError:
-            pass  # the store is away, which is reported elsewhere: what is known stays
+            pass  # the store is away, which is reported elsewhere: the known groups stay
         finally:
             del self._reading[tenant]

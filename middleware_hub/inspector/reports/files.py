@@ -32,7 +32,7 @@ _Json = Mapping[str, Any]
 
 
 def windows(chain: Chain, vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
-    """Yield what is known of all tokens, window by window. Raises BadRequestError for a branch that is too long."""
+    """Yield the columns of all tokens, window by window. Raises BadRequestError for a branch that is too long."""
     if chain.total > MOST_TOKENS:
         raise BadRequestError(f"a file has at most {MOST_TOKENS} tokens, and this branch has {chain.total}")
     for start in range(0, chain.total, WINDOW):

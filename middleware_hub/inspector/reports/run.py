@@ -22,7 +22,7 @@ from router.http.offload import offload
 EDGES = np.linspace(-10.0, 0.0, 41)
 """Edges of the logprobs' histogram. Values below the first edge count in the first bin."""
 MOST_LOGPROBS = 1_000_000
-"""Logprobs of one weight version of which the quantiles are exact; later ones are left out of them."""
+"""Logprobs of one weight version that its quantiles count; later logprobs are left out."""
 MOST_PAIRS = 100_000
 SHOWN_PAIRS = 50
 PAIR_TOKENS = 8

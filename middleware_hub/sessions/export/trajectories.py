@@ -46,7 +46,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
         turns: the sampled replies, with offsets into all ids, the prompt included.
         messages: the JSON of each message.
         extra: further fields of the workers' replies by name: `(generation id, raw value)`.
-        per_token: those of `extra` that could be joined: a row for each token but the last, prompt and response.
+        per_token: the fields of `extra` that could be joined: a row for each token but the last, prompt and response.
         missed: the replies that its prompts would have continued if the store could have been asked.
         root: the number of its root (see `trie.roots`).
         system_digest, tools_digest: equal for equal system messages and equal tools; None if there are none.

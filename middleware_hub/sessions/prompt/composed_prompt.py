@@ -66,7 +66,7 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     """The prompt that a worker is sent for a turn.
 
     Attributes:
-        checkpoint: what it continues; None if it was encoded as a whole.
+        checkpoint: the sampled turn that it continues; None if it was encoded as a whole.
         span, take: the chain: all spans before `span`, then the first `take` tokens of `span`.
         ids: all of them, and in `tokens` how many.
         reused: how many of the ids are from the checkpoint's chain.

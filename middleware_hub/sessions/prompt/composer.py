@@ -57,7 +57,7 @@ class Composer:
     Args:
         history: with `keep` the chain is what the model saw; with `template`, what the template makes of it.
         verify_rate: the share of continued prompts that is compared with a rendering of the whole, 0 to 1.
-        shares: whether a prompt may be that of an equal request. A user's own keys may be equal for different messages.
+        shares: whether equal requests share a prompt. A user's own keys may be equal for different messages.
         make_parser: makes a parser for the whole text of a turn, from behind its header on.
     """
 
@@ -132,7 +132,7 @@ class Composer:
         return msgspec.structs.replace(prompt, reasons=(*prompt.reasons, *remarks)) if remarks else prompt
 
     async def _beside(self, turn: PreparedTurn, request: ChatRequest, start: EncodeStart | None) -> ComposedPrompt:
-        """Return the prompt of a turn that may continue what was sampled for other messages, or under other settings."""
+        """Return the prompt of a turn that may continue a turn sampled for other messages, or under other settings."""
         found = None if turn.elsewhere is None else await self._residents(turn.elsewhere, request)
         reach = 0 if found is None or found.last is None else found.last.node.depth
         own, reply, replied = None, "", 0
@@ -295,7 +295,7 @@ class Composer:
         kept, sampled = take if span is checkpoint.span else span.take, checkpoint.span.count
         ids = self._ids.of(span, take, checkpoint if kept == sampled else None)
         reused = checkpoint.span.offset + kept
-        left_out, apart = sampled - kept, not kept  # no later trajectory contains a turn of which nothing is kept
+        left_out, apart = sampled - kept, not kept  # no later trajectory contains a turn without a kept token
         return ComposedPrompt(
             checkpoint, span, take, ids, tokens, reused, reasons, left_out, apart=apart, scaffold=scaffold
         )

@@ -56,7 +56,7 @@ def is_echo(
     """Return whether a message is the sampled one of a node.
 
     Args:
-        calls_alone: whether a message with calls is known by the ids of these, whatever became of its text.
+        calls_alone: whether the ids of its calls identify a message, whatever became of its text.
         tools: of the request.
     """
     said: Message = msgspec.json.decode(node.message)
@@ -113,7 +113,7 @@ def _as_answered(own: str, content: str, sample: Checkpoint, vocabulary: Vocabul
 
 
 def sampled_text(sample: Checkpoint, vocabulary: Vocabulary) -> str:
-    """Return the text of a turn as it was sampled, special tokens spelled, up to the end of what the client saw."""
+    """Return the text of a turn as it was sampled, special tokens spelled, up to the last character that the client saw."""
     span = sample.span
     return vocabulary.spell(unpack_ids(span.ids)[: span.visible]) + sample.shown
 
@@ -162,7 +162,7 @@ def same_call(one: Mapping[str, Any], other: Mapping[str, Any], schemas: Mapping
 
 
 def _undefaulted(value: Any, schema: Any) -> Any:
-    """Return arguments without those that have the value that their schema gives as default."""
+    """Return arguments without the values that equal the default of their schema."""
     return _without_defaults(value or {}, schema, schema, 0)
 
 
@@ -192,7 +192,7 @@ def _default(schema: dict[str, Any], root: Any, depth: int) -> Any:
 
 
 def _resolved(schema: dict[str, Any], root: Any) -> dict[str, Any]:
-    """Return what a schema refers to in its own document (`#/$defs/Name`); the schema itself if it refers to nothing there."""
+    """Resolve a reference of a schema within its document (`#/$defs/Name`); without one, return the schema itself."""
     reference = schema.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return schema

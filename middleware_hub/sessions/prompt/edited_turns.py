@@ -62,7 +62,7 @@ MakeParser = Callable[[], SampledParser]
 _CLOSER = re.compile(r"[>\]})]")
 """The last character of a call, in all formats."""
 _LONGEST_GAP = 64
-"""Characters that may stand between the reasoning of a turn and what follows it."""
+"""Characters that may stand between the reasoning of a turn and its text or calls."""
 
 
 class Segment(NamedTuple):
@@ -77,7 +77,7 @@ class Segment(NamedTuple):
 
 
 class Alike(NamedTuple):
-    """Compares what was sampled with what an echo says; its fields are arguments of `written_over`."""
+    """Compares pieces of a sampled turn with pieces of an echo; its fields are arguments of `written_over`."""
 
     schemas: Mapping[str, Any]
     same_text: bool
@@ -236,13 +236,13 @@ def with_reasoning(checkpoint: Checkpoint, echo: Message) -> Message:
 
 
 def other_reasoning(checkpoint: Checkpoint, echo: Message) -> bool:
-    """Whether an echo has reasoning, and not that of a turn. White space in it does not count."""
+    """Whether an echo has reasoning that is not the turn's. White space in it does not count."""
     given = echo.get("reasoning_content")
     return isinstance(given, str) and bool(given.strip()) and given.split() != checkpoint.reasoning.split()
 
 
 def likeliest(samples: Sequence[Checkpoint], echo: Message) -> list[Checkpoint]:
-    """Return those of several sampled turns of which a message is an edited echo most likely.
+    """Return the sampled turns that a message most likely echoes, edited.
 
     The tokens that it would keep do not say so: it would keep the most of a turn with long reasoning, if the client has dropped
     its own.
@@ -280,7 +280,7 @@ def written_over(
     """Return the text of a turn with everything that an echo leaves unedited as it was sampled; None if that is unknown.
 
     Args:
-        opening: what the prompt has of the turn already, behind its header (`<think>\\n`).
+        opening: the beginning of the turn that the prompt has already, behind the header (`<think>\\n`).
         sampled: the text of the turn as it was sampled.
         written: the text of the echo as the template writes it, from behind the header on.
         schemas: of the tools' arguments, by name.
@@ -431,7 +431,7 @@ def keep(checkpoint: Checkpoint, echo: str, vocabulary: Vocabulary, *, rendered:
 
 
 def manner(checkpoint: Checkpoint, echo: Message) -> str:
-    """Return how an echo differs from what was sampled, as a word for a counter."""
+    """Return how an echo differs from the sampled turn, as a word for a counter."""
     said: Message = msgspec.json.decode(checkpoint.node.message)
     content, own = content_of(echo), content_of(said)
     if content and own is not None and shows_reasoning(own, checkpoint.reasoning, content):
@@ -454,7 +454,7 @@ def prompt_of(checkpoint: Checkpoint, vocabulary: Vocabulary) -> str:
 
 
 def opening_of(checkpoint: Checkpoint, header: str, vocabulary: Vocabulary) -> str | None:
-    """Return what a turn's prompt has behind the header of the turn; None if it does not have the header."""
+    """Return the end of a turn's prompt, behind the header of the turn; None if it does not have the header."""
     if header and checkpoint.scaffold.startswith(header):
         return checkpoint.scaffold[len(header) :]
     prompt = prompt_of(checkpoint, vocabulary)

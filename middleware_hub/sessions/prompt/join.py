@@ -46,7 +46,7 @@ class Codec(NamedTuple):
 
     Attributes:
         encode_start: encodes the start of a prompt.
-        encode_tail: encodes what follows other tokens.
+        encode_tail: encodes a text that follows other tokens.
         spell: spells ids, special tokens included.
         special_ids: of all special tokens.
         stop_ids: of the special tokens that a model ends its turns with; others may be hidden too, and end nothing.
@@ -65,7 +65,7 @@ def join(checkpoint: Checkpoint, tail: str, codec: Codec) -> Join:
     """Return how `tail` continues a sampled turn.
 
     Args:
-        tail: what the template writes after it, not empty.
+        tail: the text that the template writes after the turn, not empty.
         codec: of the model; it encodes only the beginning of `tail`.
     """
     span, hidden = checkpoint.span, checkpoint.tail
@@ -101,7 +101,7 @@ def _end_once(checkpoint: Checkpoint, take: int, tail: str, position: int, codec
 
 
 def join_in_place(checkpoint: Checkpoint, codec: Codec) -> Join:
-    """Return where a turn that was cut off is continued: after what the client saw of it.
+    """Return where a turn that was cut off is continued: after the last character that the client saw.
 
     Hidden special tokens stay as well, unless the model stopped with the last of them.
     """

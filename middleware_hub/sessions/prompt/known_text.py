@@ -59,11 +59,11 @@ async def known_behind(
     start: EncodeStart,
     tokenizer: Tokenizer,
 ) -> KnownText | None:
-    """Return what is remembered of the text after a checkpoint, if a later turn was sampled for that text.
+    """Return the remembered ids of the text after a checkpoint, if a later turn was sampled for that text.
 
     Args:
         joined: how the tail goes on from the checkpoint's chain.
-        tail: what the template writes after the checkpoint.
+        tail: the text that the template writes after the checkpoint.
     """
     if all(message["role"] != "assistant" for message in request.messages[turn.covered :]):
         return None

@@ -38,12 +38,12 @@ LONG_TURN = 3600
 
 
 class Resident(NamedTuple):
-    """The turns of a lineage that have kept their place in a new rendering: what a worker has in its cache.
+    """The turns of a lineage that have kept their place in a new rendering: a worker has them in its cache.
 
     Attributes:
         messages: the number of their messages.
         last: the last of these turns.
-        tail: what is rendered after it.
+        tail: the text rendered after it.
         reason: why these are not all turns; empty if they are.
     """
 
@@ -65,7 +65,7 @@ class Splicer:
         self.codec = codec_of(tokenizer, template.stop_literals({}))
 
     def texts(self, checkpoint: Checkpoint, request: ChatRequest) -> list[str]:
-        """Render a conversation that contains a checkpoint: with today's date, and with those of its beginning.
+        """Render a conversation that contains a checkpoint: with today's date, and with the dates of its beginning.
 
         Empty if the template cannot write it, or refuses it.
         """
@@ -109,7 +109,7 @@ class Splicer:
     def _tail_behind(
         self, template: ChatTemplate, request: ChatRequest, marked: Sequence[int], tail: str
     ) -> str | None:
-        """Return what is rendered after the turns themselves, if the template reads them: `tail` follows sentinels.
+        """Return the text rendered after the turns themselves, if the template reads them: `tail` follows sentinels.
 
         None if it cannot be told apart from the turns.
         """
@@ -158,7 +158,7 @@ def _transcript(template: ChatTemplate, request: ChatRequest, marked: Sequence[i
 
 
 def codec_of(tokenizer: Tokenizer, stop_literals: Sequence[str] = ()) -> Codec:
-    """Return what joins and splices need of a tokenizer. `stop_literals` are those that end a template's turns."""
+    """Return the functions and ids of a tokenizer that joins and splices use. `stop_literals` end a template's turns."""
     spell, start = tokenizer.vocabulary.spell, tokenizer.encode_start("x")
     literals = {*stop_literals, tokenizer.special_tokens_map.get("eos_token")}
     stops = [i for i in tokenizer.vocabulary.special_ids if tokenizer.vocabulary.literal(i) in literals]
@@ -185,7 +185,7 @@ def sampled_messages(turns: Sequence[Checkpoint]) -> list[Sequence[Checkpoint]]:
 
 
 def splice(pieces: Sequence[str], turns: Sequence[Checkpoint], scaffolds: Sequence[str], codec: Codec) -> Splice:
-    """Compare what is rendered between sampled messages with what was sent there.
+    """Compare the text rendered between sampled messages with the text that was sent there.
 
     Args:
         pieces: what is rendered before each message, from the end of the previous one, without what opens it.
@@ -230,7 +230,7 @@ def _sent_between(before: Checkpoint | None, turn: Checkpoint) -> _SentContext |
 
 
 def _same(before: Checkpoint | None, sent: _SentContext, text: str, codec: Codec) -> bool:
-    """Whether a text is what was sent. Spelling is cheaper than encoding, and enough for most tokenizers."""
+    """Whether a text gives the ids that were sent. Spelling is cheaper than encoding, and enough for most tokenizers."""
     ids = unpack_ids(sent.ids)
     if before is None:
         return (codec.plain_starts and codec.spell(ids) == text) or list(codec.encode_start(text)) == ids
@@ -241,7 +241,7 @@ def _same(before: Checkpoint | None, sent: _SentContext, text: str, codec: Codec
 
 
 def _unedited(checkpoint: Checkpoint) -> list[Checkpoint]:
-    """Return the turns of a lineage, first turn first, up to the first one that the client has edited since."""
+    """Return the turns of a lineage, first turn first, up to the first turn that the client has edited since."""
     turns: list[Checkpoint] = []
     for turn in list(checkpoint.lineage())[::-1]:
         if turn.edited and turn.apart:

@@ -43,7 +43,7 @@ _LEAD = 12
 
 
 class ChainPart(NamedTuple):
-    """A run of a chain's tokens: what they spell, special tokens included, and whether the model sampled them."""
+    """A run of a chain's tokens: their text, special tokens included, and whether the model sampled them."""
 
     text: str
     sampled: bool
@@ -80,7 +80,7 @@ class PromptVerifier:
         self._special = re.compile("|".join(map(re.escape, filter(None, literals))) or r"(?!)")
 
     def extends(self, checkpoint: Checkpoint, request: ChatRequest) -> bool:
-        """Whether the rendering begins with what a checkpoint's chain spells."""
+        """Whether the rendering begins with the text of a checkpoint's chain."""
         spelled = "".join([part.text for part in self._parts(checkpoint.span, checkpoint.span.visible)])
         return any(
             whole.startswith(spelled)
@@ -150,7 +150,7 @@ def differences(
 
     Args:
         expected: the rendering of the whole conversation.
-        chain: what the chain spells. A special token never lies across two parts.
+        chain: the text of the chain. A special token never lies across two parts.
         special: matches one special token.
         header: the text with which an assistant's turn begins; empty if unknown.
         asked: whether the chain ends with a generation prompt, and not in an assistant's turn that is continued.

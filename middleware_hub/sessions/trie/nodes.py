@@ -249,7 +249,7 @@ class EditedMessage(NamedTuple):
 
     Attributes:
         at: the number of messages of the request up to and including it.
-        samples: of its siblings: those that its calls name, then the newest.
+        samples: of its siblings: first the samples that its calls name, then the newest.
     """
 
     at: int
@@ -321,7 +321,7 @@ def edited_messages(node: MessageNode, depth: int) -> Iterator[EditedMessage]:
 
 
 def _likeliest(samples: Sequence[Checkpoint], echo: MessageNode) -> Sequence[Checkpoint]:
-    """Return the samples to compare an edited echo with: those that its calls name, then the newest."""
+    """Return the samples to compare an edited echo with: first the samples that its calls name, then the newest."""
     if len(samples) > 2 * MOST_EDITED and (ids := call_ids(msgspec.json.decode(echo.message))):
         samples = sorted(samples, key=lambda sample: not any(is_of(name, sample.id) for name in ids))
     return samples[: 2 * MOST_EDITED]

@@ -122,7 +122,7 @@ class MessageTrie:
     def checkpoints(self, *, terminal: bool = False, root: Root | None = None) -> list[Checkpoint]:
         """Return all samples in the order of their commits; with `terminal`, only those at the end of a branch.
 
-        `root`: only those of this root.
+        `root`: only samples of this root.
         """
         found = self._checkpoints.values()
         return [one for one in found if (one.terminal or not terminal) and (root is None or one.root is root)]
@@ -362,7 +362,7 @@ class MessageTrie:
     def _echoed(
         self, node: MessageNode, key: MessageKey, message: Message, is_echo: IsEcho, child: MessageNode | None = None
     ) -> MessageNode | None:
-        """Return the sampled message after a node of which a message is an echo; `child` if it is none.
+        """Return the sampled message after a node that a message echoes; `child` if the message echoes none.
 
         `child` has the key of the message. It is another sample if the ids of the calls say so: with a default more, a client
         may have made one sample the other. An echo without a child of its key is noted.
@@ -531,7 +531,7 @@ def _parsed(arguments: Any) -> Any:
 
 
 def _answered_at(node: MessageNode, answered: object) -> CallIds:
-    """Return the ids of the last calls in a conversation: those that a result may answer.
+    """Return the ids of the last calls in a conversation: a result may answer these.
 
     A turn that was sampled again has one message, with the ids of the first sample: `answered` may be an id of a later one.
     """
