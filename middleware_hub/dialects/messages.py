@@ -89,8 +89,8 @@ def whole_request(
     opened: OpenedBody,
     request: ChatRequest,
     read: Sequence[Sequence[Message]],
-    memo: Memo | None,
     *,
+    memo: Memo | None,
     continue_final: bool,
 ) -> ChatRequest:
     """Return the request of a body with all of its messages: its own first, then the recalled and the listed messages.

@@ -68,8 +68,8 @@ class OfferedTools:
         custom: dict[str, Any],
         grammar: dict[str, Any],
         name: str,
-        form: ToolForm,
         *,
+        form: ToolForm,
         deferred: bool = False,
     ) -> None:
         """Add a custom tool: a function whose only argument, `input`, is a text. Raises BadRequestError.
@@ -150,7 +150,7 @@ def definitions(tools: Sequence[Tool]) -> dict[str, str]:
     return {tool["function"]["name"]: definition(tool) for tool in tools}
 
 
-def check_forced(choice: str, allowed: Sequence[str], place: str, written: Any, form: str | None) -> None:
+def check_forced(choice: str, allowed: Sequence[str], place: str, written: Any, *, form: str | None) -> None:
     """Raise BadRequestError if calls need a grammar although the reply must have another form.
 
     Args:
@@ -205,7 +205,7 @@ def read_choice(
         raise wrong(place, wanted, f'"{NONE}", "{AUTO}", "{ANY}", or an object that names a function')
     else:
         choice = checked_choice(wanted or AUTO, offered)
-    check_forced(choice, allowed, place, wanted, form)
+    check_forced(choice, allowed, place, wanted, form=form)
     return choice, allowed
 
 

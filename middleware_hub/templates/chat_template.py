@@ -214,7 +214,9 @@ class ChatTemplate:
             plan = self._plan(options, bool(tools), called)
             shown, whole = tools if plan.tools else None, not plan.short
         if whole:
-            text = self._behind_all(earlier, last, following, shown, options, continue_final=continue_final)
+            text = self._behind_all(
+                earlier, last, following, tools=shown, options=options, continue_final=continue_final
+            )
         else:
             own = self._forms.own_of(calls, tools, shown, options)
             render = partial(
@@ -262,7 +264,9 @@ class ChatTemplate:
             openings = self._forms.openings_of(calls, own, tools, options)
             opening = max((one for one in openings if before.endswith(one)), key=len, default=None)
             if opening is None:
-                opening = self._forms.opening_here(plain, marked[number], sentinel, before, tools, options)
+                opening = self._forms.opening_here(
+                    plain, marked[number], sentinel, before, tools=tools, options=options
+                )
             if opening is None:
                 raise RenderingError("the template opens an assistant's turn in an unknown way", "scaffold", number)
             pieces.append(before[: len(before) - len(opening)])
@@ -383,20 +387,21 @@ class ChatTemplate:
         earlier: Messages,
         last: Message,
         following: Messages,
+        *,
         tools: Tools,
         options: Options,
-        *,
         continue_final: bool,
     ) -> str:
         """Return the tail in the conversation itself. The turn keeps its own text, for templates that read it."""
         before = self._renderer.plain(self._forms.taken(self._systems.placed(earlier)))
         calls: Messages = last.get("tool_calls") or ()
+        render = partial(
+            self._forms.behind, following=following, tools=tools, options=options, continue_final=continue_final
+        )
         if calls:
             with suppress(BadRequestError, RenderingError):
-                own = self._forms.own_of(calls, tools, tools, options)
-                return self._forms.behind(before, calls, own, following, tools, options, continue_final=continue_final)
-            own = self._forms.find_own(before, calls, tools, options)
-            return self._forms.behind(before, calls, own, following, tools, options, continue_final=continue_final)
+                return render(before, calls, self._forms.own_of(calls, tools, tools, options))
+            return render(before, calls, self._forms.find_own(before, calls, tools, options))
         (said,) = self._renderer.plain((last,))
         if isinstance(said["content"], str) and said["content"]:
             turn = {**said, "content": said["content"] + self._forms.sentinel}
@@ -405,7 +410,7 @@ class ChatTemplate:
                     [*before, turn, *following], tools, options, continue_final=continue_final
                 )
                 return self._forms.after(text, 1)
-        return self._forms.behind(before, (), NO_OWN_TEXT, following, tools, options, continue_final=continue_final)
+        return render(before, (), NO_OWN_TEXT)
 
     def _plan(self, options: Options, tools: bool, called: bool) -> _Plan:
         """Return the plan for these options. New ones are not tried: that takes 10 ms, and a date may never recur."""
@@ -446,7 +451,7 @@ class ChatTemplate:
                     owns[len(calls)] = self._forms.find_own(earlier, calls, tools, options)
                 own = owns[len(calls)]
                 following = self._renderer.plain(behind)
-                found.append(self._forms.behind(earlier, calls, own, following, tools, options))
+                found.append(self._forms.behind(earlier, calls, own, following, tools=tools, options=options))
             except (BadRequestError, RenderingError):
                 found.append(None)
         return found

@@ -172,7 +172,7 @@ class TurnForms:
                         yield text[len(short.text) : first]
 
     def opening_here(
-        self, plain: Messages, at: int, sentinel: str, before: str, tools: Tools, options: Options
+        self, plain: Messages, at: int, sentinel: str, before: str, *, tools: Tools, options: Options
     ) -> str | None:
         """Return the opening of a turn in this conversation, for templates whose opening depends on what was said.
 
@@ -283,9 +283,9 @@ class TurnForms:
         calls: Messages,
         own: Own,
         following: Messages,
+        *,
         tools: Tools,
         options: Options,
-        *,
         continue_final: bool = False,
     ) -> str:
         """Return the text between a turn and the end. Raises BadRequestError and RenderingError."""

@@ -157,7 +157,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     last = read[-1][-1]
     if last["role"] == "assistant" and "tool_calls" in last:
         raise BadRequestError("`messages` ends with tool calls: their results have to follow", param="messages")
-    return whole_request(body, opened, request, read, memo, continue_final=last["role"] == "assistant")
+    return whole_request(body, opened, request, read, memo=memo, continue_final=last["role"] == "assistant")
 
 
 def parse_count(body: bytes) -> ChatRequest:
@@ -167,7 +167,7 @@ def parse_count(body: bytes) -> ChatRequest:
     request, read = _read(opened.rest, opened, opened.rest.take_within("max_tokens", 1, LARGEST))
     last = read[-1][-1]
     continues = last["role"] == "assistant" and "tool_calls" not in last
-    return whole_request(body, opened, request, read, None, continue_final=continues)
+    return whole_request(body, opened, request, read, memo=None, continue_final=continues)
 
 
 def _read(fields: Fields, opened: OpenedBody, limit: int | None) -> tuple[ChatRequest, list[Sequence[Message]]]:
@@ -343,7 +343,7 @@ def _choice(fields: Fields, offered: OfferedTools, shaped: str | None) -> tuple[
         raise wrong("tool_choice.type", kind, '"auto", "any", "tool" or "none"')
     else:
         choice = checked_choice(_CHOICES[kind], offered)
-    check_forced(choice, (), "tool_choice", wanted, shaped)
+    check_forced(choice, (), "tool_choice", wanted, form=shaped)
     return choice, wanted.get("disable_parallel_tool_use") is not True
 
 

@@ -69,7 +69,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     read = each_message(opened, _message)
     request = _read(opened.rest) if isinstance(opened.rest, Fields) else opened.rest
     continues = _continues(request, read[-1][-1], opened.listed[-1])
-    return whole_request(body, opened, request, read, memo, continue_final=continues)
+    return whole_request(body, opened, request, read, memo=memo, continue_final=continues)
 
 
 def _read(fields: Fields) -> ChatRequest:
@@ -237,7 +237,7 @@ def _offer(offered: OfferedTools, place: str, tool: dict[str, Any]) -> None:
     check_depth(place, tool)
     name, form = check_name(f"{place}.custom.name", custom.get("name")), custom.get("format")
     grammar = form.get("grammar") if type(form) is dict else None
-    offered.add_custom(place, custom, grammar if type(grammar) is dict else {}, name, ToolForm(CUSTOM, name))
+    offered.add_custom(place, custom, grammar if type(grammar) is dict else {}, name, form=ToolForm(CUSTOM, name))
 
 
 def _choice(fields: Fields, offered: OfferedTools, sampling: dict[str, Any]) -> tuple[str, tuple[str, ...]]:

@@ -222,7 +222,7 @@ def _offer_named(offered: OfferedTools, place: str, tool: dict[str, Any], namesp
     if kind == CUSTOM:
         given = tool.get("format")
         grammar = given if isinstance(given, dict) and given.get("type") == "grammar" else {}
-        offered.add_custom(place, tool, grammar, shown, ToolForm(CUSTOM, name, namespace), deferred=deferred)
+        offered.add_custom(place, tool, grammar, shown, form=ToolForm(CUSTOM, name, namespace), deferred=deferred)
         return
     if tool.get("parameters") is not None and type(tool["parameters"]) is not dict:
         raise wrong(f"{place}.parameters", tool["parameters"], "a JSON schema, an object")
