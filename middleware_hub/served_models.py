@@ -18,14 +18,13 @@ import time
 from typing import Final
 
 import msgspec
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from middleware_hub.hub import Hub
 from router.engines.engine import EngineCall
 from router.engines.json import JSON_ERRORS
 from router.errors import RouterError
-from router.http.bodies import own_body
-from router.http.request_record import RequestRecord
-from router.http.request_state import with_state
+from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
 from router.workers.worker import WorkerCheck
 
@@ -52,10 +51,10 @@ _decode = msgspec.json.Decoder(_Listing).decode
 
 
 class ServedModels:
-    """See the top of this file; `app` brings a request to a worker."""
+    """See the top of this file; the backend of the hub asks a worker."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
         self._bases: set[str] = set()
         self._adapters: set[str] = set()
         self._vllm = self._sglang = False
@@ -115,20 +114,15 @@ class ServedModels:
     async def _answered(self, scope: Scope) -> None:
         self._asked = time.monotonic()
         headers = [pair for pair in scope["headers"] if pair[0] == b"authorization"]
-        place = {"method": "GET", "path": _PATH, "raw_path": _PATH.encode(), "query_string": b"", "headers": headers}
-        inner = {**with_state(scope, record=RequestRecord("", "GET", _PATH)), **place}
-        statuses, pieces = list[int](), list[bytes]()
-
-        async def collect(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                statuses.append(message["status"])
-            pieces.append(message.get("body", b""))
-
         try:
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                await self._app(inner, own_body(b""), collect)
+                reply = await self._hub.backend.get(_PATH, headers, request_state(scope).caller)
+                try:
+                    await reply.gather()
+                finally:
+                    reply.close()
         except (RouterError, UpstreamBrokenError, TimeoutError) as error:
             logger.info("no worker says which models it serves: %s", error)
             return
-        if statuses == [200]:
-            self._learn(b"".join(pieces))
+        if reply.status == 200:
+            self._learn(reply.body)

@@ -82,7 +82,7 @@ class SessionsMiddleware:
             )
             hub.saving.store.on_loss(archive.refill)
         self._max_body_bytes = config.server.max_body_bytes
-        self._models = ServedModels(app)
+        self._models = ServedModels(hub)
         context.worker_checks.append(self._models.check)
         self._implicit = config.sessions.implicit
         self._sweeper: asyncio.Task[None] | None = None

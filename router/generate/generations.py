@@ -71,6 +71,7 @@ class Generations:
         self._max_body_bytes = server.max_body_bytes
         self._limits = PromptLimits(server.max_batch)
         self.abort = fleet.abort
+        self.get = proxy.get
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Raises what `generate` raises, and ClientDisconnectedError."""

@@ -6,7 +6,6 @@ layers inside that the limits were checked.
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import Any
 
@@ -14,14 +13,13 @@ from starlette.types import Message, Receive, Scope
 
 from router.engines.json_cost import LIGHT, check_weight
 from router.errors import BodyTooLargeError, ClientDisconnectedError
-from router.http.disconnect import ClientMessages, ServedClient
+from router.http.disconnect import ClientMessages
 from router.http.headers import header
 from router.http.offload import offload
 from router.http.packed_bodies import unpacker
 from router.http.request_state import request_state, with_state
 
 _ENVELOPE = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
-_ENVELOPE_OF_JSON = _ENVELOPE | {b"content-type"}
 
 
 async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = False) -> bytes:
@@ -128,29 +126,15 @@ class Replay(ClientMessages):
         return {"type": "http.request", "body": body, "more_body": False}
 
 
-def own_body(body: bytes) -> Replay:
-    """Return a `receive` for a request that the router itself makes, which has no client that could leave."""
-    return Replay(body, ClientMessages(_nothing_more, ServedClient()))
-
-
-async def _nothing_more() -> Message:
-    await asyncio.Event().wait()
-    raise AssertionError
-
-
-def with_body(scope: Scope, body: bytes, *, json: bool = False, **changes: Any) -> Scope:
+def with_body(scope: Scope, body: bytes, **changes: Any) -> Scope:
     """Return a copy of the scope whose headers describe `body`, to send a rewritten request onward.
 
     Args:
         scope: that of the request.
         body: what is sent instead of its own.
-        json: whether to call the body JSON, whatever the client called it.
         changes: further attributes of the `RequestState` that goes along.
     """
     inner = with_state(scope, body_read=True, **changes)
-    replaced = _ENVELOPE_OF_JSON if json else _ENVELOPE
-    headers = [pair for pair in scope["headers"] if pair[0] not in replaced]
+    headers = [pair for pair in scope["headers"] if pair[0] not in _ENVELOPE]
     headers.append((b"content-length", b"%d" % len(body)))
-    if json:
-        headers.append((b"content-type", b"application/json"))
     return {**inner, "headers": headers}

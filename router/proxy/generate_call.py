@@ -56,3 +56,6 @@ class Backend(Protocol):
 
     async def abort(self, rid: str, call: GenerateCall) -> None:
         """End the generations of a call that have this id: their workers return what they have sampled. Raises as above."""
+
+    async def get(self, path: str, headers: HeaderList, caller: Caller) -> WorkerReply:
+        """Return what one of the workers answers to a GET. The caller closes it. Raises as above."""

@@ -18,7 +18,7 @@ from router.engines.json import JSON_ERRORS, decode_any, decode_object, split_it
 from router.errors import NotFoundError, UpstreamError
 from router.http.bodies import gather_body
 from router.http.headers import HeaderList, first_values, has_body, request_headers, request_target
-from router.http.request_record import RequestRecord
+from router.http.request_record import Caller, RequestRecord
 from router.http.request_state import RouteHint, request_state
 from router.http.upstream import UpstreamBrokenError
 from router.proxy.in_flight import InFlight
@@ -123,22 +123,36 @@ class RequestReader:
 
         Raises BadRequestError for a target that is not a path; BodyTooLargeError, ClientDisconnectedError.
         """
-        method, path, state = scope["method"], scope["path"], request_state(scope)
         body = await gather_body(scope, receive, self._max_body_bytes) if has_body(scope) else None
-        headers: HeaderList = scope["headers"]
-        named, tenant = first_values(headers), state.caller.tenant
-        query = _query(named, None, RoutePrompt(), tenant)
+        state, target = request_state(scope), request_target(scope)
+        return self._other(scope["method"], scope["path"], target, scope["headers"], body, state.record, state.caller)
+
+    def get(self, path: str, headers: HeaderList, caller: Caller) -> OutboundRequest:
+        """Return a request of the router's own, for a caller."""
+        return self._other("GET", path, path, headers, None, RequestRecord("", "GET", path), caller)
+
+    def _other(
+        self,
+        method: str,
+        path: str,
+        target: str,
+        headers: HeaderList,
+        body: bytes | None,
+        record: RequestRecord,
+        caller: Caller,
+    ) -> OutboundRequest:
+        query = _query(first_values(headers), None, RoutePrompt(), caller.tenant)
         return OutboundRequest(
             path=path,
-            record=state.record,
+            record=record,
             in_flight=None,
             hint=None,
             method=method,
-            target=request_target(scope),
+            target=target,
             headers=request_headers(headers, forward_authorization=self._forward_authorization),
             body=body,
             query=query,
-            key=(tenant, query.routing_key or ""),
+            key=(caller.tenant, query.routing_key or ""),
             alone=False,
             repeatable=method in ("GET", "HEAD"),
             limited=method in ("POST", "PUT"),

@@ -22,7 +22,7 @@ from router.engines.form.outcome import is_error, refusal_status
 from router.errors import NoWorkerError
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, retry_after
-from router.http.request_record import RequestPhase
+from router.http.request_record import Caller, RequestPhase
 from router.http.time_limits import patience
 from router.http.upstream import (
     ClosedBeforeReplyError,
@@ -196,6 +196,10 @@ class Proxy:
             UpstreamError, UpstreamTimeoutError: the workers that were tried gave no reply.
         """
         return await self._reply(self._reader.generation(in_flight))
+
+    async def get(self, path: str, headers: HeaderList, caller: Caller) -> WorkerReply:
+        """Return what one of the workers answers to a GET of the router's own. Raises what `generate` raises."""
+        return await self._reply(self._reader.get(path, headers, caller))
 
     async def _reply(self, request: OutboundRequest) -> WorkerReply:
         in_flight = request.in_flight

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,7 +101,8 @@ async def no_models(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def ask(engine: Engine, *, raw_headers: dict[str, str] | None = None, **body: Any) -> Client:
-    app = Completions(AsgiBackend(engine).generate, tokenizer(), ServedModels(no_models), max_body_bytes=10_000)
+    hub: Any = SimpleNamespace(backend=AsgiBackend(no_models))
+    app = Completions(AsgiBackend(engine).generate, tokenizer(), ServedModels(hub), max_body_bytes=10_000)
     return Client(app, "POST", "/v1/completions", {"prompt": "2 + 2 = ", **body}, raw_headers or {})
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from router.http.headers import HeaderList
 from router.http.reply_body import is_event_stream
+from router.http.request_record import Caller
 from router.proxy.generate_call import GenerateCall
 from router.proxy.worker_reply import WorkerReply
 
@@ -20,7 +22,12 @@ class AsgiBackend:
         self._app = app
 
     async def generate(self, call: GenerateCall) -> WorkerReply:
-        request = _Request(self._app, "/generate", call.body, call)
+        return await self._reply(_Request(self._app, "POST", "/generate", call.body, call.headers))
+
+    async def get(self, path: str, headers: HeaderList, _: Caller) -> WorkerReply:
+        return await self._reply(_Request(self._app, "GET", path, b"", headers))
+
+    async def _reply(self, request: _Request) -> WorkerReply:
         try:
             start = await request.start()
         except BaseException:
@@ -48,17 +55,18 @@ class AsgiBackend:
         return reply
 
     async def abort(self, rid: str, call: GenerateCall) -> None:
-        request = _Request(self._app, "/abort_request", json.dumps({"rid": rid}).encode(), call)
+        body = json.dumps({"rid": rid}).encode()
+        request = _Request(self._app, "POST", "/abort_request", body, call.headers)
         await request.start()
         while await request.read():
             pass
 
 
 class _Request:
-    def __init__(self, app: ASGIApp, path: str, body: bytes, call: GenerateCall) -> None:
-        headers = [pair for pair in call.headers if pair[0] != b"content-length"]
+    def __init__(self, app: ASGIApp, method: str, path: str, body: bytes, headers: HeaderList) -> None:
+        headers = [pair for pair in headers if pair[0] != b"content-length"]
         headers.append((b"content-length", b"%d" % len(body)))
-        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": path, "headers": headers}
+        scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "headers": headers}
         self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
         self._unread = [body]
         self._task = asyncio.create_task(app(scope, self._receive, self._messages.put))  # type: ignore[arg-type]

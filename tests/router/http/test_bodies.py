@@ -12,8 +12,7 @@ import zstandard
 from starlette.types import Message, Receive
 
 from router.errors import BadRequestError, BodyTooLargeError, ClientDisconnectedError, UnsupportedEncodingError
-from router.http.bodies import Replay, own_body, read_body, with_body
-from router.http.disconnect import ClientConnection
+from router.http.bodies import Replay, read_body, with_body
 
 
 def scope_of(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
@@ -72,20 +71,6 @@ def test_replay_gives_the_body_once_and_then_what_really_comes() -> None:
         receive = Replay(b"body", receiving([{"type": "http.disconnect"}]))
         assert await receive() == piece(b"body")
         assert await receive() == {"type": "http.disconnect"}
-
-    asyncio.run(main())
-
-
-def test_a_request_of_the_routers_own_has_no_client_to_wait_for() -> None:
-    """Its body is read once, and no task waits for the end of a client that there is not."""
-
-    async def main() -> None:
-        receive = own_body(b"body")
-        async with ClientConnection(receive):
-            assert await receive() == piece(b"body")
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(receive(), timeout=0)
 
     asyncio.run(main())
 
