@@ -181,7 +181,8 @@ class _ReplyTransport:
 
     def end_reply(self) -> None:
         """Note that the next write begins another reply."""
-        self._flush()
+        if self._head:
+            self._flush()
         self._head = None
 
     def close(self) -> None:
@@ -313,7 +314,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._reading = _HEAD
-        self._stop_waiting()
+        if self.timeout_keep_alive_task is not None:
+            self._stop_waiting()
         super().on_message_begin()
         self._client = ServedClient()
         self.scope["extensions"] = {EXTENSION: cast(Any, self._client)}  # an object, where the standard has a dict
@@ -329,7 +331,8 @@ class LimitedConnection(HttpToolsProtocol):
             return
         self._reading = _BODY
         self._bare = 0
-        self._stop_timer()
+        if self._timer is not None:
+            self._stop_timer()
         super().on_headers_complete()
         self.cycle.transport = cast(asyncio.Transport, self._replies)
         if self.scope["http_version"] == "1.0":
