@@ -10,7 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from middleware_hub.inspector.saved import saved_page
+from middleware_hub.inspector.reports.files import saved_page
 from tests.inspector.conftest import Opened, Watched, place
 from tests.inspector.made_up import STATIC, MadeUp, serving
 
