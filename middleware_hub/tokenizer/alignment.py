@@ -103,7 +103,8 @@ def align_reply(
     Returns:
         An alignment with `MISMATCH` among its flags if the ids do not explain the text.
     """
-    return _ReplyLayout(vocabulary, ids, text, skips_special, matched, unfinished).align()
+    layout = _ReplyLayout(vocabulary, ids, text, skips_special=skips_special, matched=matched, unfinished=unfinished)
+    return layout.align()
 
 
 class _ReplyLayout:
@@ -114,6 +115,7 @@ class _ReplyLayout:
         vocabulary: Vocabulary,
         ids: Sequence[int],
         text: str,
+        *,
         skips_special: bool,
         matched: int | str | None,
         unfinished: bool,

@@ -61,7 +61,7 @@ def encoder(backend: Backend, settings: dict[str, Any], choice: str, limits: Pro
     except _UnfitError as error:
         if choice == "fastokens":
             raise BadRequestError(f"--tokenizer-backend fastokens: {error}") from error
-        logger.info("texts are encoded by Hugging Face's tokenizers, not by fastokens: %s", error)
+        logger.info("Hugging Face's tokenizers encode texts, not fastokens: %s", error)
         return slow
     return FastEncoder(slow, fast)
 
@@ -77,6 +77,7 @@ class LateEncoder:
         backend: Backend,
         settings: dict[str, Any],
         limits: PromptLimits,
+        *,
         run: Callable[[Callable[[], None]], object],
         use: Callable[[Encode], None],
     ) -> None:

@@ -94,7 +94,7 @@ def _asked(path: str, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backend
 
     quiet_libraries()
     if not folder.is_dir():
-        logger.info("there is no folder %s: the tokenizer is loaded from the Hugging Face hub", path)
+        logger.info("there is no folder %s: the router loads the tokenizer from the Hugging Face hub", path)
     try:
         loaded = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, ImportError) as error:

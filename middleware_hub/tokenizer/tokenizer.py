@@ -125,7 +125,7 @@ class Tokenizer:
         self, backend: Backend, settings: dict[str, Any], encodes_by: TokenizerBackend, use: Callable[[Encode], None]
     ) -> None:
         if encodes_by == "auto":
-            use(LateEncoder(backend, settings, self._limits, self._threads.submit, use))
+            use(LateEncoder(backend, settings, self._limits, run=self._threads.submit, use=use))
         else:
             use(encoder(backend, settings, encodes_by, self._limits))
 

@@ -179,7 +179,7 @@ class Late:
     def __init__(self, name: Name, settings: dict[str, Any]) -> None:
         self.waiting: list[Callable[[], None]] = []
         self.used: list[Encode] = []
-        self.encode = LateEncoder(backend(name), settings, PROMPT_LIMITS, self.waiting.append, self.used.append)
+        self.encode = LateEncoder(backend(name), settings, PROMPT_LIMITS, run=self.waiting.append, use=self.used.append)
 
     def run(self) -> None:
         while self.waiting:
