@@ -36,7 +36,11 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "worker.cli",
         "router.routes",
     ),
-    "a core without a framework, or without a loop, below an edge": ("router.proxy.attempts",),
+    "a core without a framework, or without a loop, below an edge": (
+        "router.http.packed_bodies",
+        "router.http.reply_body",
+        "router.proxy.attempts",
+    ),
     "a noun with a theory of its own, at the top of its file": (
         "middleware_hub.inspector.branches",
         "middleware_hub.inspector.conversations.text_conversation",
@@ -45,6 +49,10 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.prompt.edited_turns",
         "middleware_hub.sessions.prompt.verifier",
         "middleware_hub.sessions.trie.roots",
+        "middleware_hub.sessions.turn.answer",
+        "middleware_hub.sessions.turn.forced_calls",
+        "middleware_hub.sessions.turn.sampling",
+        "middleware_hub.sessions.turn.written_again",
         "middleware_hub.sessions.log.span_book",
         "middleware_hub.sessions.log.stored_log",
         "middleware_hub.store.redis.forgetting",
@@ -82,14 +90,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "worker.http.admission",
         "router.engines.vllm.generation",
         "router.engines.vllm.replies",
-    ),
-    "to fold": (
-        "middleware_hub.sessions.turn.answer",
-        "middleware_hub.sessions.turn.forced_calls",
-        "middleware_hub.sessions.turn.sampling",
-        "middleware_hub.sessions.turn.written_again",
-        "router.http.packed_bodies",
-        "router.http.reply_body",
     ),
 }
 """Modules (`*`: any name) that only one module of their folder imports, by the reason why they are not a part of it."""
