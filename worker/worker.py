@@ -43,13 +43,13 @@ from worker.models.ngram import NGramModel, shipped_tokenizer
 from worker.models.noise import NoiseSource
 from worker.models.pool import Pool, PooledReply
 from worker.models.sampler import ModelSource
-from worker.models.vocabulary import EngineVocabulary, load_vocabulary
 from worker.options import WorkerOptions
 from worker.vllm.control import VllmControl
 from worker.vllm.generate import VllmGenerateHandler
 from worker.vllm.reply import VllmReply
 from worker.vllm.request import COMPLETIONS, GENERATE
 from worker.vllm.wire import VllmWire
+from worker.vocabulary import EngineVocabulary, load_vocabulary
 
 T = TypeVar("T")
 

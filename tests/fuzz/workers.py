@@ -11,8 +11,8 @@ import uvloop
 from tests.fuzz.garbled import IDS, GarbledWorker
 from tests.support.serving import serve
 from worker.models.ngram import shipped_tokenizer
-from worker.models.vocabulary import load_vocabulary
 from worker.options import Interface, StreamStyle
+from worker.vocabulary import load_vocabulary
 from worker.worker import EmbeddedWorker
 
 STYLES: tuple[StreamStyle, ...] = ("cumulative", "incremental")

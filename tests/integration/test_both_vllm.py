@@ -16,7 +16,7 @@ from tests.integration.test_both_engines import Ask, kinds, post, send
 from tests.support.client import call
 from tests.support.engine_server import EngineServer
 from tests.support.engines import VLLM
-from worker.models.vocabulary import load_vocabulary
+from worker.vocabulary import load_vocabulary
 from worker.worker import EmbeddedWorker
 
 ENGINES = ("vllm",)

@@ -27,7 +27,7 @@ from tests.support.sglang_contract import contract
 from tests.support.stack import STYLES, Stack, stack
 from tests.support.usual import usual
 from worker.engine.records import GenerationRecord
-from worker.models.vocabulary import load_vocabulary
+from worker.vocabulary import load_vocabulary
 from worker.worker import EmbeddedWorker
 
 ENGINES = ("sglang", "vllm")

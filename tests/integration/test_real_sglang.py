@@ -22,7 +22,7 @@ from tests.support.client import call, stream
 from tests.support.engine_server import EngineServer
 from tests.support.engines import SGLANG, Engine
 from worker.models.ngram import shipped_tokenizer
-from worker.models.vocabulary import EngineVocabulary, load_vocabulary
+from worker.vocabulary import EngineVocabulary, load_vocabulary
 from worker.worker import EmbeddedWorker
 
 ENGINES = ("sglang", "vllm")

@@ -29,8 +29,8 @@ from tests.support.client import call
 from tests.support.stack import Stack, stack
 from tests.support.vocabularies import vocabulary
 from worker.engine.records import GenerationRecord
-from worker.models.vocabulary import load_vocabulary
 from worker.options import StreamStyle
+from worker.vocabulary import load_vocabulary
 from worker.worker import EmbeddedWorker
 
 CONVERSATIONS = 500 if MORE else 100

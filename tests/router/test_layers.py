@@ -148,7 +148,7 @@ ONLY_IN = {
     "transformers": (
         "middleware_hub.tokenizer.loaded",
         "middleware_hub.templates.renderer",
-        "worker.models.vocabulary",
+        "worker.vocabulary",
     ),
 }
 DEMOS = "worker.demo."

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from worker.engine.source import SamplingParams
-from worker.models.vocabulary import EngineVocabulary
+from worker.vocabulary import EngineVocabulary
 
 _PRIMING = 5  # INIT_INCREMENTAL_DETOKENIZATION_OFFSET
 

@@ -11,7 +11,7 @@ from worker.engine.records import ABORTED, FinishReason, length, stop
 from worker.engine.sample import ReplyRequest, WorkerSample
 from worker.engine.script import ReplyScript
 from worker.engine.source import SamplingParams, Source
-from worker.models.vocabulary import EngineVocabulary
+from worker.vocabulary import EngineVocabulary
 
 
 class GeneratedReply(WorkerSample):

@@ -17,7 +17,7 @@ from worker.engine.sample import ReplyRequest, ReturnOptions
 from worker.engine.script import FREE, ReplyScript
 from worker.engine.source import AS_MANY, SamplingParams
 from worker.http.exchange import OutOfRange, Refused
-from worker.models.vocabulary import EngineVocabulary
+from worker.vocabulary import EngineVocabulary
 
 # Each with the type that the contract names in its refusal; None takes anything.
 _FIELDS: dict[str, str | None] = {

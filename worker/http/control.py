@@ -11,8 +11,8 @@ from typing import Any
 from worker.engine.engine import EmbeddedEngine, PauseMode
 from worker.http.exchange import Handler, HttpExchange, Refused
 from worker.http.wire import Wire
-from worker.models.vocabulary import EngineVocabulary
 from worker.options import WorkerOptions
+from worker.vocabulary import EngineVocabulary
 
 GET, POST = ("GET",), ("POST",)
 BOTH = ("GET", "POST")

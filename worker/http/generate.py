@@ -13,8 +13,8 @@ from worker.engine.script import Fault
 from worker.http.admission import admit
 from worker.http.exchange import DONE, EVENTS, JSON, PLAIN, HttpExchange, Refused, event
 from worker.http.wire import BUSY, GAVE_UP, Wire
-from worker.models.vocabulary import EngineVocabulary
 from worker.options import WorkerOptions
+from worker.vocabulary import EngineVocabulary
 
 W = TypeVar("W")
 

@@ -12,8 +12,8 @@ import msgspec
 from worker.engine.engine import EngineJob, JobProgress
 from worker.engine.script import Fault
 from worker.engine.source import Scored
-from worker.models.vocabulary import EngineVocabulary
 from worker.options import StreamStyle, WorkerOptions
+from worker.vocabulary import EngineVocabulary
 
 _LATENCY = 0.01  # seconds, of every reply
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from worker.engine.source import SamplingParams, Scored, TokenDistributions, float32
-from worker.models.vocabulary import EngineVocabulary
+from worker.vocabulary import EngineVocabulary
 
 
 class NoiseSource:

@@ -15,7 +15,7 @@ from worker.engine.records import length
 from worker.engine.sample import ReplyRequest, ReturnOptions, WorkerSample
 from worker.engine.script import FREE
 from worker.engine.source import float32
-from worker.models.vocabulary import EngineVocabulary
+from worker.vocabulary import EngineVocabulary
 
 _WORDS = 4096  # different tokens
 _SIZE = 1 << 17  # tokens, 30 MB of them with their logprobs

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.engine.source import SamplingParams, Scored, TokenDistributions
-from worker.models.vocabulary import EngineVocabulary
+from worker.vocabulary import EngineVocabulary
 
 Floats = NDArray[np.float32]
 

@@ -10,8 +10,8 @@ import msgspec
 from worker.engine.engine import EmbeddedEngine, EngineJob, PauseMode
 from worker.http.control import ANY, BOTH, GET, POST, EngineControl, echo, not_found
 from worker.http.exchange import Handler, HttpExchange
-from worker.models.vocabulary import EngineVocabulary
 from worker.options import WorkerOptions
+from worker.vocabulary import EngineVocabulary
 
 _MODES: Mapping[str, PauseMode] = {"abort": "abort", "wait": "wait", "keep": "in_place"}
 _NO_TRANSFER = "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer."

@@ -8,7 +8,7 @@ from worker.engine.generated_reply import GeneratedReply
 from worker.engine.records import ABORTED, length, stop
 from worker.engine.sample import ReplyRequest
 from worker.engine.source import Source
-from worker.models.vocabulary import EngineVocabulary
+from worker.vocabulary import EngineVocabulary
 
 
 class VllmReply(GeneratedReply):

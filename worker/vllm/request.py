@@ -11,7 +11,7 @@ import msgspec
 
 from worker.engine.sample import ReplyRequest, ReturnOptions
 from worker.engine.source import SamplingParams
-from worker.models.vocabulary import EngineVocabulary
+from worker.vocabulary import EngineVocabulary
 
 COMPLETIONS = "/v1/completions"
 GENERATE = "/inference/v1/generate"

@@ -8,8 +8,8 @@ from typing import Any
 
 from worker.engine.engine import NOTHING, EngineJob, JobProgress
 from worker.engine.source import Scored
-from worker.models.vocabulary import EngineVocabulary
 from worker.vllm.request import VllmRequest
+from worker.vocabulary import EngineVocabulary
 
 _FLOOR = -9999.0
 _FINGERPRINT = "vllm-0.32.0-embedded"

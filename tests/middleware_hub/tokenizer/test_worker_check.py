@@ -11,8 +11,8 @@ from tests.middleware_hub.real import tokenizer
 from tests.support.fleet import until
 from tests.support.stack import stack
 from tests.support.vocabularies import NAMES, vocabulary
-from worker.models.vocabulary import load_vocabulary
 from worker.options import Interface
+from worker.vocabulary import load_vocabulary
 from worker.worker import EmbeddedWorker
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.vocabularies import NAMES, Name, vocabulary
 from worker.engine.detokenizer import Detokenizer
 from worker.engine.source import SamplingParams
-from worker.models.vocabulary import load_vocabulary
+from worker.vocabulary import load_vocabulary
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ from tests.support.vocabularies import NAMES, Name, vocabulary
 from tests.worker.talk import generate, stream
 from worker.engine.detokenizer import Detokenizer
 from worker.engine.source import SamplingParams, float32
-from worker.models.vocabulary import load_vocabulary
+from worker.vocabulary import load_vocabulary
 from worker.worker import EmbeddedWorker
 
 

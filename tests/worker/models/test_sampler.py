@@ -14,7 +14,7 @@ from tests.support.usual import usual
 from tests.support.vocabularies import vocabulary
 from worker.engine.source import SamplingParams, float32
 from worker.models.sampler import ModelPlace, ModelSource, penalized
-from worker.models.vocabulary import EngineVocabulary, load_vocabulary
+from worker.vocabulary import EngineVocabulary, load_vocabulary
 
 SIZE = 12
 LOGITS = np.log(np.array([30, 20, 12, 10, 8, 6, 5, 4, 2, 1, 1, 1], np.float32) / 100)
