@@ -102,7 +102,6 @@ CIRCLES: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.log middleware_hub.sessions.registry middleware_hub.sessions.session "
         "middleware_hub.sessions.turn",
     ),
-    "an engine spells what its model samples": ("worker.engine worker.models",),
 }
 """Parts of one folder that import each other in a circle, to be mended, by the reason why they do."""
 
