@@ -179,7 +179,10 @@ class Reading:
             worker.log.clear()
 
     def close(self) -> None:
-        """End the processes that the blocks left running."""
+        """End the processes that the blocks left running, and close the clients that they left open."""
+        for client in self.namespace.values():
+            if type(client).__module__.startswith("openai") and hasattr(type(client), "__exit__"):
+                client.close()
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
