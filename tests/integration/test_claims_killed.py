@@ -135,6 +135,8 @@ def test_no_sample_twice_and_none_lost(tmp_path: Path, kind: str) -> None:
                 break
             assert time.monotonic() < until, (len(keys), sum(done.values()), workflow.unanswered)
             time.sleep(0.2)
+        while not set(held) <= set(acknowledged(paths)) and time.monotonic() < until:
+            time.sleep(0.01)  # the log has it, and the trainer has still to hear and to note it
         for trainer in trainers:
             trainer.kill()
     found = acknowledged(paths)
