@@ -32,6 +32,7 @@ from tests.conftest import examples
 from tests.middleware_hub.sessions.trie.recount import recount
 from tests.support import templates
 from tests.support.agents import TOOLS
+from tests.support.asgi_backend import AsgiBackend
 from tests.support.vocabularies import load, vocabulary
 
 OTHER_TOOLS = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "name": "other"}}]
@@ -134,7 +135,8 @@ class Histories(RuleBasedStateMachine):
     def begin(self, seed: int) -> None:
         self.loop = asyncio.new_event_loop()
         self.engine = Engine(seed)
-        context = MiddlewareContext(CONFIG, CollectorRegistry(), shared={Hub: Hub(tokenizer())})
+        shared: dict[type, object] = {Hub: Hub(tokenizer())}
+        context = MiddlewareContext(CONFIG, CollectorRegistry(), shared=shared, backend=AsgiBackend(self.engine))
         self.app = SessionsMiddleware(self.engine, context)
         self.samples: dict[str, Sample] = {}
         self.pending: list[Pending] = []
