@@ -28,8 +28,9 @@ from router.generate.abort_retries import AbortedReplies, AbortedStream, Retries
 from router.generate.fleet import Fleet
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
-from router.http.headers import request_target
+from router.http.headers import HeaderList, request_target
 from router.http.offload import offload
+from router.http.request_record import Caller
 from router.http.request_state import request_state
 from router.observability.metrics import RouterMetrics
 from router.proxy.generate_call import GenerateCall
@@ -71,7 +72,6 @@ class Generations:
         self._max_body_bytes = server.max_body_bytes
         self._limits = PromptLimits(server.max_batch)
         self.abort = fleet.abort
-        self.get = proxy.get
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Raises what `generate` raises, and ClientDisconnectedError."""
@@ -148,6 +148,10 @@ class Generations:
         else:
             reply.when_closed(partial(self._closed, in_flight, replies))
         return reply
+
+    async def get(self, path: str, headers: HeaderList, caller: Caller) -> WorkerReply:
+        """See `Backend`."""
+        return await self._proxy.get(path, headers, caller)
 
     async def _made_good(self, reply: WorkerReply, in_flight: InFlight, request: WorkerRequest) -> WorkerReply:
         """Return a reply in which nothing is aborted, as far as further attempts can bring that about."""

@@ -69,8 +69,9 @@ class _Request:
         scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "headers": headers}
         self._messages: asyncio.Queue[Message] = asyncio.Queue(1)
         self._unread = [body]
-        self._task = asyncio.create_task(app(scope, self._receive, self._messages.put))  # type: ignore[arg-type]
+        self._task = asyncio.create_task(app(scope, self._receive, self._send))  # type: ignore[arg-type]
         self._last = False
+        self._taken = asyncio.Event()
 
     async def start(self) -> Message:
         return await self._next()
@@ -92,6 +93,7 @@ class _Request:
 
     async def _next(self) -> Message:
         """Return the next message. Raises what the application raised, and what a cancelled test raises."""
+        self._taken.set()
         get = asyncio.ensure_future(self._messages.get())
         try:
             await asyncio.wait((get, self._task), return_when=asyncio.FIRST_COMPLETED)
@@ -104,6 +106,13 @@ class _Request:
             return {"type": "http.response.body", "body": b"", "more_body": False}
         finally:
             get.cancel()
+
+    async def _send(self, message: Message) -> None:
+        """Send a message, and wait until the reader has done with it: then a test knows what the reader has seen."""
+        self._taken.clear()
+        await self._messages.put(message)
+        if message["type"] == "http.response.start" or message.get("more_body", False):
+            await self._taken.wait()
 
     async def _receive(self) -> Message:
         if not self._unread:
