@@ -107,8 +107,8 @@ def parser() -> FlagParser:
         "--middleware",
         action="append",
         metavar="pkg.mod:Class",
-        help=f"middleware to serve with; repeatable, the first one outermost; '{NO_MIDDLEWARE}' for a plain router"
-        f" ({SESSIONS_MIDDLEWARE}, {RADIX_TREE_MIDDLEWARE})",
+        help="middleware to serve with; repeatable, the first one outermost, this project's own inside; "
+        f"'{NO_MIDDLEWARE}' for a plain router ({SESSIONS_MIDDLEWARE}, {RADIX_TREE_MIDDLEWARE})",
     )
     return parser
 
