@@ -249,7 +249,7 @@ class WorkerReply:
     async def answer(self, send: Send, client: ClientConnection) -> None:
         """Send it to its client. Raises what `read` raises."""
         headers = self.headers()
-        if self.complete and not self.stream:
+        if self.complete and not self.stream and self.body:  # without a body, the server knows what its status wants
             headers.append((b"content-length", b"%d" % len(self.body)))
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         piece = await self.read()
