@@ -130,7 +130,7 @@ class RadixTreeMiddleware:
         body = await read_json(scope, receive, self._max_body_bytes, ids=True)
         state, headers = request_state(scope), scope["headers"]
         call = GenerateCall(
-            *(body, None, headers, state.record, state.caller), method=scope["method"], target=request_target(scope)
+            body, None, headers, state.record, state.caller, method=scope["method"], target=request_target(scope)
         )
         async with ClientConnection(receive) as client:
             reply = await self.generate(call)

@@ -87,8 +87,14 @@ class SessionsMiddleware:
         self._implicit = config.sessions.implicit
         self._sweeper: asyncio.Task[None] | None = None
         self._controls = Controls(
-            *(self.registry, config.sessions, key, self._metrics, hub.groups, context.stopping),
-            *(self._models, hub.tokenizer.vocabulary),
+            self.registry,
+            config.sessions,
+            key,
+            self._metrics,
+            hub.groups,
+            context.stopping,
+            self._models,
+            hub.tokenizer.vocabulary,
             max_body_bytes=self._max_body_bytes,
         )
         hub.sessions = SessionSamples(self.registry)

@@ -127,7 +127,11 @@ def span_of(record: SpanRecord, spans: Mapping[bytes, TokenSpan], state: PathSta
         request_ids=record.request_ids,
         finish=record.finish,
         stored=Stored(
-            *(record.id, record.root, record.serial, record.spelled is None, state),
+            record.id,
+            record.root,
+            record.serial,
+            record.spelled is None,
+            state,
             stamp=record.stamp,
             ends=record.ends,
             extras=record.extras,

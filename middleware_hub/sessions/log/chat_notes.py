@@ -211,7 +211,11 @@ class ChatNotes:
             span = TokenSpan(span, take, 0, prompt[len(before) :], 0, flags=turn.flags)
             take = span.count
         sampled = TokenSpan(
-            *(span, take, 0, reply.ids, 0),
+            span,
+            take,
+            0,
+            reply.ids,
+            0,
             versions=reply.versions,
             flags=note.flags,
             visible=reply.visible,
