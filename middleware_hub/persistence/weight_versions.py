@@ -98,7 +98,9 @@ class VersionLog:
         foreign = False
         for event in events:
             if event.kind == DAMAGED:
-                logger.error("weight versions may be in the wrong order: event %d of %r is damaged", event.number, LOG)
+                logger.error(
+                    "weight versions may be in the wrong order: event %d of the log %r is damaged", event.number, LOG
+                )
                 self._log.take(event)
                 continue
             writer, news = event.decoded(_decoder)
