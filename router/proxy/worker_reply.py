@@ -183,7 +183,7 @@ class WorkerReply:
 
     async def read(self) -> bytes:
         """Return the next piece, empty at the end. Raises UpstreamBrokenError, and what the steps raise."""
-        if self.state is not _BEGUN:
+        if self._given and self.state is not _BEGUN:
             return b""
         try:
             while True:
@@ -200,7 +200,7 @@ class WorkerReply:
                         piece += step(b"")
                 if self.hold is not None:
                     piece = await self.hold(piece)
-                if last:
+                if last or (self.complete and not self.stream):
                     self.state = _ENDED
                 if piece or last:
                     return piece
@@ -226,8 +226,8 @@ class WorkerReply:
             pieces.append(piece)
         if self._rest is not None:
             self._rest.close()
-        self.body, self.complete, self.state = b"".join(pieces), True, _BEGUN
-        self._rest, self._given, self._steps = None, False, []
+        self.body, self.complete = b"".join(pieces), True
+        self._rest, self._given, self._steps, self.hold = None, False, [], None
 
     def when_closed(self, call: Callable[[WorkerReply], None]) -> None:
         """Call this once, when it is closed: the last one that came first."""

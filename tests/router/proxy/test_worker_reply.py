@@ -156,9 +156,23 @@ def test_a_gathered_reply_can_be_read_again() -> None:
     reply.edit(editor)
     at_once(reply.gather())
     assert pieces.closed
-    assert reply.complete
+    assert (reply.complete, reply.state) == (True, ReplyState.ENDED), "nobody has left it"
     assert read(reply) == [EDITED]
     assert editor.events == EVENTS, "it is edited once"
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_that_was_sent_has_ended(stream: bool, gathered: bool) -> None:
+    """Its generation is not aborted: a reply that is closed before its end was left by its client."""
+    reply, _ = cut(STREAM, 20, stream=stream)
+    if gathered:
+        at_once(reply.gather())
+    answered(reply)
+    assert reply.state is ReplyState.ENDED
+    whole = WorkerReply(200, [], WHOLE)
+    answered(whole)
+    assert whole.state is ReplyState.ENDED
 
 
 @pytest.mark.parametrize("place", range(1, len(STREAM)))
