@@ -302,15 +302,18 @@ class SpoolFile:
         return True
 
     def _insert(self, waiting: Waiting) -> None:
-        """Write a batch, if need be where room was reserved. The part of a batch that did not fit is removed."""
-        for more in (True, False):
+        """Write a batch, if need be where the log was, or where room was reserved.
+
+        The part of a batch that did not fit is removed.
+        """
+        for attempt in range(3):
             try:
                 with _os_errors():
                     self._connection.execute(_INSERT, (waiting.replies, waiting.held))
                 waiting.number = self._connection.last_insert_rowid()
                 return
             except (OSError, DamagedRecordError):
-                room = more and self._reserve is not None and self._reserve.give_up()
+                room = attempt == 0 or (attempt == 1 and self._reserve is not None and self._reserve.give_up())
                 with suppress(apsw.Error):
                     self._connection.execute(_TRUNCATE_LOG)
                 if not room:

@@ -217,7 +217,7 @@ print(count)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     count = int(done.stdout)
-    assert 10 < count < 30
+    assert 30 < count < 50  # the file is as long as it may be, and what its log has is in it
     assert adopted(path) == [b"x" * 5000] * count
 
 
