@@ -19,6 +19,7 @@ from benchmarks.serving.instant_engine import CannedReply
 from benchmarks.serving.open_loop import OpenLoop
 from benchmarks.serving.profile import CLIENT, METRICS, REPLY, REQUEST, ROUTER, SERVER, part, shares
 from benchmarks.serving.targets import Target
+from worker.http.serve import stop_listening
 
 ROOT = Path(__file__).parents[1]
 REPLY_JSON = b'{"text":" and so on"}'
@@ -40,7 +41,7 @@ class Server:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
+        await stop_listening(self._server)
         await asyncio.gather(*self._served)  # until the clients have closed their connections
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from typing import Literal
 
+from worker.http.serve import stop_listening
 from worker.worker import LoopThread
 
 State = Literal["whole", "slow", "silent", "deaf", "cut"]
@@ -51,7 +52,7 @@ class Wire:
             self._cut()
 
     async def _close(self) -> None:
-        self._server.close()
+        await stop_listening(self._server)
         self._cut()
         for task in list(self._tasks):
             task.cancel()

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import uvicorn
 from starlette.types import ASGIApp
 
+from worker.http.serve import stop_listening
+
 SocketHandler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -47,7 +49,7 @@ async def serving(
             yield f"http://127.0.0.1:{port}"
         finally:
             for listening in server.servers:
-                listening.close()
+                await stop_listening(listening)
             for connection in list(server.server_state.connections):
                 connection.transport.abort()
             tasks = list(server.server_state.tasks)
@@ -101,24 +103,33 @@ def _in_thread(server: Callable[[], contextlib.AbstractAsyncContextManager[str]]
 
 @contextlib.asynccontextmanager
 async def serving_socket(handler: SocketHandler) -> AsyncIterator[str]:
-    """Serve a bare connection handler, for workers that misbehave below HTTP. Connections end with their handler."""
-    running: set[asyncio.Task[None] | None] = set()  # nothing else holds the task of a connection that is not read
+    """Serve a bare connection handler, for workers that misbehave below HTTP. Connections end with their handler.
+
+    Ends without waiting: handlers that still run are cancelled, and what is not sent yet stays unsent.
+    """
+    connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # nothing else holds an unread connection's task
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        running.add(asyncio.current_task())
+        task = asyncio.current_task()
+        assert task is not None
+        connections[task] = writer
         try:
             await handler(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the other side went first
         finally:
-            running.discard(asyncio.current_task())
             writer.transport.abort() if writer.is_closing() else writer.close()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
-        server.close()
+        await stop_listening(server)
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+        for writer in connections.values():
+            writer.transport.abort()  # waits for a client to read, if it was only closed
 
 
 async def read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:

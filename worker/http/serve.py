@@ -70,10 +70,8 @@ class RestartableServer:
         if self._server is None:
             return
         server, self._server = self._server, None
-        while _accepting():  # noqa: ASYNC110 - asyncio has no event for this, and it takes only a few turns
-            await asyncio.sleep(0)
         for listening in server.servers:
-            listening.close()
+            await stop_listening(listening)
         for connection in list(server.server_state.connections):
             connection.transport.abort()
         server.force_exit = server.should_exit = True
@@ -101,6 +99,17 @@ class RestartableServer:
                 connection.transport.abort()
 
 
+async def stop_listening(server: asyncio.AbstractServer) -> None:
+    """Close a server's listening sockets, when each connection that it has accepted has a protocol.
+
+    Until then, nobody but asyncio knows of the connection. If its server closes at that moment, asyncio fails to make the
+    transport, says nothing, and leaves the connection open until Python's garbage collector finds it.
+    """
+    while _accepting():  # noqa: ASYNC110 - asyncio has no event for this, and it takes only a few turns
+        await asyncio.sleep(0)
+    server.close()
+
+
 def _accepting() -> bool:
-    """Return whether an accepted connection has no protocol yet: asyncio loses it if its server closes at that moment."""
+    """Return whether an accepted connection has no protocol yet."""
     return any(getattr(task.get_coro(), "__name__", "") == "_accept_connection2" for task in asyncio.all_tasks())

@@ -28,6 +28,7 @@ from router.errors import BadRequestError
 from tests.middleware_hub.store.world import World, address_of, append_all, findings, ids, query, with_store
 from tests.support.redis_server import RedisServer, empty_redis, redis_server, shared
 from tests.support.usual import usual
+from worker.http.serve import stop_listening
 
 
 async def nothing(store: Store) -> None:
@@ -531,6 +532,7 @@ async def losing_answers(port: int, lose: set[int]) -> AsyncIterator[int]:
 
     async with await asyncio.start_server(accepted, "127.0.0.1", 0) as server:
         yield server.sockets[0].getsockname()[1]
+        await stop_listening(server)
         await asyncio.gather(*tasks)
 
 
