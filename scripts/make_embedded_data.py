@@ -1,4 +1,4 @@
-"""Make the tokenizer of the embedded engine's model: `worker/models/data/tokenizer`.
+"""Make the tokenizers of the embedded engine's model: `worker/models/data/tokenizer`, and `tokenizer-images` beside it.
 
 Usage: python scripts/make_embedded_data.py [--count-words]
 
@@ -19,6 +19,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from worker.engine.prompt_images import LONGEST, SHORTEST
+
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "worker" / "models" / "data"
 CORPUS = DATA / "corpus.txt"
@@ -29,7 +31,9 @@ CORPUS_WEIGHT = 4  # the corpus is shorter than the docs, and the model's replie
 COMMON = 6  # rarer words are left out
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+IMAGE = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+PATCH, MERGE = 14, 2  # a patch's edge in pixels, and a token's in patches
 # Qwen's pattern, in which each digit is a word.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,6 +62,13 @@ TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
+
+TEXT_PARTS = "{%- for part in content if part.type == 'text' %}{{- part.text }}{%- endfor %}"
+ALL_PARTS = (
+    "{%- for part in content %}{%- if part.type == 'text' %}{{- part.text }}"
+    f"{{%- elif part.type in ('image', 'image_url') %}}{{{{- '{''.join(IMAGE)}' }}}}"
+    "{%- endif %}{%- endfor %}"
+)
 
 
 def count_words(root: Path = ROOT) -> str:
@@ -106,6 +117,40 @@ def make(folder: Path, corpus: Path = CORPUS, words: Path = WORDS) -> None:
     _write(folder / "tokenizer_config.json", config)
 
 
+def make_image_tokenizer(source: Path, folder: Path) -> None:
+    """Write a ChatML tokenizer into `folder` as the tokenizer of a model that takes images.
+
+    The tokens for images come behind all others, so that no id changes; a token that `source` has stays where it is. The two
+    configurations have the fields of Qwen's, by which a router recognizes a model, and a name that no real model has.
+    """
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in IMAGE])
+    start, pad, end = (tokenizer.token_to_id(token) for token in IMAGE)
+    config = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
+    pixels = (PATCH * MERGE) ** 2  # of a token
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "tokenizer.json", json.loads(tokenizer.to_str()))
+    _write(folder / "tokenizer_config.json", {**config, "chat_template": TEMPLATE.replace(TEXT_PARTS, ALL_PARTS)})
+    model = {
+        "model_type": "tito_demo_vl",
+        "architectures": ["TitoDemoVLForConditionalGeneration"],
+        "image_token_id": pad,
+        "vision_start_token_id": start,
+        "vision_end_token_id": end,
+        "vision_config": {"patch_size": PATCH, "spatial_merge_size": MERGE},
+    }
+    _write(folder / "config.json", model)
+    processor = {
+        "image_processor_type": "TitoDemoVLImageProcessor",
+        "patch_size": PATCH,
+        "merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "min_pixels": SHORTEST * pixels,
+        "max_pixels": LONGEST * pixels,
+    }
+    _write(folder / "preprocessor_config.json", processor)
+
+
 def _splitter() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
 
@@ -136,6 +181,7 @@ def main() -> None:
     if parser.parse_args().count_words:
         WORDS.write_text(count_words(), encoding="utf-8")
     make(DATA / "tokenizer")
+    make_image_tokenizer(DATA / "tokenizer", DATA / "tokenizer-images")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn, get_args
 
-from worker.models.ngram import shipped_tokenizer
+from worker.models.ngram import shipped_image_tokenizer, shipped_tokenizer
 from worker.options import Interface, WorkerOptions
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,13 @@ def parser(prog: str = COMMAND) -> argparse.ArgumentParser:
         default=str(shipped_tokenizer()),
         metavar="DIR-or-hub-id",
         help="default: the shipped one, %(default)s",
+    )
+    parser.add_argument(
+        "--images",
+        action="store_const",
+        const=str(shipped_image_tokenizer()),
+        dest="tokenizer_path",
+        help="take images: the tokenizer is the shipped one with their placeholder in it",
     )
     parser.add_argument("--scripted", action="store_true", help="cut replies out of a pool, for measuring load")
     parser.add_argument(

@@ -38,6 +38,7 @@ class WorkerOptions:
         str, ...
     ] = ()  # SGLang's --lora-paths, vLLM's --lora-modules: they are listed, and sample as the model
     context_length: int = 32768  # longer prompts are refused
+    preprocess_cache: int = 64  # SGLang's --mm-preprocess-cache-size-mb, of a worker that takes images
     health_timeout: float = 20.0  # seconds that `/health` waits for a paused engine before it answers 503
     token_delay: float = 0.0  # seconds per token
     keep_log: bool = True  # False keeps neither `log` nor `calls`, for a worker that serves for long

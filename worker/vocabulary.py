@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -23,6 +24,8 @@ class EngineVocabulary:
     ordinary: tuple[int, ...]  # ids that are neither special nor added
     special: frozenset[int]
     crumbs: tuple[int, ...]  # ordinary ids of one to three ASCII letters or digits, which an encoder mostly merges
+    image_id: int | None  # an image's placeholder, of config.json; None in the vocabulary of a model that sees nothing
+    model_type: str | None  # of config.json
 
     def encode(self, text: str) -> list[int]:
         """Encode a prompt as a worker does, with the special tokens that the tokenizer adds by itself."""
@@ -46,8 +49,8 @@ def load_vocabulary(folder: str | Path) -> EngineVocabulary:
     wrapper = AutoTokenizer.from_pretrained(str(folder))
     tokenizer: Tokenizer = wrapper.backend_tokenizer
     added = tokenizer.get_added_tokens_decoder()
-    generation = Path(folder) / "generation_config.json"
-    more = json.loads(generation.read_text()).get("eos_token_id", []) if generation.is_file() else []
+    more = _config(folder, "generation_config.json").get("eos_token_id", [])
+    model = _config(folder, "config.json")
     vocab = {token: number for token, number in tokenizer.get_vocab().items() if number not in added}
     return EngineVocabulary(
         tokenizer=tokenizer,
@@ -57,7 +60,15 @@ def load_vocabulary(folder: str | Path) -> EngineVocabulary:
         ordinary=tuple(sorted(vocab.values())),
         special=frozenset(number for number, token in added.items() if token.special),
         crumbs=tuple(sorted(number for token, number in vocab.items() if _is_crumb(token))),
+        image_id=model.get("image_token_id"),
+        model_type=model.get("model_type"),
     )
+
+
+def _config(folder: str | Path, name: str) -> dict[str, Any]:
+    path = Path(folder) / name
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found
 
 
 def _is_crumb(token: str) -> bool:

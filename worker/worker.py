@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 
 from worker.engine.engine import EmbeddedEngine, EngineJob
 from worker.engine.generated_reply import GeneratedReply
+from worker.engine.prefix_cache import PrefixCache
 from worker.engine.records import WorkerLog
 from worker.engine.sample import ReplyRequest, WorkerSample
 from worker.engine.script import Fault, Finish, ReplyScript
@@ -39,10 +40,11 @@ from worker.http.exchange import EngineApp, Handler
 from worker.http.generate import GenerateHandler
 from worker.http.serve import RestartableServer
 from worker.http.wire import Wire
-from worker.models.ngram import NGramModel, shipped_tokenizer
+from worker.models.ngram import NGramModel, shipped_image_tokenizer, shipped_tokenizer
 from worker.models.noise import NoiseSource
 from worker.models.pool import Pool, PooledReply
 from worker.models.sampler import ModelSource
+from worker.models.sight import SeeingModel
 from worker.options import WorkerOptions
 from worker.vllm.control import VllmControl
 from worker.vllm.generate import VllmGenerateHandler
@@ -61,7 +63,8 @@ class EmbeddedWorker:
 
     Args:
         tokenizer_path: a Hugging Face tokenizer folder, or a hub id; None takes the shipped one. With the shipped tokenizer the
-            worker samples the shipped language model, with any other one it samples noise.
+            worker samples the shipped language model, with any other one it samples noise. It takes images if the folder has a
+            config.json with an `image_token_id`, as that of `shipped_image_tokenizer` has; then it also has a prefix cache.
         options: how the worker behaves.
         changes: options that differ from these, by name.
 
@@ -83,7 +86,11 @@ class EmbeddedWorker:
         self.log = self._journal.generations
         self.calls = self._journal.requests
         self.out_of_range = self._journal.out_of_range
-        self._engine = EmbeddedEngine(_sampler(self.tokenizer_path, self.vocabulary, options), options)
+        self._engine = EmbeddedEngine(
+            _sampler(self.tokenizer_path, self.vocabulary, options),
+            options,
+            PrefixCache(on=self.vocabulary.image_id is not None),
+        )
         self.wire = Wire(self.vocabulary, options)
         self.control: Control | VllmControl
         generate: Handler
@@ -264,6 +271,8 @@ def _sampler(path: str, vocabulary: EngineVocabulary, options: WorkerOptions) ->
     source: Source = NoiseSource(vocabulary, sample_from=options.sample_from, eos_share=options.eos_share)
     if path == str(shipped_tokenizer()):
         source = ModelSource(NGramModel.shipped(), vocabulary)
+    elif path == str(shipped_image_tokenizer()):
+        source = ModelSource(SeeingModel(NGramModel.shipped(), size=vocabulary.size), vocabulary)
     numbers = count()
     return lambda request: reply(vocabulary, source, request, f"{options.seed}/{next(numbers)}")
 

@@ -19,7 +19,7 @@ from tests.support.client import call, stream
 from tests.support.usual import usual
 from tests.support.vocabularies import vocabulary
 from worker.cli import parser
-from worker.models.ngram import shipped_tokenizer
+from worker.models.ngram import shipped_image_tokenizer, shipped_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "router", "demo-worker"]
@@ -166,6 +166,11 @@ def test_wrong_flags_are_one_line_and_2(flags: list[str], capsys: pytest.Capture
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("(--help shows all flags)")
+
+
+def test_images_choose_the_tokenizer_that_has_them() -> None:
+    assert parser().parse_args(["--images"]).tokenizer_path == str(shipped_image_tokenizer())
+    assert parser().parse_args([]).tokenizer_path == str(shipped_tokenizer())
 
 
 def test_the_help_of_the_router_names_it() -> None:

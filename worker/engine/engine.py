@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
+from worker.engine.prefix_cache import PrefixCache
 from worker.engine.records import ABORTED, DEQUEUED, FinishReason, GenerationRecord
 from worker.engine.sample import ReplyRequest, WorkerSample
 from worker.engine.script import FREE, Fault, ReplyScript
@@ -84,6 +85,7 @@ class EngineJob:
     sample: WorkerSample
     record: GenerationRecord
     fault: Fault | None
+    cached: int = 0  # tokens of its prompt that the cache had
     stage: JobStage = JobStage.FRONT
     aborted: bool = False
     dropped: bool = False  # its client has left: it ends, whatever is closed
@@ -108,7 +110,9 @@ NOTHING = JobProgress("", 0)
 class EmbeddedEngine:
     """Runs jobs, and pauses, aborts and holds them. `new_sample` begins the sample of a request."""
 
-    def __init__(self, new_sample: Callable[[ReplyRequest], WorkerSample], options: WorkerOptions) -> None:
+    def __init__(
+        self, new_sample: Callable[[ReplyRequest], WorkerSample], options: WorkerOptions, cache: PrefixCache
+    ) -> None:
         self.weight_version = options.weight_version
         self.jobs: dict[str, EngineJob] = {}
         self.scripts: deque[ReplyScript] = deque()
@@ -116,6 +120,7 @@ class EmbeddedEngine:
         self.progress = Condition()  # notified after every token and every request
         self._gates = Condition()  # notified when a closed place may have opened
         self._new_sample = new_sample
+        self._cache = cache
         self._stream_interval = options.stream_interval
         self._token_delay = options.token_delay
         self._hold: int | None = None
@@ -139,7 +144,8 @@ class EmbeddedEngine:
         if request.script is FREE and self.scripts:
             request = replace(request, script=self.scripts.popleft())
         fault = self.faults.popleft() if self.faults else request.script.fault
-        job = self.jobs[request.rid] = EngineJob(self._new_sample(request), record, fault)
+        cached = self._cache.match(request.read_ids)
+        job = self.jobs[request.rid] = EngineJob(self._new_sample(request), record, fault, cached)
         return job
 
     def retire(self, job: EngineJob) -> None:
@@ -150,6 +156,8 @@ class EmbeddedEngine:
         sample, record = job.sample, job.record
         if sample.finish is None:
             sample.finish = dict(ABORTED)
+        if sample.output_ids:  # the last of them is sampled and not computed yet
+            self._cache.add([*sample.request.read_ids, *sample.output_ids[:-1]])
         record.output_ids = sample.output_ids
         record.logprobs = sample.logprobs
         record.versions = sample.versions.per_token()
@@ -290,6 +298,7 @@ class EmbeddedEngine:
             await self.progress.wait_for(lambda: not self.jobs)
         if version is not None:
             self.weight_version = version
+        self._cache.clear()
         logger.info("new weights, version %s", self.weight_version)
         self.changed()
 
@@ -300,7 +309,15 @@ class EmbeddedEngine:
             for job in self.jobs.values()
         )
 
+    def flush(self) -> bool:
+        """Empty the cache, if the engine is idle; return whether it is."""
+        idle = self.idle()
+        if idle:
+            self._cache.clear()
+        return idle
+
     def drop(self) -> None:
-        """End everything and forget a pause, as the death of a process does."""
+        """End everything and forget a pause and the cache, as the death of a process does."""
         self._front_closed = self._scheduler_closed = False
+        self._cache.clear()
         self.give_up(self.jobs.values())

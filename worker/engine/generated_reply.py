@@ -24,7 +24,7 @@ class GeneratedReply(WorkerSample):
         super().__init__(request)
         self.burst = source.burst
         self._eos_id = vocabulary.eos_id
-        self._distributions = source.begin(prompt_ids, sampling, seed)
+        self._distributions = source.begin(request.read_ids, sampling, seed)
         self._stopping = Stopping(vocabulary, sampling, request.script)
         self._detokenizer = Detokenizer(vocabulary, prompt_ids, sampling)
         self._text = ""
@@ -79,9 +79,11 @@ class GeneratedReply(WorkerSample):
     def _read(self, start: int, top: int, chosen: Sequence[int]) -> None:
         # The first of them has no logprob: the engine computes logprobs from this token on, so for the tokens after it.
         details, prompt = self.details, self.request.input_ids
+        inside = {at for image in self.request.images for at in range(image.start, image.start + image.length)}
         for at in range(start, len(prompt)):
             place = self._distributions.read(at) if at > start else None
-            scored = (place.logprob(prompt[at]) if place else None, prompt[at])
+            # SGLang says 0 for the ids of an image.
+            scored = (place.logprob(prompt[at]) if place else None, 0 if at in inside else prompt[at])
             details.prompt.append(scored)
             details.prompt_top.append(place.top(scored, top) if place and top else None)
             details.prompt_chosen.append(place.chosen(chosen) if place and chosen else None)

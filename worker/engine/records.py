@@ -41,6 +41,7 @@ class GenerationRecord:
     text: str = ""
     finish_reason: FinishReason | None = None
     disconnected: bool = False
+    images: tuple[str, ...] = ()  # the digests of the images that the prompt's placeholders took, in their order
 
 
 @dataclass

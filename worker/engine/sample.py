@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from worker.engine.prompt_images import PromptImage, keyed
 from worker.engine.records import FinishReason, length
 from worker.engine.script import FREE, ReplyScript
 from worker.engine.source import LogprobDetails, SamplingParams
@@ -28,10 +30,16 @@ class ReplyRequest:
     """One of the replies that a request asks for."""
 
     rid: str
-    input_ids: list[int]
+    input_ids: list[int]  # with the run of each image
     sampling: SamplingParams
     returns: ReturnOptions
     script: ReplyScript = FREE
+    images: tuple[PromptImage, ...] = ()
+
+    @cached_property
+    def read_ids(self) -> list[int]:
+        """What the model reads and the cache knows: the ids, with the images' keys."""
+        return keyed(self.input_ids, self.images) if self.images else self.input_ids
 
 
 class Versions:

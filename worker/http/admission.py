@@ -13,10 +13,12 @@ from typing import Any
 
 import msgspec
 
+from worker.engine.prompt_images import expanded
 from worker.engine.sample import ReplyRequest, ReturnOptions
 from worker.engine.script import FREE, ReplyScript
 from worker.engine.source import AS_MANY, SamplingParams
 from worker.http.exchange import OutOfRange, Refused
+from worker.http.image_data import image_digests
 from worker.vocabulary import EngineVocabulary
 
 # Each with the type that the contract names in its refusal; None takes anything.
@@ -107,8 +109,10 @@ def admit(
     samplings = [parse_sampling(one, vocabulary.size) for one in (each if isinstance(params, list) else each[:1])]
     samplings *= 1 if isinstance(params, list) else len(prompts)
     rids = _rids(body.get("rid"), len(prompts), batch)
+    images = image_digests(body, len(prompts), batch=batch) if vocabulary.image_id is not None else [[]] * len(prompts)
     found: list[ReplyRequest] = []
-    for number, prompt in enumerate(prompts):
+    for number, sent in enumerate(prompts):
+        prompt, seen = expanded(sent, images[number], vocabulary.image_id)
         sampling = _fitting(samplings[number], prompt, vocabulary, context_length)
         rid = rids[number]
         if rid in in_flight:
@@ -120,7 +124,7 @@ def admit(
         _check_returns(returns, prompt, vocabulary)
         # With several samples each has an id of its own, and the client's is lost.
         names = [rid] if sampling.n == 1 else [uuid.uuid4().hex for _ in range(sampling.n)]
-        found += [ReplyRequest(name, prompt, sampling, returns, script) for name in names]
+        found += [ReplyRequest(name, prompt, sampling, returns, script, seen) for name in names]
     return Admitted(found, batch or len(found) > 1, from_text)
 
 
@@ -172,6 +176,8 @@ def _prompts(body: Mapping[str, Any], vocabulary: EngineVocabulary) -> tuple[lis
         raise Refused("Value error, elements must be int or list", "object")
     if text is None and ids is None:
         raise Refused("Either text, input_ids or input_embeds should be provided.")
+    if text is not None and body.get("image_data") and vocabulary.image_id is not None:
+        ids = None  # with images SGLang's processor reads the text
     # SGLang takes the ids if there are any, but looks at `text` to decide whether it is a batch.
     batch = isinstance(text, list) if text is not None else bool(ids) and isinstance(ids[0], list)
     if ids is not None:

@@ -142,9 +142,9 @@ class Control(EngineControl):
             "reasoning_parser": None,
             "tool_call_parser": None,
             "disaggregation_mode": "null",
-            "has_image_understanding": False,
+            "has_image_understanding": self._vocabulary.image_id is not None,
             "has_audio_understanding": False,
-            "model_type": "embedded",
+            "model_type": self._vocabulary.model_type or "embedded",
             "architectures": ["EmbeddedForCausalLM"],
         }
         await exchange.answer(200, info)
@@ -160,6 +160,8 @@ class Control(EngineControl):
             "weight_version": self._engine.weight_version,
             "version": "0.5.23",
         }
+        if self._vocabulary.image_id is not None:
+            info["mm_preprocess_cache_size_mb"] = self._options.preprocess_cache
         await exchange.answer(200, info)
 
     async def _models(self, exchange: HttpExchange) -> None:
@@ -194,7 +196,7 @@ class Control(EngineControl):
         await exchange.answer(200, {"message": "Generation continued successfully.", "status": "ok"})
 
     async def _flush(self, exchange: HttpExchange) -> None:
-        idle = self._engine.idle()
+        idle = self._engine.flush()
         message = b"Cache flushed.\n" if idle else b"Flush cache failed.\n"
         await exchange.answer(200 if idle else 400, message, None)
 

@@ -51,7 +51,10 @@ class Generating(Generic[W]):
     ) -> tuple[list[EngineJob], Fault | None]:
         """Put the replies of a request in flight, each with its record; return them, and the first fault among them."""
         records = [
-            GenerationRecord(one.rid, body, exchange.raw, exchange.headers, number, one.input_ids, from_text)
+            GenerationRecord(
+                *(one.rid, body, exchange.raw, exchange.headers, number, one.input_ids, from_text),
+                images=tuple(image.digest for image in one.images),
+            )
             for number, one in enumerate(replies)
         ]
         self._journal.add_generations(records)

@@ -68,7 +68,7 @@ class Wire:
                 **logprobs,
                 "reasoning_tokens": 0,
                 "completion_tokens": count,
-                "cached_tokens": 0,
+                "cached_tokens": job.cached,
             }
             if now.finish is not None:
                 self._add_versions(meta, job, current, count)

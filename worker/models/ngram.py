@@ -52,6 +52,11 @@ def shipped_tokenizer() -> Path:
     return DATA / "tokenizer"
 
 
+def shipped_image_tokenizer() -> Path:
+    """Return the folder of the same tokenizer for a model that takes images: three more entries, behind all others."""
+    return DATA / "tokenizer-images"
+
+
 def shipped_corpus() -> str:
     """Return the conversations that the shipped model is counted from, with their special tokens spelled out."""
     return (DATA / "corpus.txt").read_text(encoding="utf-8")

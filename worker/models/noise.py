@@ -10,7 +10,10 @@ from worker.vocabulary import EngineVocabulary
 
 
 class NoiseSource:
-    """Takes half of its ids from all ordinary ones and half from the crumbs, whatever the context is.
+    """Takes half of its ids from all ordinary ones and half from the crumbs, whatever the text before is.
+
+    Only images count: with images in its prompt a greedy reply, or one with a `sampling_seed`, is the same for equal prompts,
+    and another one for other images.
 
     Evenly chosen ids are mostly long words, which encoding their text gives again. With crumbs between them it does not.
     `sample_from` has the only ids to sample, and `eos_share` is the probability of the EOS at each place.
@@ -26,6 +29,9 @@ class NoiseSource:
         self.eos_share = eos_share
 
     def begin(self, prompt_ids: Sequence[int], sampling: SamplingParams, seed: str) -> TokenDistributions:
+        if max(prompt_ids) >= self.vocabulary.size:  # with images in it
+            fixed = 0 if sampling.greedy else sampling.sampling_seed
+            seed = f"{seed if fixed is None else fixed}/{list(prompt_ids)}"
         return _Noise(self, random.Random(seed))
 
 

@@ -140,7 +140,7 @@ class VllmControl(EngineControl):
         await exchange.answer(200, {"status": "resumed"})
 
     async def _reset_prefix_cache(self, exchange: HttpExchange) -> None:
-        await exchange.answer(200, {"success": self._engine.idle()})
+        await exchange.answer(200, {"success": self._engine.flush()})
 
     async def _update_weight_version(self, exchange: HttpExchange) -> None:
         body = _object(exchange) or {}

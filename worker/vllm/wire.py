@@ -81,7 +81,8 @@ class VllmWire:
     def usage(self, request: VllmRequest, jobs: Sequence[EngineJob]) -> dict[str, Any]:
         """Return the event with the numbers of tokens, which comes last."""
         usage = self._usage(jobs, [len(job.sample.output_ids) for job in jobs])
-        usage["prompt_tokens_details"] = {"cached_tokens": 0}  # here vLLM leaves nulls out
+        details = usage["prompt_tokens_details"]
+        usage["prompt_tokens_details"] = {"cached_tokens": details["cached_tokens"]}  # here vLLM leaves nulls out
         if request.native:
             mode = "text" if request.texts else "tokens"
             return {"request_id": request.name, "usage": usage, "output_mode": mode, "choices": []}
@@ -98,7 +99,11 @@ class VllmWire:
             "total_tokens": prompts + sum(counts),
             "completion_tokens": sum(counts),
             # With --enable-prompt-tokens-details.
-            "prompt_tokens_details": {"cached_tokens": 0, "created_cache_tokens": None, "multimodal_tokens": None},
+            "prompt_tokens_details": {
+                "cached_tokens": sum(job.cached for job in jobs[::samples]),
+                "created_cache_tokens": None,
+                "multimodal_tokens": None,
+            },
         }
 
     def _choice(

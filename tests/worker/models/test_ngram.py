@@ -28,6 +28,7 @@ from worker.models.ngram import (
     passages,
     respell,
     shipped_corpus,
+    shipped_image_tokenizer,
     shipped_tokenizer,
     spellings,
 )
@@ -182,12 +183,23 @@ def test_each_spelling_spells_its_token() -> None:
 
 
 def test_the_tokenizer_is_what_the_script_makes(tmp_path: Path) -> None:
-    make_embedded_data.make(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        path.name for path in shipped_tokenizer().iterdir()
+    make_embedded_data.make(tmp_path / "plain")
+    make_embedded_data.make_image_tokenizer(tmp_path / "plain", tmp_path / "images")
+    for made, shipped in ((tmp_path / "plain", shipped_tokenizer()), (tmp_path / "images", shipped_image_tokenizer())):
+        assert sorted(path.name for path in made.iterdir()) == sorted(path.name for path in shipped.iterdir())
+        for path in made.iterdir():
+            assert path.read_bytes() == (shipped / path.name).read_bytes(), path.name
+
+
+def test_the_tokenizer_with_images_changes_no_id() -> None:
+    plain, images = (
+        Tokenizer.from_file(str(folder / "tokenizer.json"))
+        for folder in (shipped_tokenizer(), shipped_image_tokenizer())
     )
-    for path in tmp_path.iterdir():
-        assert path.read_bytes() == (shipped_tokenizer() / path.name).read_bytes(), path.name
+    added = images.get_vocab().items() - plain.get_vocab().items()
+    assert added == {("<|vision_start|>", 4096), ("<|image_pad|>", 4097), ("<|vision_end|>", 4098)}
+    assert images.encode(shipped_corpus()).ids == plain.encode(shipped_corpus()).ids
+    assert images.decode([4096, 4097, 4098, 5]) == plain.decode([5]), "they are special"
 
 
 def test_the_shipped_data_is_small() -> None:
@@ -224,6 +236,13 @@ def test_the_chat_template_is_chatml() -> None:
         "<|im_start|>tool\nno<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+    seeing = AutoTokenizer.from_pretrained(str(shipped_image_tokenizer()))
+    assert seeing.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == said
+    for kind in ("image", "image_url"):
+        parts = [{"type": "text", "text": "Is this "}, {"type": kind}, {"type": "text", "text": " a cat?"}]
+        shown = seeing.apply_chat_template([{"role": "user", "content": parts}], tokenize=False)
+        picture = "<|vision_start|><|image_pad|><|vision_end|>"
+        assert shown == f"<|im_start|>user\nIs this {picture} a cat?<|im_end|>\n"
     tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
     rendered = loaded.apply_chat_template(messages, tools=[tool], tokenize=False)
     assert rendered.startswith(
