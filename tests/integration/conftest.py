@@ -1,7 +1,8 @@
 """What the integration tests share.
 
 Real workers and real routers are for the tests marked `sglang` or `vllm`, one set per session: a worker takes half a minute to
-start. A module says in `ENGINES` on which engines its tests run; without it that is SGLang.
+start. A module says in `ENGINES` on which engines its tests run; without it that is SGLang. What needs a `vision`, an engine
+with a model that sees, is marked `vlm` as well, and runs on each family.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tests.support.client import call
 from tests.support.engine_server import EngineServer, free_port
 from tests.support.engines import Engine
 from tests.support.stack import Stack, stack
+from tests.support.vision import SETUP, VISIONS, Vision
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,10 +69,22 @@ def stacks() -> Iterator[Stacks]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what needs an `engine` on each engine of its module, marked with its name, but for what `CANNOT` lists."""
+    """Run what needs an `engine` on each engine of its module, marked with its name, but for what `CANNOT` lists.
+
+    What needs a `vision` runs on each of them with each family, marked `vlm` besides.
+    """
+    names = getattr(metafunc.module, "ENGINES", ("sglang",))
+    if "vision" in metafunc.fixturenames:
+        kinds = [
+            pytest.param(
+                one, id=f"{name}-{one.family}", marks=[getattr(pytest.mark, name), pytest.mark.vlm, pytest.mark.slow]
+            )
+            for name in names
+            for one in VISIONS[name]
+        ]
+        metafunc.parametrize("vision", kinds, indirect=True, scope="session")
     if "engine" not in metafunc.fixturenames:
         return
-    names = getattr(metafunc.module, "ENGINES", ("sglang",))
     test = f"{metafunc.module.__name__.rpartition('.')[2]}.{metafunc.function.__name__}"
     found = [
         pytest.param(engines.ENGINES[name], id=name, marks=[getattr(pytest.mark, name), pytest.mark.slow])
@@ -93,6 +107,21 @@ def workers(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         pytest.skip(f"no {engine.kit.name} in {engine.kit.directory}: run {engine.kit.setup}")
     with engine.kit.servers(engine.flags, log_dir=tmp_path_factory.mktemp(engine.kit.name.lower())) as servers:
         yield servers
+
+
+@pytest.fixture(scope="session")
+def vision(request: pytest.FixtureRequest) -> Vision:
+    found: Vision = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def vision_worker(vision: Vision, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    """A real worker with a model that sees. One is up at a time: the next kind starts when all tests on this one have run."""
+    if not vision.kit.is_installed:
+        pytest.skip(f"no {vision.kit.name} with images: run {SETUP}")
+    with vision.kit.server(*vision.flags, log_dir=tmp_path_factory.mktemp(vision.family)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The pytest plugin of `make test-sglang` and `make test-vllm`: on which engines how many tests ran; all have to."""
+"""The pytest plugin of `make test-sglang`, `test-vllm` and `test-vlm`: on which engines how many tests ran; all have to."""
 
 from __future__ import annotations
 

@@ -55,12 +55,16 @@ class Kit:
         folder: below tests, with setup.sh and run.sh.
         version: the engine's, which is part of the name of its folder in the cache.
         distribution: the name of its wheel, as metadata spell it.
+        served: the folder of the model that its workers serve; None: the tiny one of text that comes with the engine.
+        mark: the file in its environment that says that all that its workers need is there.
     """
 
     name: str
     folder: str
     version: str
     distribution: str
+    served: Path | None = None
+    mark: str = ".complete"
 
     @property
     def setup(self) -> Path:
@@ -78,13 +82,13 @@ class Kit:
 
     @property
     def model(self) -> Path:
-        """The folder of the tiny model, which is also the tokenizer's."""
-        return self.directory / "model"
+        """The folder of the model, which is also the tokenizer's."""
+        return self.served or self.directory / "model"
 
     @property
     def is_installed(self) -> bool:
         """Is there a complete engine to start?"""
-        return (self.directory / "venv" / ".complete").is_file() and (self.model / "config.json").is_file()
+        return (self.directory / "venv" / self.mark).is_file() and (self.model / "config.json").is_file()
 
     @property
     def package(self) -> Path | None:
@@ -113,7 +117,7 @@ class Kit:
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 [str(self.setup.with_name("run.sh")), str(port), *flags],
-                env={**os.environ, self._variable: str(self.directory)},
+                env={**os.environ, self._variable: str(self.directory), "TITO_MODEL": str(self.model)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

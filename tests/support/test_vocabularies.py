@@ -56,6 +56,13 @@ def test_the_folder_loads_with_transformers_and_agrees_with_the_bare_tokenizer(n
 
 
 @pytest.mark.slow
+def test_added_tokens_of_models_that_see_have_their_ids() -> None:
+    """Those that Qwen2.5-VL and Qwen3-VL publish."""
+    published = {"<|endoftext|>": 151643, "<|vision_start|>": 151652, "<|image_pad|>": 151655, "</think>": 151668}
+    assert {name: load("qwen-vl-whole").token_to_id(name) for name in published} == published
+
+
+@pytest.mark.slow
 def test_qwen_encodes_like_tiktoken() -> None:
     """Merges made out of ranks give what ranks give."""
     tiktoken = pytest.importorskip("tiktoken", reason="tiktoken comes with mistral-common")

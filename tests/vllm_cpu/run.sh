@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # One GPU-less vLLM worker in the foreground; ready when /health answers 200, 30 to 60 s from now. Stop it by its pid.
 # Usage: run.sh PORT [vllm flags]     DIR as for setup.sh: $TITO_VLLM_DIR, or ~/.cache/tito-router/vllm-0.32.0
+# Another model than DIR/model: TITO_MODEL=FOLDER.
 set -euo pipefail
 
 port=${1:?usage: run.sh PORT [vllm flags]}
@@ -14,5 +15,5 @@ export VLLM_CPU_KVCACHE_SPACE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind # else all workers share the first core
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 export PYTHONDONTWRITEBYTECODE= # three processes would each compile thousands of modules, at every start
-exec "$dir/venv/bin/vllm" serve "$dir/model" --host 127.0.0.1 --port "$port" --max-model-len 4096 --dtype float32 \
+exec "$dir/venv/bin/vllm" serve "${TITO_MODEL:-$dir/model}" --host 127.0.0.1 --port "$port" --max-model-len 4096 --dtype float32 \
   --enforce-eager --enable-scale-out --enable-prompt-tokens-details "$@"
