@@ -249,6 +249,8 @@ class _DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
         if self.force_exit:
             await self._stop_now()
+        for connection in list(self.server_state.connections):  # after a second signal, some are still open
+            connection.transport.abort()
         logger.info("stopped")
 
     async def _stop_now(self) -> None:
