@@ -88,7 +88,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.trajectories.claims",
         "worker.demo.agent.team",
         "worker.http.admission",
-        "worker.http.image_data",
         "router.engines.vllm.generation",
         "router.engines.vllm.replies",
     ),

@@ -46,6 +46,7 @@ from worker.models.pool import Pool, PooledReply
 from worker.models.sampler import ModelSource
 from worker.models.sight import SeeingModel
 from worker.options import WorkerOptions
+from worker.vllm.content_parts import ImageMemory
 from worker.vllm.control import VllmControl
 from worker.vllm.generate import VllmGenerateHandler
 from worker.vllm.reply import VllmReply
@@ -92,13 +93,14 @@ class EmbeddedWorker:
             PrefixCache(on=self.vocabulary.image_id is not None),
         )
         self.wire = Wire(self.vocabulary, options)
+        self._images = ImageMemory()
         self.control: Control | VllmControl
         generate: Handler
         if options.interface == "vllm":
             self.control = VllmControl(self._engine, self.vocabulary, self.tokenizer_path, options)
             vllm_wire = VllmWire(self.vocabulary, self.tokenizer_path)
             generate = VllmGenerateHandler(
-                self._engine, vllm_wire, self._journal, self.vocabulary, options, self._reset
+                self._engine, vllm_wire, self._journal, self.vocabulary, options, self._reset, memory=self._images
             )
         else:
             self.control = Control(self._engine, self.wire, self.vocabulary, self.tokenizer_path, options)
@@ -147,12 +149,13 @@ class EmbeddedWorker:
         return self._thread.hanging()
 
     def restart(self) -> None:
-        """Come back on the same port, with an empty queue and the same weights."""
+        """Come back on the same port, with an empty queue, no image and the same weights."""
         self._call(self._server.listen())
 
     async def _end(self) -> None:
         await self._server.die()
         self._engine.drop()
+        self._images.forget()
 
     def _reset(self, client: tuple[Any, ...]) -> None:
         self._server.reset(client)
@@ -181,6 +184,10 @@ class EmbeddedWorker:
     def set_weight_version(self, version: str) -> None:
         """Change the weights under the running samples, without a request."""
         self._engine_call(lambda: setattr(self._engine, "weight_version", version))
+
+    def forget_images(self) -> None:
+        """Forget the images that a `uuid` named, as vLLM does when its cache is full: their bytes are wanted again."""
+        self._engine_call(self._images.forget)
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 

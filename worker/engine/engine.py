@@ -144,7 +144,9 @@ class EmbeddedEngine:
         if request.script is FREE and self.scripts:
             request = replace(request, script=self.scripts.popleft())
         fault = self.faults.popleft() if self.faults else request.script.fault
-        cached = self._cache.match(request.read_ids)
+        cached = self._cache.match(request.cached_ids)
+        if request.returns.logprobs and request.returns.start >= 0:
+            cached = min(cached, request.returns.start)  # what has logprobs is computed again
         job = self.jobs[request.rid] = EngineJob(self._new_sample(request), record, fault, cached)
         return job
 
@@ -157,7 +159,7 @@ class EmbeddedEngine:
         if sample.finish is None:
             sample.finish = dict(ABORTED)
         if sample.output_ids:  # the last of them is sampled and not computed yet
-            self._cache.add([*sample.request.read_ids, *sample.output_ids[:-1]])
+            self._cache.add([*sample.request.cached_ids, *sample.output_ids[:-1]])
         record.output_ids = sample.output_ids
         record.logprobs = sample.logprobs
         record.versions = sample.versions.per_token()

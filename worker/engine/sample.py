@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from worker.engine.prompt_images import PromptImage, keyed
+from worker.engine.prompt_images import PromptImage, digest_of, keyed
 from worker.engine.records import FinishReason, length
 from worker.engine.script import FREE, ReplyScript
 from worker.engine.source import LogprobDetails, SamplingParams
@@ -35,11 +35,21 @@ class ReplyRequest:
     returns: ReturnOptions
     script: ReplyScript = FREE
     images: tuple[PromptImage, ...] = ()
+    image_names: tuple[str | None, ...] = ()  # vLLM's uuids: where there is one, the cache knows the image by it
 
     @cached_property
     def read_ids(self) -> list[int]:
-        """What the model reads and the cache knows: the ids, with the images' keys."""
+        """What the model reads: the ids, with the images' keys."""
         return keyed(self.input_ids, self.images) if self.images else self.input_ids
+
+    @cached_property
+    def cached_ids(self) -> list[int]:
+        """What the cache knows: the same, unless the images have names."""
+        if not any(self.image_names):
+            return self.read_ids
+        pairs = zip(self.images, self.image_names, strict=True)
+        named = [replace(image, digest=digest_of(name.encode())) if name else image for image, name in pairs]
+        return keyed(self.input_ids, named)
 
 
 class Versions:

@@ -36,13 +36,13 @@ def image_digests(body: Mapping[str, Any], count: int, *, batch: bool) -> list[l
         raise Refused("The length of image_data should be equal to the batch size.")
     else:
         rows = [one if isinstance(one, list) else [one] for one in given]
-    digests = [[digest_of(_content(one)) for one in row if one is not None] for row in rows]
+    digests = [[digest_of(image_content(one)) for one in row if one is not None] for row in rows]
     _check_hashes(body.get("mm_content_hashes"), digests, batch=batch)
     return digests
 
 
-def _content(image: Any) -> bytes:
-    """Return the bytes of a data URL."""
+def image_content(image: Any) -> bytes:
+    """Return the bytes of a data URL. Raise OutOfRange for anything else."""
     start = _DATA_URL.match(image) if isinstance(image, str) else None
     if start is None:
         raise OutOfRange("an image that is no data URL")

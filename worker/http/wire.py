@@ -72,7 +72,10 @@ class Wire:
             }
             if now.finish is not None:
                 self._add_versions(meta, job, current, count)
-            meta |= {"cached_tokens_details": None, "dp_rank": None}
+            meta["cached_tokens_details"] = None
+            if sample.request.images:
+                meta["image_tokens"] = sum(image.length for image in sample.request.images)
+            meta["dp_rank"] = None
             if now.finish is not None:
                 meta["e2e_latency"] = _LATENCY
         if since is None or since.count == 0:

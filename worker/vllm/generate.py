@@ -9,9 +9,11 @@ import msgspec
 
 from worker.engine.engine import EngineJob, JobProgress
 from worker.engine.script import Fault
-from worker.http.exchange import HttpExchange, event
+from worker.http.exchange import HttpExchange, OutOfRange, event
 from worker.http.generate import Generating
-from worker.vllm.request import Rejected, VllmRequest, read_request
+from worker.vllm.content_parts import ImageMemory
+from worker.vllm.rejected import Rejected
+from worker.vllm.request import VllmRequest, read_request
 from worker.vllm.wire import VllmWire
 
 _FULL = {"error": {"message": "The engine is full.", "type": "ServiceUnavailableError", "param": None, "code": 503}}
@@ -21,10 +23,20 @@ _FAILED = {"error": {"message": "the engine gave up", "type": "InternalServerErr
 class VllmGenerateHandler(Generating[VllmWire]):
     """vLLM's two paths that generate."""
 
+    def __init__(self, *arguments: Any, memory: ImageMemory) -> None:
+        super().__init__(*arguments)
+        self._memory = memory
+
     async def __call__(self, exchange: HttpExchange) -> None:
         name = exchange.headers.get("x-request-id")
         try:
-            request = read_request(exchange.path, exchange.raw, name, self._vocabulary, self._context_length)
+            request = read_request(
+                exchange.path, exchange.raw, name, self._vocabulary, self._context_length, self._memory
+            )
+        except OutOfRange as outside:
+            self._journal.add_out_of_range(str(outside))
+            await exchange.answer(400, Rejected(str(outside)).error)
+            return
         except Rejected as rejected:
             await exchange.answer(rejected.status, rejected.error)
             return

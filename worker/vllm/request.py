@@ -9,8 +9,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from worker.engine.prompt_images import expanded
 from worker.engine.sample import ReplyRequest, ReturnOptions
 from worker.engine.source import SamplingParams
+from worker.vllm.content_parts import ImageMemory
+from worker.vllm.rejected import Rejected
 from worker.vocabulary import EngineVocabulary
 
 COMPLETIONS = "/v1/completions"
@@ -64,16 +67,6 @@ class _Parameters(msgspec.Struct, omit_defaults=True):
     logit_bias: dict[str, float] | None = None
 
 
-class Rejected(Exception):
-    """vLLM refuses the request, in its words."""
-
-    def __init__(self, message: str, param: str | None = None, *, status: int = 400) -> None:
-        super().__init__(message)
-        kind = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}.get(status, "Error")
-        self.status = status
-        self.error = {"error": {"message": message, "type": kind, "param": param, "code": status}}
-
-
 @dataclass(frozen=True)
 class VllmRequest:
     """A valid request.
@@ -99,8 +92,10 @@ class VllmRequest:
     from_text: bool
 
 
-def read_request(path: str, raw: bytes, name: str | None, vocabulary: EngineVocabulary, context: int) -> VllmRequest:
-    """Read a request's JSON. `name`: of its header, which wins. Raise Rejected."""
+def read_request(
+    path: str, raw: bytes, name: str | None, vocabulary: EngineVocabulary, context: int, memory: ImageMemory
+) -> VllmRequest:
+    """Read a request's JSON. `name`: of its header, which wins. Raise Rejected, or OutOfRange for an image to be opened."""
     try:
         body = msgspec.json.decode(raw)
     except ValueError as error:
@@ -129,11 +124,19 @@ def read_request(path: str, raw: bytes, name: str | None, vocabulary: EngineVoca
         logprobs=top is not None, top=max(0, top or 0), prompt_ids=bool(body.get("return_token_ids"))
     )
     found: list[ReplyRequest] = []
-    for number, prompt in enumerate(prompts):
+    shown = memory.images(body.get("content_parts")) if native else []
+    if shown and vocabulary.image_id is None:
+        raise Rejected("At most 0 image(s) may be provided in one prompt.")
+    digests, names = [digest for digest, _ in shown], [name for _, name in shown]
+    if any(len(digests) > prompt.count(vocabulary.image_id or 0) for prompt in prompts if digests):
+        raise Rejected("Failed to apply prompt replacement: there are more images than placeholders", status=500)
+    for number, sent in enumerate(prompts):
+        prompt, images = expanded(sent, digests, vocabulary.image_id)
         sampling = _sampling(params, prompt, context, native=native)
         for sample in range(sampling.n):
             own = name if native else f"{name}-{number}"
-            found.append(ReplyRequest(f"{own}#{uuid.uuid4().hex[:8]}.{sample}", prompt, sampling, returns))
+            called = f"{own}#{uuid.uuid4().hex[:8]}.{sample}"
+            found.append(ReplyRequest(called, prompt, sampling, returns, images=images, image_names=tuple(names)))
     options = body.get("stream_options")
     return VllmRequest(
         native=native,

@@ -39,7 +39,8 @@ class VllmWire:
                 "prompt_logprobs": None,
                 "prompt_token_id_logprobs": None,
                 "prompt_token_ids": jobs[0].sample.request.input_ids if request.ids else None,
-                **dict.fromkeys(("mm_placeholders", "metrics", "kv_transfer_params", "ec_transfer_params")),
+                "mm_placeholders": _ranges(jobs[0]) if request.ids else None,
+                **dict.fromkeys(("metrics", "kv_transfer_params", "ec_transfer_params")),
                 "output_mode": "text" if request.texts else "tokens",
                 "choices": choices,
             }
@@ -70,6 +71,8 @@ class VllmWire:
             event: dict[str, Any] = {"request_id": request.name, "usage": None}
             if first and request.ids and number == 0:
                 event["prompt_token_ids"] = prompt
+                if ranges := _ranges(job):
+                    event["mm_placeholders"] = ranges
             return {**event, "output_mode": "text" if request.texts else "tokens", "choices": [choice]}
         ids = choice.pop("token_ids")
         choice |= {"prompt_token_ids": prompt if first and request.ids else None, "token_ids": ids}
@@ -177,3 +180,9 @@ class VllmWire:
 
     def _text(self, token: int) -> str:
         return self._vocabulary.decode([token], skip_special_tokens=False)
+
+
+def _ranges(job: EngineJob) -> dict[str, Any] | None:
+    """Return where the images are in the prompt."""
+    images = job.sample.request.images
+    return {"image": [{"offset": one.start, "length": one.length} for one in images]} if images else None

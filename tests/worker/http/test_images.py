@@ -72,6 +72,7 @@ def test_each_placeholder_becomes_the_run_of_its_image(worker: EmbeddedWorker) -
     assert all(SHORTEST <= length <= LONGEST for length in lengths)
     assert len(set(lengths)) == 2
     assert reply["meta_info"]["prompt_tokens"] == len(sent) + sum(lengths) - 2
+    assert reply["meta_info"]["image_tokens"] == sum(lengths)
     (record,) = worker.log
     assert record.input_ids == reply["prompt_token_ids"]
     assert record.images == (digest(CAT), digest(DOG))
@@ -94,6 +95,7 @@ def test_surplus_images_are_dropped_and_surplus_placeholders_stay(worker: Embedd
     (length,) = runs(worker, fewer["prompt_token_ids"], sent, 1)
     none = answer(worker, sent, None)
     assert none["prompt_token_ids"] == sent
+    assert "image_tokens" not in none["meta_info"]
     one = compact(worker, PICTURE)
     more = answer(worker, one, [data_url(CAT), data_url(DOG)])
     assert runs(worker, more["prompt_token_ids"], one, 1) == [length]
@@ -213,6 +215,8 @@ def test_the_cache_knows_ids_and_images(worker: EmbeddedWorker) -> None:
     assert request(worker, "/flush_cache", {})[0] == 200
     assert cached(CAT) == 0
     assert cached(CAT) == wanted - 1
+    scored = answer(worker, sent, data_url(CAT), return_logprob=True, logprob_start_len=before + 2)["meta_info"]
+    assert (scored["cached_tokens"], len(scored["input_token_logprobs"])) == (before + 2, wanted - before - 2)
     ids = worker.log[-1].input_ids
     assert cached(twin) == before
     assert worker.log[-1].input_ids == ids
