@@ -37,12 +37,15 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "router.routes",
     ),
     "a core without a framework, or without a loop, below an edge": (
+        "middleware_hub.media.family",
+        "middleware_hub.media.picture",
         "router.http.packed_bodies",
         "router.http.reply_body",
         "router.proxy.attempts",
     ),
     "a noun with a theory of its own, at the top of its file": (
         "middleware_hub.inspector.branches",
+        "middleware_hub.media.image_header",
         "middleware_hub.inspector.conversations.text_conversation",
         "middleware_hub.inspector.finding",
         "middleware_hub.persistence.turn_writer",
