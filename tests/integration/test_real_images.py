@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
+from tests.integration.test_both_engines import kinds
 from tests.support.engine_server import EngineServer
 from tests.support.pictures import picture
+from tests.support.recorded import Exchange, exchanges
+from tests.support.recorded.make import empty_cache, perform
 from tests.support.vision import IMAGE, PLACEHOLDER, Vision
 
 ENGINES = ("sglang", "vllm")
+
+Json = Any
 
 SIZES = [(56, 56), (300, 200), (1024, 768)]
 PATCH = {"qwen2_5_vl": 28, "qwen3_vl": 32}
@@ -75,3 +82,39 @@ def test_other_bytes_are_another_image(vision: Vision, vision_worker: EngineServ
     assert other.cached <= len(USER) + 1
     assert other.prompt_ids == again.prompt_ids
     assert other.output_ids == again.output_ids
+
+
+def test_replies_are_as_recorded(vision: Vision, vision_worker: EngineServer) -> None:
+    """In their keys, the kinds of values, the ids of prompts, where images stand, and how much of them was cached."""
+    empty_cache(vision, vision_worker)
+    for recorded in exchanges(vision.engine.kit.name.lower(), vision.family):
+        now = perform(vision, vision_worker, recorded.name, recorded.path, recorded.body)
+        assert now.status == recorded.status, recorded.name
+        assert kinds(ends(now)) == kinds(ends(recorded)), recorded.name
+        assert list(told(ends(now))) == list(told(ends(recorded))), recorded.name
+
+
+def ends(exchange: Exchange) -> Json:
+    """Of a stream the first event and the last one of each choice, because a worker may join those between; else the reply."""
+    if not exchange.body.get("stream") or exchange.status != 200:
+        return exchange.reply
+    last = {
+        json.dumps([event.get("index"), *(one["index"] for one in event.get("choices", []))]): event
+        for event in exchange.reply
+    }
+    return [exchange.reply[0], *(last[key] for key in sorted(last))]
+
+
+TOLD = ("prompt_token_ids", "mm_placeholders", "prompt_tokens", "image_tokens", "cached_tokens")
+
+
+def told(value: Json) -> Iterator[Json]:
+    if isinstance(value, list):
+        for one in value:
+            yield from told(one)
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            if key in TOLD:
+                yield key, one
+            else:
+                yield from told(one)
