@@ -34,6 +34,16 @@ class Exchange:
     status: int
     reply: Any
 
+    @property
+    def ends(self) -> Any:
+        """Of a stream the first event and the last one of each choice, as a worker may join those between; else the reply."""
+        if not self.body.get("stream") or self.status != 200:
+            return self.reply
+        last: dict[tuple[int, ...], Any] = {}
+        for event in self.reply:
+            last[event.get("index", -1), *(choice["index"] for choice in event.get("choices", []))] = event
+        return [self.reply[0], *(last[key] for key in sorted(last))]
+
 
 def exchanges(engine: str, family: str) -> list[Exchange]:
     """Return what an engine (`sglang`, `vllm`) with a family (`qwen2_5_vl`, `qwen3_vl`) said, in the order of the requests."""
