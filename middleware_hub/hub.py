@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from middleware_hub.media.shelf import Shelf
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.store_channel import StoreChannel
@@ -31,6 +32,7 @@ from middleware_hub.tokenizer.tokenizer import Tokenizer
 from middleware_hub.tokenizer.worker_check import tokenizer_check
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.samples import SampleTrajectories
+from router.config.media import MediaConfig
 from router.config.radix import RadixConfig
 from router.config.store import StoreConfig
 from router.engines.form.limits import PromptLimits
@@ -65,6 +67,7 @@ class Hub:
         channel: the channel to the other routers that have the same store.
         serials: the order of recording.
         versions: writes the order of weight versions into the store; None without `--store`.
+        shelf: the images that are held.
         tree: the tree that remembers texts; None if no middleware has opened one.
         memory: fills that tree from the store, and writes down what it records; None without one of the two.
         groups: the groups of replies and sessions.
@@ -75,8 +78,11 @@ class Hub:
 
     backend: Backend
 
-    def __init__(self, tokenizer: Tokenizer, store: StoreConfig | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, store: StoreConfig | None = None, media: MediaConfig | None = None
+    ) -> None:
         self.tokenizer = tokenizer
+        self.shelf = Shelf((media or MediaConfig()).budget)
         self.clock = VersionClock()
         self.serials = Serials()
         self.store: GuardedStore | None = None
@@ -104,9 +110,9 @@ class Hub:
 
         Raises BadRequestError without a usable `--tokenizer-path`.
         """
-        found = context.shared.get(cls)
+        found, config = context.shared.get(cls), context.config
         if not isinstance(found, Hub):
-            found = context.shared[cls] = cls(load(context.config.radix), context.config.store)
+            found = context.shared[cls] = cls(load(config.radix), config.store, config.media)
         if context.backend is not None:
             found.backend = context.backend
         if not context.worker_checks:

@@ -20,6 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from middleware_hub import affinity, routes
 from middleware_hub.hub import Hub, unrecorded
+from middleware_hub.media.calls import PREFIX as MEDIA
+from middleware_hub.media.calls import MediaCalls
 from middleware_hub.metrics import GroupsCollector, RadixMetrics
 from middleware_hub.persistence import metrics
 from middleware_hub.persistence.memory import Memory
@@ -96,6 +98,7 @@ class RadixTreeMiddleware:
             **trajectories.routes,
             **dict.fromkeys(routes.SAMPLED_ELSEWHERE, self._elsewhere),
         }
+        self._media = MediaCalls.of(context, hub.shelf).serve
         if context.peers is not None:
             context.peers.on_version = self._new_version
 
@@ -115,7 +118,8 @@ class RadixTreeMiddleware:
             return self._live(scope, receive, send)
         inside = self._routes.get(scope["path"]) if scope["type"] == "http" else None
         if inside is None:
-            inside = self.app
+            media = scope["type"] == "http" and scope["path"].startswith(MEDIA)
+            inside = self._media if media else self.app
         elif isinstance(inside, ByMethod):
             inside = inside.handlers.get(scope["method"]) or for_method(inside.handlers, scope)
         return inside(scope, receive, send)

@@ -76,6 +76,9 @@ SESSION_CHATS: Final[Table] = {
 """Of `SessionsMiddleware`. A client library is given the base URL and adds the rest. Some add a second `/v1`, some none at all:
 both are understood. What follows `models/` is a model's name, which may have slashes in it."""
 
+MEDIA: Final[Table] = {"/media/{digest}": {"GET": "show"}}
+"""Of `MediaCalls` (`middleware_hub/media/calls.py`), which every middleware of the hub has."""
+
 INSPECTOR_PAGE: Final[Table] = {
     "/inspect": {"GET": "page"},
     "/inspect/assets/{file}": {"GET": "page"},

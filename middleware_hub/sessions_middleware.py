@@ -22,6 +22,8 @@ from middleware_hub.dialects.anthropic import Anthropic
 from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.dialects.responses import Responses
 from middleware_hub.hub import Hub, unrecorded
+from middleware_hub.media.calls import PREFIX as MEDIA
+from middleware_hub.media.calls import MediaCalls
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.anonymous import OpenChats
@@ -99,6 +101,7 @@ class SessionsMiddleware:
         )
         hub.sessions = SessionSamples(self.registry)
         self._chats = self._make_chats(context, config)
+        self._media = MediaCalls.of(context, hub.shelf).serve
         self._limits = PromptLimits(config.server.max_batch, config.radix.max_text_tokens)
         self._completions = Completions(
             hub.generate, self._hub.tokenizer, self._models, max_body_bytes=self._max_body_bytes, limits=self._limits
@@ -158,6 +161,8 @@ class SessionsMiddleware:
             path: str = scope["path"]
             if path == PREFIX or path.startswith(PREFIX + "/"):
                 return self._serve(scope, receive, send)
+            if path.startswith(MEDIA):
+                return self._media(scope, receive, send)
             call = self._open_calls.get(path, {}).get(scope["method"])
             if call is not None:
                 return call(scope, receive, send)

@@ -125,6 +125,8 @@ def needed(method: str, path: str) -> Right:
         return Right.READ if method in ("GET", "HEAD") else Right.ADMIN
     if path == "/sessions" or (path.startswith("/sessions/") and ".." not in path.split("/")):
         return Right.USE  # a tenant sees only its own sessions; without sessions, no worker knows the path
+    if path.startswith("/media/") and ".." not in path.split("/"):
+        return Right.USE  # a tenant gets only its own images
     if path == "/inspect" or path.startswith("/inspect/"):
         # The page has no data in it. Where it is switched off, no worker is asked for it (`ControlRoutes`).
         return Right.USE if path.startswith("/inspect/api/") else Right.FREE
@@ -134,7 +136,7 @@ def needed(method: str, path: str) -> Right:
 
 
 _SOURCE = "{source}"
-_KNOWN = FREE | USE | READ | OWN_ADMIN | {"/sessions", "/workers", "/inspect"}
+_KNOWN = FREE | USE | READ | OWN_ADMIN | {"/sessions", "/workers", "/inspect", "/media"}
 _SPELT = frozenset(path.replace(_SOURCE, "disk") for path in _KNOWN)
 _LONGER = tuple(path.partition(_SOURCE)[0] if _SOURCE in path else f"{path}/" for path in _KNOWN)
 """How a path begins that is known and has more behind it, such as a name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from router.config.media import MediaConfig
 from router.config.radix import RadixConfig, SpecialTokens, TokenizerBackend
 from router.config.server import LogFormat, LogLevel, ServerConfig, TraceConfig
 from router.config.sessions import CALL_PARSERS, REASONING_PARSERS, History, SessionsConfig
@@ -33,6 +34,7 @@ __all__ = [
     "History",
     "LogFormat",
     "LogLevel",
+    "MediaConfig",
     "QueueConfig",
     "RadixConfig",
     "RetryConfig",
@@ -63,6 +65,7 @@ class RouterConfig:
     radix: RadixConfig = field(default_factory=RadixConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     sessions: SessionsConfig = field(default_factory=SessionsConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
     middlewares: tuple[str, ...] = (SESSIONS_MIDDLEWARE, RADIX_TREE_MIDDLEWARE)
 

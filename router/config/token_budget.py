@@ -24,6 +24,14 @@ def reply_budget(max_bytes: int | None) -> int:
     return _memory() // 16 if max_bytes is None else max_bytes
 
 
+MEDIA_BUDGET = "an eighth of the memory"
+
+
+def media_budget(max_bytes: int | None) -> int:
+    """Return `max_bytes`; for None, an eighth of the memory."""
+    return _memory() // 8 if max_bytes is None else max_bytes
+
+
 def _memory() -> int:
     """Return the bytes of memory of the machine, or of the container."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -62,5 +62,6 @@ def config_of(config: RouterConfig, number: int) -> RouterConfig:
         workers=replace(workers, queue=queue, parameters=parameters and parameters.of_process(number, count)),
         radix=replace(config.radix, max_tokens=share("--radix-max-tokens", config.radix.token_budget)),
         store=replace(config.store, spool_max_bytes=share("--store-spool-max-bytes", config.store.spool_max_bytes)),
+        media=replace(config.media, max_bytes=share("--media-max-bytes", config.media.budget)),
         sessions=replace(config.sessions, max_tokens=share("--session-max-tokens", config.sessions.token_budget)),
     )

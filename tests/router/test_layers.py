@@ -29,6 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.client",
         "middleware_hub.client.*",
         "middleware_hub.completions_middleware",
+        "middleware_hub.media.calls",
         "middleware_hub.radix_tree_middleware",
         "middleware_hub.sessions_middleware",
         "middleware_hub.dialects.*",
