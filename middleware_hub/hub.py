@@ -12,6 +12,10 @@ from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from middleware_hub.media.family import Family
+from middleware_hub.media.family_files import load_family
+from middleware_hub.media.lengths import Lengths
+from middleware_hub.media.media import Media
 from middleware_hub.media.shelf import Shelf
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.saving import Saving
@@ -33,6 +37,7 @@ from middleware_hub.tokenizer.worker_check import tokenizer_check
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.samples import SampleTrajectories
 from router.config.media import MediaConfig
+from router.config import RouterConfig
 from router.config.radix import RadixConfig
 from router.config.store import StoreConfig
 from router.engines.form.limits import PromptLimits
@@ -71,6 +76,7 @@ class Hub:
         tree: the tree that remembers texts; None if no middleware has opened one.
         memory: fills that tree from the store, and writes down what it records; None without one of the two.
         groups: the groups of replies and sessions.
+        media: what is known of pictures; None if the model reads none.
         sessions: lays out sessions; None if none are served.
         backend: generates from ids.
         recorded: generates from texts as well, and remembers them; None if no middleware does.
@@ -96,6 +102,7 @@ class Hub:
             self.saving = Saving(self.store, refuse=store.failure == "refuse")
             self.channel = StoreChannel(self.store, store.url.partition(":")[0].partition("+")[0])
             self.versions = VersionLog(self.store, self.clock, self.judge.workers)
+        self.media: Media | None = None
         self.tree: RadixTree | None = None
         self.memory: Memory | None = None
         self.groups = Groups(self.saving)
@@ -113,6 +120,7 @@ class Hub:
         found, config = context.shared.get(cls), context.config
         if not isinstance(found, Hub):
             found = context.shared[cls] = cls(load(config.radix), config.store, config.media)
+            found.media = media_of(config, found.shelf)
         if context.backend is not None:
             found.backend = context.backend
         if not context.worker_checks:
@@ -228,6 +236,22 @@ async def _count(store: Store, name: str) -> None:
     with suppress(StoreError):
         roots = (await store.stats()).roots
         logger.info("conversations in %s: %d%s", name, roots, "" if roots else " (it is empty)")
+
+
+def media_of(config: RouterConfig, shelf: Shelf) -> Media | None:
+    """Return what is known of pictures; None if the model of `--tokenizer-path` reads none, or reads them in unknown ways.
+
+    Raises BadRequestError for files that cannot be read.
+    """
+    family = load_family(str(config.radix.tokenizer_path))
+    if not isinstance(family, Family):
+        if family is not None:
+            logger.warning("images are not recorded: %s", family.reason)
+        return None
+    found = config.media
+    return Media(
+        family, shelf, Lengths(), max_image_bytes=found.max_image_bytes, max_request_bytes=found.max_request_bytes
+    )
 
 
 def load(config: RadixConfig) -> Tokenizer:

@@ -16,12 +16,14 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
+from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from middleware_hub import affinity, routes
 from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.media.calls import PREFIX as MEDIA
 from middleware_hub.media.calls import MediaCalls
+from middleware_hub.media.media import Media, Shown, Viewer
 from middleware_hub.metrics import GroupsCollector, RadixMetrics
 from middleware_hub.persistence import metrics
 from middleware_hub.persistence.memory import Memory
@@ -34,6 +36,7 @@ from middleware_hub.radix.responder import Recorder, Responder
 from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.spans.answer_json import Lists
 from middleware_hub.spans.chain import printed_ids
+from middleware_hub.spans.media import Pictures
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.tokenizer.vocabulary import check_ids, check_options, check_unmatched
 from middleware_hub.trajectories.calls import TrajectoryCalls
@@ -169,7 +172,10 @@ class RadixTreeMiddleware:
             )
             request = request.assembled([one.ids for one in assembled])
             encoded = [one.encoded for one in assembled]
-        reason = request.unrecordable
+        media, shown = self._hub.media, list[Shown]()
+        if media is not None:
+            request, shown = await self._shown(media, request, call.caller.tenant)
+        reason = None if shown else request.unrecordable
         if reason is not None:
             return await self._unrecorded(call, request.passed_on(body), reason)
         headers = call.named
@@ -182,23 +188,43 @@ class RadixTreeMiddleware:
         printed: list[Raw] = []
         try:
             for number, parent in enumerate(parents):
-                prompt = await self._prompt(namespace, request, number, parent, encoded)
+                pictures = media.pictures(shown[number].digests) if media is not None and shown else None
+                prompt = await self._prompt(namespace, request, number, parent, encoded, pictures)
                 if unheard:
                     prompt = replace(prompt, match=replace(prompt.match, unheard=True))
                 prompts.append(replace(prompt, member=members[number]) if members else prompt)
-                printed.append(Raw(printed_ids(prompts[-1].packed)))
+                if media is not None and shown:
+                    media.check_prompt(prompt.packed, prompt.media)
+                    prompts[-1] = replace(prompts[-1], reasons=(*prompt.reasons, *shown[number].reasons))
+                printed.append(Raw(printed_ids(prompts[-1].sent)))
                 if number:
                     await asyncio.sleep(0)
             if self._hub.saving is not None:
                 self._hub.saving.admit()
-            call.body, call.request = request.for_worker(printed, call.request, force_logprobs=self.force_logprobs)
+            further = None
+            if media is not None and shown:
+                unknown = any(prompt.unknown for prompt in prompts)
+                further = media.worker_fields(shown, batch=request.batch, return_ids=unknown or not request.stream)
+            call.body, call.request = request.for_worker(
+                printed, call.request, force_logprobs=self.force_logprobs, further=further
+            )
             call.headers = as_json(call.headers)
+            first = prompts[0]
             call.hint = RouteHint(
-                prompts[0].match.text, prompts[0].ids, None if routing_key is None else routing_key.decode("latin-1")
+                first.match.text,
+                first.ids[: first.media[0].start] if first.media else first.ids,
+                None if routing_key is None else routing_key.decode("latin-1"),
             )
             word = affinity.of_text(headers, prompts[0].match)
             responder = Responder(
-                self.recorder, self, request, prompts, call.hint, word, force_logprobs=self.force_logprobs
+                self.recorder,
+                self,
+                request,
+                prompts,
+                call.hint,
+                word,
+                force_logprobs=self.force_logprobs,
+                media=media if shown else None,
             )
         except BaseException:
             self._unpin(prompts)
@@ -223,6 +249,24 @@ class RadixTreeMiddleware:
             raise
         return reply
 
+    async def _shown(self, media: Media, request: GenerateRequest, tenant: str) -> tuple[GenerateRequest, list[Shown]]:
+        """Return the request with keyed texts, and the pictures of each prompt; none if it has no pictures.
+
+        Raises BadRequestError.
+        """
+        media.check_fields(request.fields)
+        texts, given = request.texts, request.images()
+        if given is None:
+            for text in texts or ():
+                media.key(text, ())
+            return request, []
+        shown = [await media.shown(tenant, one) for one in given]
+        if texts is not None:
+            texts = [media.key(text, one.digests) for text, one in zip(texts, shown, strict=True)]
+        for ids, one in zip(request.ids or (), shown, strict=False):
+            media.check_ids(ids, one.digests)
+        return replace(request, texts=texts), shown
+
     def _unpin(self, prompts: list[Prompt]) -> None:
         for prompt in prompts:
             self.tree.unpin(prompt.match)
@@ -242,6 +286,7 @@ class RadixTreeMiddleware:
         number: int,
         parent: str | None,
         encoded: Sequence[Sequence[range]],
+        pictures: Pictures | None = None,
     ) -> Prompt:
         """Return one prompt of a request, its match pinned."""
         if request.lora_paths:
@@ -249,7 +294,12 @@ class RadixTreeMiddleware:
         if request.texts is not None:
             text = request.texts[number]
             prompt = await prompting.from_text(
-                self.tree, self.tokenizer, namespace, text, parent, self._tracer, self.memory
+                self.tree, self.tokenizer, namespace, text, parent, self._tracer, self.memory, pictures
+            )
+        elif pictures is not None:
+            assert request.ids is not None
+            prompt = await prompting.from_ids_with_pictures(
+                self.tree, self.tokenizer, namespace, request.ids[number], parent, pictures, self._tracer, self.memory
             )
         else:
             assert request.ids is not None
@@ -350,9 +400,18 @@ class RadixTreeMiddleware:
         namespace = self._namespace(scope, request.lora_path or "")
         parts, lists = list[bytes](), Lists()
         texts = [request.text] if isinstance(request.text, str) else request.text
+        texts, viewer = await self._keyed(scope, request, texts)
         for number, text in enumerate(texts):
             answer = await retrieval.retrieve(
-                self.tree, self.tokenizer, namespace, text, request, request.expected(number), self.memory, lists
+                self.tree,
+                self.tokenizer,
+                namespace,
+                text,
+                request,
+                request.expected(number),
+                self.memory,
+                lists,
+                viewer,
             )
             for exact, reasons in answer.sequences:
                 self.metrics.retrievals.labels(str(exact).lower()).inc()
@@ -365,6 +424,24 @@ class RadixTreeMiddleware:
         answered = parts[1:] if isinstance(request.text, str) else [b"[", *parts[1:], b"]"]
         await send_json(send, 200, answered, [(affinity.HEADER, word)])
 
+    async def _keyed(
+        self, scope: Scope, request: RetrievalRequest, texts: list[str]
+    ) -> tuple[list[str], Viewer | None]:
+        """Return the keyed texts of a request, and what shows their pictures. Raises BadRequestError."""
+        media = self._hub.media
+        if media is None:
+            return texts, None
+        tenant, given = request_state(scope).caller.tenant, request.images()
+        kind = QueryParams(scope["query_string"]).get("media", "ref")
+        if kind not in ("ref", "inline"):
+            raise BadRequestError(f"`media` must be `ref` or `inline`, not {kind!r}")
+        if given is not None:
+            shown = [(await media.shown(tenant, one)).digests for one in given]
+        else:
+            shown = [[] for _ in texts]
+        keyed = [media.key(text, digests) for text, digests in zip(texts, shown, strict=True)]
+        return keyed, media.viewer(tenant, inline=kind == "inline")
+
     async def _asked(self, scope: Scope, receive: Receive) -> RetrievalRequest:
         body = await read_json(scope, receive, self._max_body_bytes)
         return await offload(len(body) > LIGHT, RetrievalRequest.parse, body, self._limits)
@@ -374,11 +451,12 @@ class RadixTreeMiddleware:
         if not isinstance(request.text, str):
             raise BadRequestError("`text` must be one string")
         namespace = self._namespace(scope, request.lora_path or "")
+        (text,), _ = await self._keyed(scope, request, [request.text])
         if self.memory is not None:
-            await self.memory.cover(namespace, request.text)
+            await self.memory.cover(namespace, text)
             self._keep_to_budget()
-        departure = self.tree.departure(namespace, request.text)
-        explained = departure.explained(request.text, stored=self.memory is not None)
+        departure = self.tree.departure(namespace, text)
+        explained = departure.explained(text, stored=self.memory is not None)
         await send_json(send, 200, msgspec.json.encode(explained))
 
     async def _stats(self, scope: Scope, receive: Receive, send: Send) -> None:

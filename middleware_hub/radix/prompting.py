@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -13,6 +13,7 @@ from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.records import Context, Namespace
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, chain_ids, pack_ids
+from middleware_hub.spans.media import Encoded, MediaSpan, Pictures, chain_media, collapsed, learned
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from middleware_hub.tokenizer.vocabulary import Vocabulary, check_ids, check_unmatched
 from middleware_hub.trajectories.members import GroupMembership
@@ -40,6 +41,9 @@ class Prompt(msgspec.Struct, frozen=True):
         encoded: how many of them were encoded now.
         reasons: how the prompt was made, as answers and counters name it.
         member: the group that its replies belong to.
+        media: the media spans among `packed`.
+        tail: the compact form of `context`, if it has pictures.
+        unknown: the digests of pictures whose length no engine has told yet. They have one id in `packed`.
     """
 
     match: PrefixMatch
@@ -49,11 +53,48 @@ class Prompt(msgspec.Struct, frozen=True):
     encoded: int
     reasons: tuple[str, ...]
     member: GroupMembership | None = None
+    media: tuple[MediaSpan, ...] = ()
+    tail: Encoded | None = None
+    unknown: frozenset[str] = frozenset()
+
+    def learned(self, returned: bytes, least: int) -> tuple[Prompt, dict[str, int]]:
+        """Return the prompt as an engine computed it, and the lengths of pictures that were unknown.
+
+        Args:
+            returned: the packed ids that the engine computed with.
+            least: the fewest ids that a picture can have.
+
+        Raises:
+            UnlikePromptError: the engine computed with other ids than it was sent.
+        """
+        lengths = learned(self.packed, self.media, self.unknown, returned, least)
+        if not lengths or self.tail is None:
+            return self, lengths
+        known = {one.digest: one.length for one in self.media if one.digest not in self.unknown} | lengths
+        reused = self.match.cut.tokens
+        context, media = _expanded(self.tail, known, reused)
+        kept = [one for one in self.media if one.start < reused]
+        packed = self.packed[: ID_BYTES * reused] + context.ids
+        found = msgspec.structs.replace(
+            self, context=context, packed=packed, media=(*kept, *media), unknown=frozenset[str]()
+        )
+        return found, lengths
+
+    @property
+    def sent(self) -> bytes:
+        """The packed ids that a worker is sent: one for each picture."""
+        return collapsed(self.packed, self.media) if self.media else self.packed
 
     @property
     def ids(self) -> Sequence[int]:
         """All ids: a view of `packed`."""
         return memoryview(self.packed).cast("i")
+
+
+def _expanded(tail: Encoded, lengths: Mapping[str, int], offset: int) -> tuple[Context, list[MediaSpan]]:
+    """Return a context with these lengths of pictures, and its media spans in the chain, `offset` tokens on."""
+    ids, ends, media = tail.expanded(lengths)
+    return Context(ids, tail.flags, ends, media), [one._replace(start=one.start + offset) for one in media]
 
 
 async def from_text(
@@ -64,10 +105,11 @@ async def from_text(
     parent: str | None,
     tracer: Tracer | None = None,
     memory: Memory | None = None,
+    pictures: Pictures | None = None,
 ) -> Prompt:
     """Make the prompt of a request with text. Raises BadRequestError if the text encodes to no token.
 
-    `memory` fills the tree from a store, if there is one.
+    `memory` fills the tree from a store, if there is one. `pictures` are those of a keyed text.
     """
     with untraced if tracer is None else tracer.span("match", characters=len(text)) as span:
         match = tree.match(namespace, text, parent=parent)
@@ -78,23 +120,34 @@ async def from_text(
         if span is not None:
             span.set(tokens=reused)
     tree.pin(match)
+    before = chain_media(cut.span, cut.take) if pictures is not None else []
+    keyed, media, lengths = None, list[MediaSpan](), dict[str, int]()
     try:
         packed, context, encoded = chain_ids(cut.span, cut.take), None, 0
         if cut.start < len(text):
             start, rest = cut.span is None, text[cut.start :]
             with untraced if tracer is None else tracer.span("encode", characters=len(rest)) as span:
-                tail, alignment = await tokenizer.encode_aligned(rest, start=start)
-                encoded = len(tail) // ID_BYTES
+                if pictures is None:
+                    tail, alignment = await tokenizer.encode_aligned(rest, start=start)
+                    context = Context(tail, alignment.flags, alignment.ends)
+                else:
+                    keyed = await tokenizer.encode_keyed(rest, pictures.placeholder, start=start)
+                    lengths = {**pictures.lengths, **{one.digest: one.length for one in before}}
+                    context, media = _expanded(keyed, lengths, reused)
+                encoded = len(context.ids) // ID_BYTES
                 if span is not None:
                     span.set(tokens=encoded)
-            context = Context(tail, alignment.flags, alignment.ends)
-            packed += tail
+            packed += context.ids
         if not packed:
             raise BadRequestError("`text` encodes to no token at all: there is nothing to send to a worker")
     except BaseException:
         tree.unpin(match)
         raise
-    return Prompt(match, context, packed, reused, encoded, match.reasons)
+    if pictures is None:
+        return Prompt(match, context, packed, reused, encoded, match.reasons)
+    spans = (*before, *media)
+    unknown = frozenset(one.digest for one in media if one.digest not in lengths)
+    return Prompt(match, context, packed, reused, encoded, match.reasons, media=spans, tail=keyed, unknown=unknown)
 
 
 async def from_ids(
@@ -140,6 +193,52 @@ async def from_ids(
         raise
     new = sum(len(run[max(0, reused - run.start) :]) for run in encoded)
     return Prompt(match, context, packed, reused, new, match.reasons)
+
+
+async def from_ids_with_pictures(
+    tree: RadixTree,
+    tokenizer: Tokenizer,
+    namespace: Namespace,
+    ids: list[int],
+    parent: str | None,
+    pictures: Pictures,
+    tracer: Tracer | None = None,
+    memory: Memory | None = None,
+) -> Prompt:
+    """Make the prompt of compact ids, as many of which are placeholders as there are pictures: they are sent unchanged.
+
+    A chain is found by their keyed text, and continued if the ids begin with it.
+    """
+    text, tail = await offload(len(ids) > MANY_TOKENS, tokenizer.spell_keyed, ids, pictures)
+    with untraced if tracer is None else tracer.span("match", characters=len(text)) as span:
+        match = tree.match(namespace, text, parent=parent)
+        if memory is not None:
+            match = await memory.matched(match, parent, lambda: tree.match(namespace, text, parent=parent))
+        before = chain_media(match.cut.span, match.cut.take)
+        chain = chain_ids(match.cut.span, match.cut.take)
+        sent = collapsed(chain, before)
+        if not tail.ids.startswith(sent):
+            match, before, chain, sent = PrefixMatch(namespace, text, unknown_parent=match.unknown_parent), [], b"", b""
+        if span is not None:
+            span.set(tokens=match.cut.tokens)
+    tree.pin(match)
+    lengths = {**pictures.lengths, **{one.digest: one.length for one in before}}
+    rest = tail.after(len(sent) // ID_BYTES, match.cut.start)
+    if not rest.ids and match.cut.start == len(text):
+        return Prompt(match, None, chain, match.cut.tokens, 0, match.reasons, media=tuple(before))
+    context, media = _expanded(rest, lengths, match.cut.tokens)
+    unknown = frozenset(one.digest for one in media if one.digest not in lengths)
+    return Prompt(
+        match,
+        context,
+        chain + context.ids,
+        match.cut.tokens,
+        0,
+        match.reasons,
+        media=(*before, *media),
+        tail=rest,
+        unknown=unknown,
+    )
 
 
 def check_rest(

@@ -12,6 +12,7 @@ from msgspec import Raw
 from middleware_hub.radix.cut import Cut
 from middleware_hub.spans.chain import SpanFlag, Versions
 from middleware_hub.spans.hidden_tail import HiddenToken
+from middleware_hub.spans.media import MediaSpan
 
 Namespace = tuple[str, ...]
 """(tenant, lora path, x-radix-namespace): texts of different namespaces never answer for each other."""
@@ -47,6 +48,7 @@ class Context(msgspec.Struct, frozen=True):
     ids: bytes
     flags: int = SpanFlag.NONE
     ends: bytes | None = None
+    media: tuple[MediaSpan, ...] = ()
 
 
 class Recall(msgspec.Struct, frozen=True):

@@ -10,9 +10,12 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
+import numpy as np
 from msgspec import Raw
+from msgspec.structs import replace
 
 from middleware_hub.affinity import HEADER as AFFINITY
+from middleware_hub.media.media import MEDIA_MISMATCH, OURS, PROMPT_IDS, Media
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.judge import (
@@ -30,6 +33,7 @@ from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import SampledReply
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import ID_BYTES
+from middleware_hub.spans.media import UnlikePromptError
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from middleware_hub.trajectories.groups import Groups
@@ -45,6 +49,7 @@ from router.engines.form.reply import (
 )
 from router.engines.form.request import GenerateRequest
 from router.engines.form.stream import StreamedReply
+from router.engines.json import NotNumbersError, read_list
 from router.http.request_state import RouteHint
 from router.observability.tracing import Tracer, untraced
 from router.proxy.worker_reply import EventEditor, WorkerReply
@@ -120,6 +125,8 @@ class _ExpectedReply:
         hint: RouteHint | None,
         drop: frozenset[str],
         trajectory: bool,
+        media: Media | None = None,
+        hidden: str | None = None,
     ) -> None:
         """Expect one reply.
 
@@ -130,7 +137,11 @@ class _ExpectedReply:
             hint: where the routing policy noted the prompt; None if it did not.
             drop: fields of `meta_info` that the client did not ask for.
             trajectory: whether the client wants the whole chain in the reply.
+            media: learns the lengths of the prompt's pictures; None if it has none.
+            hidden: a field of the top level that the client did not ask for.
         """
+        self._media = media
+        self._hidden = hidden
         self._recorder = recorder
         self._prompt = prompt
         self._asked = asked
@@ -185,7 +196,47 @@ class _ExpectedReply:
     def record(self, reply: Reply) -> None:
         if self._hint is not None and self._hint.replied is not None:
             self._hint.replied(reply.ids)
-        self.verdict = self._recorder.record(self._prompt, self._asked, reply, self.worker)
+        if self._media is not None and (fault := self._as_computed(reply)) is not None:
+            self.verdict = Verdict("no", MEDIA_MISMATCH, fault)
+        else:
+            self.verdict = self._recorder.record(self._prompt, self._asked, reply, self.worker)
+
+    def begins(self, first: bytes) -> None:
+        """Learn the lengths of pictures from the first event of a stream, whose headers have not gone out yet."""
+        streamed = StreamedReply()
+        streamed.feed(first)
+        reply = None if streamed.error is not None else streamed.reply()
+        if reply is not None:
+            self._as_computed(reply)  # what is wrong is told with the verdict
+
+    def _as_computed(self, reply: Reply) -> str | None:
+        """Compare the prompt with the ids that the engine computed with, and learn from them how long pictures are.
+
+        Return what is wrong; None if all is well.
+        """
+        media, prompt = self._media, self._prompt
+        assert media is not None
+        if not reply.prompt_ids:
+            return "the worker does not say what ids it computed with" if prompt.unknown else None
+        try:
+            returned = read_list(bytes(reply.prompt_ids), "i").astype(np.int32).tobytes()
+            self._prompt, lengths = prompt.learned(returned, media.family.least)
+        except (UnlikePromptError, NotNumbersError) as error:
+            media.forget(one.digest for one in prompt.media)  # perhaps they were learned from another processor
+            return str(error)
+        media.learn(lengths)
+        self._asked = replace(self._asked, prompt_tokens=len(self._prompt.packed) // ID_BYTES)
+        return None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Return how many tokens the prompt has, as far as that is known."""
+        return len(self._prompt.packed) // ID_BYTES
+
+    @property
+    def unlearned(self) -> bool:
+        """Return whether the length of a picture is not known yet."""
+        return bool(self._prompt.unknown)
 
     def _shown(self, raw: bytes | Raw, verdict: Verdict | None, short: ShortBody | None = None) -> bytes | Raw:
         """Return a reply without the fields that only the router asked for, and with those that the client wants from it.
@@ -195,16 +246,18 @@ class _ExpectedReply:
         add = None
         if self._trajectory and verdict is not None and verdict.generation is not None:
             text = self._prompt.match.text + verdict.text
-            found = retrieval.trajectory(self._recorder.tree, verdict.generation, text, self._recorder.memory)
+            tree, memory = self._recorder.tree, self._recorder.memory
+            viewer = None if self._media is None else self._media.viewer(self._prompt.match.namespace[0])
+            found = retrieval.trajectory(tree, verdict.generation, text, memory, viewer)
             add = {"trajectory": msgspec.json.encode(found)}
-        if not self._drop and add is None:
+        if not self._drop and add is None and self._hidden is None:
             return raw
         # If its logprobs are dropped anyway, an event whose beginning is known can be cut short.
         try:
             if self._drop and (streamed := self._streamed) is not None and (news := streamed.news) is not None:
-                return streamed.whole(edit_meta(news, drop=self._drop, add=add))
+                return streamed.whole(edit_meta(news, drop=self._drop, add=add, without=self._hidden))
             body, ids = short if short is not None and self._drop else (raw, None)
-            return edit_meta(body, drop=self._drop, add=add, ids=ids)
+            return edit_meta(body, drop=self._drop, add=add, ids=ids, without=self._hidden)
         except UnreadableReplyError:
             return raw
 
@@ -222,8 +275,12 @@ class Responder:
         affinity: bytes,
         *,
         force_logprobs: bool,
+        media: Media | None = None,
     ) -> None:
-        """`affinity` is the word by which a load balancer keeps the conversation at one router; see `affinity`."""
+        """`media` learns from the replies, if the prompts have pictures.
+
+        `affinity` is the word by which a load balancer keeps the conversation at one router; see `affinity`.
+        """
         self._tally = tally
         self._affinity = affinity
         self._listed = request.listed
@@ -231,13 +288,16 @@ class Responder:
         self._streaming = self._told = False
         self._verdicts: list[Verdict] | None = None
         self._memory = recorder.memory
-        self._prompt_tokens = [len(prompt.packed) // ID_BYTES for prompt in prompts]
+        self._samples = request.samples
+        self._counted = media is not None and request.stream and not any(prompt.unknown for prompt in prompts)
+        asked_by_client = bytes(request.fields.get(OURS, b"")).strip() == b"true"
+        hidden = None if media is None or asked_by_client else PROMPT_IDS
         sent_at, steps = recorder.judge.workers.moment(), recorder.tree.clock.steps
         self._generations: list[_ExpectedReply] = []
         for number, prompt in enumerate(prompts):
             options = request.options(number)
             asked = Expectation(
-                self._prompt_tokens[number],
+                len(prompt.packed) // ID_BYTES,
                 options.skips_special,
                 force_logprobs or options.logprobs,
                 options.rid,
@@ -248,7 +308,16 @@ class Responder:
             drop = LOGPROB_FIELDS if force_logprobs and not options.logprobs else frozenset[str]()
             for _ in range(request.samples):
                 self._generations.append(
-                    _ExpectedReply(recorder, prompt, asked, None if number else hint, drop, request.wants_trajectory)
+                    _ExpectedReply(
+                        recorder,
+                        prompt,
+                        asked,
+                        None if number else hint,
+                        drop,
+                        request.wants_trajectory,
+                        media,
+                        hidden,
+                    )
                 )
 
     @property
@@ -267,6 +336,10 @@ class Responder:
             reply.settle = self.saved
         if reply.stream:
             self._streaming = True
+            if self._generations[0].unlearned and len(self._prompts) == 1:
+                first = await reply.first_event()
+                for generation in self._generations:
+                    generation.begins(first)
             self._tell(reply, "pending")  # the verdicts are still open
             if self._memory is not None:
                 if self._memory.away:
@@ -344,8 +417,12 @@ class Responder:
         reply.added += (
             (RECORDED, recorded.replace("\n", " ").encode("latin-1", "replace")),
             (b"x-radix-reused-tokens", b"%d" % reused),
-            (b"x-radix-prompt-tokens", b"%d" % sum(self._prompt_tokens)),
             (AFFINITY, self._affinity),
         )
+        first = self._generations[:: self._samples]
+        if not any(one.unlearned for one in first):  # else the length of a picture comes with the first event
+            reply.added.append((b"x-radix-prompt-tokens", b"%d" % sum(one.prompt_tokens for one in first)))
+        if self._counted:
+            reasons["media_count_checked"] = None
         if reasons:
             reply.added.append((b"x-radix-reasons", ", ".join(reasons).encode()))

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
+from middleware_hub.media.media import MEDIA_ESTIMATED, Viewer
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace, Recall
@@ -29,6 +30,7 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.answer_json import Lists, in_pieces
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
 from middleware_hub.spans.extras import TOP_P_IDS, TOP_P_OFFSETS, Extra, Extras
+from middleware_hub.spans.media import MediaSpan, chain_media, digests_in
 from middleware_hub.spans.per_token import ROW_FIELDS, TOP_P, TurnRows, joined, written
 from middleware_hub.spans.trajectory import SampledTurn, SharedMask, TokenTrajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -62,8 +64,11 @@ async def retrieve(
     expected: Sequence[str] = (),
     memory: Memory | None = None,
     lists: Lists | None = None,
+    viewer: Viewer | None = None,
 ) -> Answered:
     """Return the answer for one text; `expected` are its listed replies; `memory` fills the tree; a request has one `lists`.
+
+    `viewer` shows the pictures of a keyed text.
 
     Raises:
         NotFoundError: no recorded reply that this text begins with is called `request_id`.
@@ -85,26 +90,35 @@ async def retrieve(
     if cut.start < len(text) and request.strict:
         raise NotExactError(
             f"only the first {cut.start} of {len(text)} characters are recorded: see POST /radix_tree/explain",
-            exact_chars=cut.start,
+            exact_chars=cut.start if viewer is None else viewer.plain_length(text, cut.start),
             reasons=[RETOKENIZED, *unasked],
         )
-    start, tail = cut.span is None, b""
+    start, tail, ahead = cut.span is None, b"", list[MediaSpan]()
     if cut.start < len(text):
         # The chain cannot change meanwhile: spans are immutable, and `cut` holds them.
-        tail = pack_ids(await tokenizer.encode(text[cut.start :], start=start))
+        rest = text[cut.start :]
+        if viewer is None or not (digests := digests_in(rest)):
+            tail = pack_ids(await tokenizer.encode(rest, start=start))
+        else:
+            sizes = {one: viewer.media.length(viewer.tenant, one) for one in digests}
+            encoded = await tokenizer.encode_keyed(rest, viewer.media.family.placeholder, start=start)
+            tail, _, media = encoded.expanded({one: length for one, (length, _) in sizes.items()})
+            ahead = [one._replace(start=one.start + cut.tokens) for one in media]
+            if not all(told for _, told in sizes.values()):
+                unasked = [*unasked, MEDIA_ESTIMATED]
     heavy = cut.tokens + len(tail) // 4 > MANY_TOKENS
     flat = (await offload(heavy, flatten, cut.span, cut.take, tail)).because(*unasked)
     if memory is not None and expected:
         await memory.cover(namespace, text, expected)  # some replies may have been collected meanwhile
     if request.cover:
-        return await _cover(tree, namespace, text, recall, flat, request, expected, memory, missed)
+        return await _cover(tree, namespace, text, recall, flat, request, expected, memory, missed, viewer, ahead)
     missing = [name for name in _missing(expected, flat) if not tree.left_out(namespace, text, name, cut)]
     cut_off = _cut_off(flat, expected)
     flat, extras = await with_extras(tree, memory, flat.because(EDITED_TURN) if cut_off else flat, request)
     if expected:
         lost = (reply.span.count for name in missing if (reply := tree.reply(namespace, name)) is not None)
         extras["missing_tokens"] = cut_off + sum(lost)
-    answer = partial(answer_of, tree, text, recall, flat, request, missing, cut_off, missed)
+    answer = partial(answer_of, tree, text, recall, flat, request, missing, cut_off, missed, viewer, ahead)
     body, told = await _written(heavy, answer, extras, lists)
     return Answered(body, [told])
 
@@ -137,6 +151,8 @@ async def _cover(
     expected: Sequence[str],
     memory: Memory | None,
     missed: Sequence[str],
+    viewer: Viewer | None,
+    ahead: Sequence[MediaSpan],
 ) -> Answered:
     """Answer with the chain of the text, and the fewest others that hold the rest of the replies whole."""
     others = replies_to_add(tree, namespace, first, expected)
@@ -149,7 +165,7 @@ async def _cover(
         heavy = len(first.token_ids) > MANY_TOKENS
         first = first.because(EDITED_TURN) if _cut_off(first, expected) else first
         first, extras = await with_extras(tree, memory, first, request)
-        answer = partial(answer_of, tree, text, recall, first, request, missing, missed=missed)
+        answer = partial(answer_of, tree, text, recall, first, request, missing, 0, missed, viewer, ahead)
         written = [await _written(heavy, answer, extras, lists)]
         # Each is written before the next is made: thousands of long ones are much as JSON, and several times that as numbers.
         unasked = list[str]()
@@ -168,7 +184,7 @@ async def _cover(
             flat = (await offload(heavy, flatten, other.cut.span, other.cut.take)).because(*unasked)
             masks.apply(number + 1, flat)
             flat, extras = await with_extras(tree, memory, flat, request)
-            answer = partial(answer_of, tree, whole, other, flat, request, missing, missed=missed)
+            answer = partial(answer_of, tree, whole, other, flat, request, missing, 0, missed, viewer)
             written.append(await _written(heavy, answer, extras, lists))
     finally:
         for one in others:
@@ -223,12 +239,14 @@ def _not_among(expected: Iterable[str], spans: Iterable[TokenSpan]) -> list[str]
     return [name for name in expected if there.isdisjoint(names_of(name))]
 
 
-def trajectory(tree: RadixTree, generation: Generation, text: str, memory: Memory | None = None) -> dict[str, Any]:
+def trajectory(
+    tree: RadixTree, generation: Generation, text: str, memory: Memory | None = None, viewer: Viewer | None = None
+) -> dict[str, Any]:
     """Return the answer for the text of a reply that was just recorded, for `return_trajectory`."""
     recall = tree.recall_generation(generation)
     if memory is not None:
         memory.retrieved(recall)
-    return answer_of(tree, text, recall, flatten(*recall.cut[:2]), RetrievalRequest(text), [])
+    return answer_of(tree, text, recall, flatten(*recall.cut[:2]), RetrievalRequest(text), [], viewer=viewer)
 
 
 def answer_of(
@@ -240,6 +258,8 @@ def answer_of(
     missing: Sequence[str],
     cut_off: int = 0,
     missed: Sequence[str] = (),
+    viewer: Viewer | None = None,
+    ahead: Sequence[MediaSpan] = (),
 ) -> dict[str, Any]:
     """Return what is known of a text, in the fields of http-api.md.
 
@@ -247,6 +267,8 @@ def answer_of(
         missing: listed replies that are not in the sequence.
         cut_off: how many tokens are missing of listed replies that are in it.
         missed: replies that a prompt would have continued if the store could have been asked.
+        viewer: shows the pictures.
+        ahead: the media spans behind the chain.
 
     Raises:
         NotExactError: `strict` forbids the answer.
@@ -258,6 +280,12 @@ def answer_of(
         reasons.append(RETOKENIZED)
     if missing and UNKNOWN_REPLY not in reasons:
         reasons.append(UNKNOWN_REPLY)
+    shown: list[dict[str, Any]] = []
+    exact_chars = cut.start
+    if viewer is not None:
+        shown, wrong = viewer.shown((*chain_media(cut.span, cut.take), *ahead))
+        reasons += wrong
+        text, exact_chars = viewer.plain(text), viewer.plain_length(text, cut.start)
     exact = recall.exact and not cut_off and INEXACT.isdisjoint(reasons)
     answer: dict[str, Any] = {
         "tokens": flat.token_ids.tolist(),
@@ -267,7 +295,7 @@ def answer_of(
         "loss_mask_length": len(flat.loss_mask),
         "rollout_logp": flat.logprobs.tolist() if request.return_logp and flat.logprobs is not None else None,
         "exact": exact,
-        "exact_chars": cut.start,
+        "exact_chars": exact_chars,
         "reasons": reasons,
         "response_length": flat.response_length,
         "weight_versions": [{"version": v, "start": begin, "end": end} for v, begin, end in flat.weight_versions],
@@ -275,6 +303,8 @@ def answer_of(
         "request_ids": list(recall.request_ids),
         "turns": [turn.described() for turn in flat.turns],
     }
+    if shown:
+        answer["multi_modal_data"] = {"images": shown}
     if missed:
         answer["missed_request_ids"] = list(missed)
     if request.ignored:
@@ -288,7 +318,7 @@ def answer_of(
             raise NotExactError(
                 f"{answer['stale_tokens']} sampled tokens are more than {request.max_staleness} weight versions old "
                 f"(of {', '.join(sorted({v for v, _ in stale}))}; the current one is {tree.clock.current})",
-                exact_chars=cut.start,
+                exact_chars=exact_chars,
                 stale_tokens=answer["stale_tokens"],
             )
     if request.strict and not exact:
@@ -298,7 +328,7 @@ def answer_of(
                 f"; it lacks {cut_off} tokens of replies that you list, because the text changes them: ask with `cover`"
             )
         raise NotExactError(
-            f"the recorded reply is not exact: {', '.join(reasons)}{lost}", exact_chars=cut.start, reasons=reasons
+            f"the recorded reply is not exact: {', '.join(reasons)}{lost}", exact_chars=exact_chars, reasons=reasons
         )
     return answer
 

@@ -7,6 +7,7 @@ from msgspec import Raw
 
 from middleware_hub.spans.per_token import ROW_FIELDS, TOP_P
 from middleware_hub.spans.reply_names import check_one
+from router.engines.form import media
 from router.engines.form.fields import read_texts
 from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.json import JSON_ERRORS, decode_object, json_fault
@@ -26,6 +27,7 @@ class RetrievalRequest(msgspec.Struct):
         expect_request_ids: the replies that the caller got; a list of lists if there are several texts.
         return_routed_experts, return_indexer_topk, return_top_p: whether the answer has this per-token data of the engine.
         cover: whether to answer with all chains that contain these replies, not only with the chain of the text.
+        image_data: the pictures of the text's placeholders, in order; a list of lists if there are several texts.
         ignored: names of unknown fields. One of them may be misspelt, so the answer lists them.
     """
 
@@ -40,6 +42,7 @@ class RetrievalRequest(msgspec.Struct):
     return_routed_experts: bool = False
     return_indexer_topk: bool = False
     return_top_p: bool = False
+    image_data: str | list[str | list[str | None] | None] | None = None
     ignored: tuple[str, ...] = ()
 
     @classmethod
@@ -95,6 +98,11 @@ class RetrievalRequest(msgspec.Struct):
                 if not name:
                     raise BadRequestError("`expect_request_ids` has an empty request id in it")
                 check_one(name, "of `expect_request_ids`,")
+
+    def images(self) -> list[list[str]] | None:
+        """Return the pictures of each text, as they were given; None if there are none. Raises BadRequestError."""
+        several = isinstance(self.text, list)
+        return media.shaped(self.image_data, len(self.text) if several else 1, batch=several)
 
     def expected(self, number: int) -> list[str]:
         found = self.expect_request_ids

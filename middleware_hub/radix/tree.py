@@ -291,7 +291,14 @@ class RadixTree:
             if same_place and known.ids == context.ids and known.flags == flags:
                 return known
         span = TokenSpan(
-            cut.span, cut.take, cut.start, context.ids, len(match.text) - cut.start, flags=flags, ends=context.ends
+            cut.span,
+            cut.take,
+            cut.start,
+            context.ids,
+            len(match.text) - cut.start,
+            flags=flags,
+            ends=context.ends,
+            media=context.media,
         )
         self._insert_context(span, node)
         return span

@@ -101,7 +101,10 @@ REASONS: tuple[tuple[int, str], ...] = (
 
 UNKNOWN_REPLY = "unknown_reply"
 STORE_UNREACHABLE = "store_unreachable"
-INEXACT = frozenset({"engine_mismatch", "template_mismatch", "unknown_parent", UNKNOWN_REPLY, STORE_UNREACHABLE})
+MEDIA_MISSING = "media_missing"
+INEXACT = frozenset(
+    {"engine_mismatch", "template_mismatch", "unknown_parent", UNKNOWN_REPLY, STORE_UNREACHABLE, MEDIA_MISSING}
+)
 """Reasons for which a sequence is not `exact`, even if one recorded chain covers all of its text."""
 
 
@@ -160,6 +163,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
             until a match needs them.
         request_ids: names of a sampled reply: the client's `rid`, SGLang's `meta_info.id`.
         finish: how a sampled reply ended: `stop`, `length`, or `abort` for every reply that was cut short.
+        media: the pictures among the ids: `(start, length, digest)` each, see `spans.media`.
         offset: tokens of the chain before this span; computed.
         count: tokens of this span; computed.
         answered: the character of the chain's text at which its first sampled span begins; -1 if there is none; computed.
@@ -180,6 +184,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
     ends: bytes | None = None
     request_ids: tuple[str, ...] = ()
     finish: str = ""
+    media: tuple[tuple[int, int, str], ...] = ()
     offset: int = 0
     count: int = 0
     answered: int = -1

@@ -85,6 +85,7 @@ def record_of(
         tail=tail,
         extras=extras,
         spelled=spelled,
+        media=span.media,
     )
     return record if span.sampled else identified(record)
 
@@ -126,6 +127,7 @@ def span_of(record: SpanRecord, spans: Mapping[bytes, TokenSpan], state: PathSta
         ends=record.ends,
         request_ids=record.request_ids,
         finish=record.finish,
+        media=record.media,
         stored=Stored(
             record.id,
             record.root,

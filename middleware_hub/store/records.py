@@ -53,6 +53,7 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         spelled: a further place for clients that send ids, if the ids do not spell its text.
         left_from: for a reply, the character after which a text that leaves its chain midway finds it, if that is before
             `start`: its context has sampled tokens of a chain that was recorded under another text.
+        media: the pictures among the ids; see `TokenSpan`.
         note: facts about the reply `parent`. A note has neither tokens nor text, and is found by `request_ids`.
     """
 
@@ -81,6 +82,7 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     spelled: tuple[bytes, int, bytes] | None = None
     left_from: int | None = None
     note: bytes = b""
+    media: tuple[tuple[int, int, str], ...] = ()
 
     @property
     def sampled(self) -> bool:

@@ -18,10 +18,12 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
+import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import pre_tokenizers
 
-from middleware_hub.spans.chain import SpanFlag, pack_ids, unpack_ids
+from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids, unpack_ids
+from middleware_hub.spans.media import Encoded, Pictures, digests_in, keyed_ends, mark, plain_text
 from middleware_hub.tokenizer import loaded
 from middleware_hub.tokenizer.alignment import Alignment, align_context
 from middleware_hub.tokenizer.encoder import Encode, FastEncoder, LateEncoder, encoder
@@ -178,6 +180,37 @@ class Tokenizer:
         if len(text) < self._long:
             return self._aligned(text, start)
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._aligned, text, start)
+
+    async def encode_keyed(self, keyed: str, placeholder: str, *, start: bool) -> Encoded:
+        """Return the compact ids of a text with the marks of pictures, and how they lie over it.
+
+        The text is encoded with the placeholder in place of each mark, as an engine would encode it.
+        """
+        plain = plain_text(keyed, placeholder)
+        ids, alignment = await self.encode_aligned(plain, start=start)
+        places = np.flatnonzero(np.frombuffer(ids, dtype=np.int32) == self._start.token_to_id(placeholder)).tolist()
+        pictures = tuple(zip(places, digests_in(keyed), strict=True))
+        if alignment.flags & SpanFlag.WHOLE:
+            return Encoded(ids, None, alignment.flags, pictures)
+        span = TokenSpan(None, 0, 0, ids, len(plain), flags=alignment.flags, ends=alignment.ends)
+        return Encoded(ids, keyed_ends(self.vocabulary.ends(span), keyed, placeholder), alignment.flags, pictures)
+
+    def spell_keyed(self, ids: Sequence[int], pictures: Pictures) -> tuple[str, Encoded]:
+        """Return the keyed text of compact ids, each placeholder of which is a picture's, and how they lie over it."""
+        placeholder, plain = pictures.placeholder, self.spell_prompt(ids)
+        alignment, packed = self.align(ids, plain, start=True), pack_ids(ids)
+        span = TokenSpan(None, 0, 0, packed, len(plain), flags=alignment.flags, ends=alignment.ends)
+        ends = self.vocabulary.ends(span)
+        places = np.flatnonzero(np.frombuffer(packed, dtype=np.int32) == self._start.token_to_id(placeholder)).tolist()
+        parts, begin = list[str](), 0
+        for place, digest in zip(places, pictures.digests, strict=True):
+            end = int(ends[place])
+            parts += (plain[begin : end - len(placeholder)], mark(digest))
+            begin = end
+        keyed = "".join((*parts, plain[begin:]))
+        moved = keyed_ends(ends, keyed, placeholder)
+        flags = alignment.flags | SpanFlag.GIVEN
+        return keyed, Encoded(packed, moved, flags, tuple(zip(places, pictures.digests, strict=True)))
 
     def _aligned(self, text: str, start: bool) -> tuple[bytes, Alignment]:
         ids = self._packed_start(text) if start else self._packed_tail(text)

@@ -111,6 +111,7 @@ class _ReplyBody(msgspec.Struct):
     text: str
     meta_info: Meta
     output_ids: list[int] | int | None = None
+    prompt_token_ids: Raw = _ABSENT
 
 
 _reply = msgspec.json.Decoder(_ReplyBody)
@@ -131,6 +132,7 @@ class Reply(msgspec.Struct, frozen=True):
         version: the weight version at the end of the request.
         versions: half-open token runs `(version, start, end)`; None if the engine sent only the version at the end.
         updated: whether the events of its stream were of several versions.
+        prompt_ids: the ids that the engine computed with, as a JSON list; empty if it was not asked for them.
         finish_type: `stop`, `length` or `abort`; None while running.
         matched: the stop token or stop string that ended it.
         status: the HTTP status of the error that an abort stands for.
@@ -153,6 +155,7 @@ class Reply(msgspec.Struct, frozen=True):
     other_text: str | None = None
     told: dict[str, Raw] = {}
     updated: bool = False
+    prompt_ids: bytes | Raw = b""
 
     def checked_logprobs(self) -> Sequence[float]:
         """Return the logprobs of a reply that has no `fault`."""
@@ -225,7 +228,8 @@ def _read_cut(body: bytes) -> tuple[Reply, ShortBody] | None:
     reply = _decode_reply(short)
     if reply.output_ids != _CUT or reply.meta_info.output_token_logprobs != _CUT:
         return None  # those were other fields of the same names
-    return assemble(reply.meta_info, ids, reply.text, logprobs, ids), ShortBody(short, printed)
+    found = assemble(reply.meta_info, ids, reply.text, logprobs, ids, prompt_ids=reply.prompt_token_ids)
+    return found, ShortBody(short, printed)
 
 
 def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | None:
@@ -255,7 +259,10 @@ def _read_in_place(body: bytes) -> tuple[Reply, ShortBody]:
     logprobs, logprob_ids = columns(entries)
     if ids is None:  # an empty reply of the Rust frontend, or a version without `output_ids`
         ids = list(logprob_ids or ())
-    return assemble(reply.meta_info, packed_ids(ids), reply.text, logprobs, logprob_ids), ShortBody(body)
+    found = assemble(
+        reply.meta_info, packed_ids(ids), reply.text, logprobs, logprob_ids, prompt_ids=reply.prompt_token_ids
+    )
+    return found, ShortBody(body)
 
 
 def columns(entries: list[LogprobEntry] | None) -> tuple[Sequence[float | None] | None, Sequence[int] | None]:
@@ -285,6 +292,7 @@ def assemble(
     logprobs: Sequence[float | None] | None,
     logprob_ids: Sequence[int] | None,
     other_text: str | None = None,
+    prompt_ids: bytes | Raw = b"",
 ) -> Reply:
     finish = meta.finish_reason if isinstance(meta.finish_reason, dict) else {}
     kind, matched = finish.get("type"), finish.get("matched")
@@ -302,6 +310,7 @@ def assemble(
         matched=matched if type(matched) in (int, str) else None,
         status=finish.get("status_code"),
         other_text=other_text,
+        prompt_ids=prompt_ids,
         told={
             name: raw for name in PER_TOKEN_FIELDS if (raw := getattr(meta, name)) is not _ABSENT and not is_null(raw)
         },
@@ -314,10 +323,11 @@ def edit_meta(
     drop: frozenset[str] = frozenset(),
     add: dict[str, bytes] | None = None,
     ids: bytes | None = None,
+    without: str | None = None,
 ) -> bytes:
     """Return a reply with fields of its `meta_info` removed or added, and all other values byte for byte as they were.
 
-    `ids` are those of a `ShortBody`. Raises UnreadableReplyError if the body is not a JSON object with a `meta_info` object.
+    `without` is a field of the top level that is removed. `ids` are those of a `ShortBody`. Raises UnreadableReplyError if the body is not a JSON object with a `meta_info` object.
     """
     try:
         fields = decode_object(body)
@@ -330,6 +340,8 @@ def edit_meta(
     fields["meta_info"] = Raw(msgspec.json.encode(kept))
     if ids is not None:
         fields["output_ids"] = Raw(ids)
+    if without is not None:
+        fields.pop(without, None)
     return msgspec.json.encode(fields)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Raw
 
-from router.engines.form import request_checks, segments
+from router.engines.form import media, request_checks, segments
 from router.engines.form.fields import parse_object, read_ids, read_texts, typed
 from router.engines.form.limits import LONGEST_NAME, PROMPT_LIMITS, PromptLimits
 from router.engines.form.segments import Segment
@@ -23,9 +22,6 @@ UNRECORDABLE = {
     "session_params": "session_params",
 }
 """Fields by which a worker reads more than the tokens of a prompt, with the reason why its reply is not recorded."""
-
-_NOTHING = re.compile(rb"(?:[\[\],\s]|null)*+")
-"""A value of such a field that asks for nothing: null, or lists of nothing but null, for instance one for each prompt."""
 _OURS = ("return_trajectory",)
 _PROMPT = ("text", "input_ids", segments.FIELD)
 _TYPED: dict[str, tuple[Any, str]] = {
@@ -137,10 +133,11 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         """Why a reply to this request cannot be recorded; None if it can."""
         if not self.prompts:
             return "input_embeds"
-        for key, reason in UNRECORDABLE.items():
-            if key in self.fields and not _NOTHING.fullmatch(self.fields[key]):
-                return reason
-        return None
+        return next((reason for key, reason in UNRECORDABLE.items() if media.asks(self.fields, key)), None)
+
+    def images(self) -> list[list[str]] | None:
+        """Return the pictures of each prompt, as they were given; None if there are none. Raises BadRequestError."""
+        return media.read(self.fields, self.prompts, batch=self.batch)
 
     def options(self, prompt: int) -> PromptOptions:
         """Return the options for a prompt."""
@@ -195,7 +192,12 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return msgspec.json.encode(out)
 
     def for_worker(
-        self, prompts: Sequence[Sequence[int] | Raw], outer: WorkerRequest | None = None, *, force_logprobs: bool
+        self,
+        prompts: Sequence[Sequence[int] | Raw],
+        outer: WorkerRequest | None = None,
+        *,
+        force_logprobs: bool,
+        further: Mapping[str, Raw] | None = None,
     ) -> tuple[bytes, WorkerRequest | None]:
         """Return the body that a worker gets of a recorded request, and its parsed form if there is one.
 
@@ -203,8 +205,11 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             prompts: the ids of each, or a JSON list of them.
             outer: the request as parsed by an outer layer. If that layer made up the ids, no client has chosen them.
             force_logprobs: ask for logprobs, whatever the client asked for.
+            further: fields of the router's own, in place of the client's.
         """
         fields = self._with_ids(prompts, force_logprobs=force_logprobs)
+        if further is not None:
+            fields |= further
         request = WorkerRequest.checked(
             fields, len(prompts), batch=self.batch, samples=self.samples, stream=self.stream
         )

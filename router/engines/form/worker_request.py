@@ -166,7 +166,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
 
     def _of(self, key: str, value: Raw, chosen: list[int]) -> Raw:
         """Return a field for some of the prompts: a list with one entry per prompt is cut to their entries."""
-        if key in ("input_ids", "text") and not self.batch:
+        if key in ("input_ids", "text", "image_data", "mm_content_hashes") and not self.batch:
             return Raw(b"[" + b",".join([bytes(value)] * len(chosen)) + b"]")
         if not self.batch or not is_list(value) or (key == "token_ids_logprob" and not is_nested(value)):
             return value

@@ -1,0 +1,230 @@
+"""From the pictures of a request to a keyed text, and to the fields of a worker: what text and messages share of it."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from middleware_hub.media.errors import (
+    MediaCountError,
+    MediaExpandedError,
+    MediaFieldError,
+    MediaUnknownError,
+    MultimodalUnsupportedError,
+    PlaceholderSampledError,
+    ReservedCharacterError,
+)
+from middleware_hub.media.family import Family
+from middleware_hub.media.lengths import Lengths
+from middleware_hub.media.picture import Picture, is_digest, read_picture
+from middleware_hub.media.shelf import Shelf
+from middleware_hub.spans.chain import MEDIA_MISSING
+from middleware_hub.spans.media import CLOSE, OPEN, MediaSpan, Pictures, keyed_text, plain_length, plain_text
+from router.engines.form import media as fields_of_media
+from router.http.offload import offload
+
+MEDIA_MISMATCH = "media_mismatch"
+"""The reason if an engine computed with other ids than it was sent, with a run for each picture."""
+MEDIA_ESTIMATED = "media_estimated"
+"""The reason if no engine has told the length of a picture: it is the family's rule for its size."""
+PROMPT_IDS = "prompt_token_ids"
+"""The field of a reply with the ids that an engine computed with."""
+OURS = "return_prompt_token_ids"
+"""Switched on while a length is unknown, and for every reply in one piece."""
+_REFUSED = frozenset(
+    "uuid features mm_hashes mm_content_hashes content_parts multi_modal_data multi_modal_uuids mm_processor_kwargs "
+    "pixel_values image_embeds precomputed_features".split()
+)
+_HEAVY = 64 * 1024
+"""Longer pictures are decoded and hashed in a thread."""
+
+
+class Shown(NamedTuple):
+    """The pictures of one prompt: each as a worker gets it, in the order of the placeholders."""
+
+    pictures: tuple[Picture, ...]
+
+    @property
+    def digests(self) -> list[str]:
+        return [one.digest for one in self.pictures]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """`media_orientation` if one of them is not stored upright: engines disagree on whether to turn it."""
+        return () if all(one.upright for one in self.pictures) else ("media_orientation",)
+
+
+class Viewer(NamedTuple):
+    """Shows the pictures of sequences in answers, to one tenant."""
+
+    media: Media
+    tenant: str
+    inline: bool
+
+    def plain(self, keyed: str) -> str:
+        """Return a keyed text as the client wrote it."""
+        return plain_text(keyed, self.media.family.placeholder)
+
+    def plain_length(self, keyed: str, end: int) -> int:
+        return plain_length(keyed, self.media.family.placeholder, end)
+
+    def shown(self, spans: Iterable[MediaSpan]) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the pictures of a sequence as answers show them, and the reasons why they are not as they should be."""
+        found, reasons = list[dict[str, Any]](), dict[str, None]()
+        for start, length, digest in spans:
+            picture = self.media.shelf.get(self.tenant, digest)
+            entry: dict[str, Any] = {"digest": digest, "mime": None, "width": None, "height": None}
+            if picture is not None:
+                entry |= {"mime": picture.mime, "width": picture.width, "height": picture.height}
+                if not picture.upright:
+                    reasons["media_orientation"] = None
+            entry |= {"span": [start, start + length], "message": None, "part": None, "bytes": None}
+            if self.inline:
+                if picture is None:
+                    reasons[MEDIA_MISSING] = None
+                else:
+                    entry["bytes"] = b64encode(picture.data).decode()
+            found.append(entry)
+        return found, list(reasons)
+
+
+class Media:
+    """What the hub knows of pictures: the model's family, their bytes, and the lengths that engines made of them.
+
+    Args:
+        family: of the model behind the workers.
+        shelf: the pictures that clients have sent.
+        lengths: by picture, how many ids an engine makes of it.
+        max_image_bytes: of one picture's file.
+        max_request_bytes: of the files of one request.
+    """
+
+    def __init__(
+        self, family: Family, shelf: Shelf, lengths: Lengths, *, max_image_bytes: int, max_request_bytes: int
+    ) -> None:
+        self.family = family
+        self.shelf = shelf
+        self.lengths = lengths
+        self._max_image = max_image_bytes
+        self._max_request = max_request_bytes
+
+    def check_fields(self, fields: Mapping[str, Raw]) -> None:
+        """Refuse the fields of media that the router builds by itself, or cannot record. Raises BadRequestError."""
+        for name in sorted(_REFUSED & fields.keys()):
+            if fields_of_media.asks(fields, name):
+                raise MediaFieldError(f"`{name}` is built by the router from `image_data`: leave it out")
+        for name in fields_of_media.OTHERS:
+            if fields_of_media.asks(fields, name):
+                raise MultimodalUnsupportedError(f"`{name}`: of media only images are supported here")
+
+    async def shown(self, tenant: str, given: Sequence[str]) -> Shown:
+        """Return the pictures that a request gave for one prompt, and keep their bytes. Raises BadRequestError."""
+        found, size = [], 0
+        for one in given:
+            if is_digest(one):
+                known = self.shelf.get(tenant, one)
+                if known is None:
+                    raise MediaUnknownError(f"no image {one} is known here: send its bytes")
+                picture = known
+            else:
+                read = await offload(len(one) > _HEAVY, read_picture, one, self._max_image)
+                picture = self.shelf.put(tenant, read)
+            size += len(picture.data)
+            if size > self._max_request:
+                raise MediaCountError(
+                    f"the images of this request have more than {self._max_request} bytes (--media-max-request-bytes)"
+                )
+            found.append(picture)
+        return Shown(tuple(found))
+
+    def key(self, text: str, digests: Sequence[str]) -> str:
+        """Return the keyed text of a text with placeholders, one for each picture. Raises BadRequestError."""
+        self.check_text(text)
+        count = text.count(self.family.placeholder)
+        if count != len(digests):
+            raise MediaCountError(
+                f"the text has {count} placeholders {self.family.placeholder}, and there are {len(digests)} images"
+            )
+        return keyed_text(text, self.family.placeholder, digests) if digests else text
+
+    def check_ids(self, ids: Sequence[int], digests: Sequence[str]) -> None:
+        """Refuse compact ids with another number of placeholders than pictures. Raises BadRequestError."""
+        count = ids.count(self.family.placeholder_id)
+        if count > len(digests) and _has_run(ids, self.family.placeholder_id):
+            raise MediaExpandedError(
+                f"`input_ids` have a run of {self.family.placeholder}, longer than their images: give one id an image"
+            )
+        if count != len(digests):
+            raise MediaCountError(
+                f"the ids have {count} placeholders {self.family.placeholder}, and there are {len(digests)} images"
+            )
+
+    @staticmethod
+    def check_text(text: str) -> None:
+        """Refuse a text with a character that stands for pictures in keys. Raises ReservedCharacterError."""
+        if OPEN in text or CLOSE in text:
+            raise ReservedCharacterError("the text has U+FDD0 or U+FDD1, which stand for images here")
+
+    def pictures(self, digests: Sequence[str]) -> Pictures:
+        """Return what a prompt needs to know of its pictures."""
+        known = {
+            digest: length
+            for digest in digests
+            if (length := self.lengths.get(self.family.settings, digest)) is not None
+        }
+        return Pictures(self.family.placeholder, digests, known)
+
+    def check_prompt(self, packed: bytes, media: Sequence[MediaSpan]) -> None:
+        """Refuse a prompt with pictures in which the model sampled a placeholder: an engine would take it for a picture's.
+
+        Raises PlaceholderSampledError.
+        """
+        ids = np.frombuffer(packed, dtype=np.int32)
+        if np.count_nonzero(ids == self.family.placeholder_id) != sum(one.length for one in media):
+            raise PlaceholderSampledError(
+                f"the model has sampled {self.family.placeholder} in this conversation: an engine would take it for an image"
+            )
+
+    def worker_fields(self, shown: Sequence[Shown], *, batch: bool, return_ids: bool) -> dict[str, Raw]:
+        """Return the fields by which SGLang gets the pictures: data URLs, and the digests to check them by."""
+        urls = [b"[%b]" % b",".join([b'"%b"' % one.data_url for one in each.pictures]) for each in shown]
+        hashes = [each.digests for each in shown]
+        found = {
+            fields_of_media.IMAGES: Raw(b"[%b]" % b",".join(urls) if batch else urls[0]),
+            "mm_content_hashes": Raw(msgspec.json.encode(hashes if batch else hashes[0])),
+        }
+        if return_ids:
+            found[OURS] = Raw(b"true")
+        return found
+
+    def forget(self, digests: Iterable[str]) -> None:
+        """Forget lengths that an engine contradicts."""
+        for digest in digests:
+            self.lengths.forget(self.family.settings, digest)
+
+    def viewer(self, tenant: str, *, inline: bool = False) -> Viewer:
+        """Return what shows the pictures of sequences to a tenant."""
+        return Viewer(self, tenant, inline)
+
+    def length(self, tenant: str, digest: str) -> tuple[int, bool]:
+        """Return the length of a picture, and whether an engine told it: else it is the family's rule, or 1."""
+        known = self.lengths.get(self.family.settings, digest)
+        if known is not None:
+            return known, True
+        picture = self.shelf.get(tenant, digest)
+        return (1 if picture is None else self.family.estimate(picture.width, picture.height)), False
+
+    def learn(self, lengths: Mapping[str, int]) -> None:
+        """Remember the lengths that an engine told."""
+        for digest, length in lengths.items():
+            self.lengths.learn(self.family.settings, digest, length)
+
+
+def _has_run(ids: Sequence[int], placeholder: int) -> bool:
+    return any(one == placeholder == two for one, two in pairwise(ids))
