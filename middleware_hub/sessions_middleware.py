@@ -97,6 +97,7 @@ class SessionsMiddleware:
             context.stopping,
             self._models,
             hub.tokenizer.vocabulary,
+            hub.media,
             max_body_bytes=self._max_body_bytes,
         )
         hub.sessions = SessionSamples(self.registry)
@@ -125,7 +126,10 @@ class SessionsMiddleware:
         if source is None:
             logger.info("the tokenizer has no chat template: sessions answer no turns without --chat-template FILE")
             return None
-        template = ChatTemplate(source, hub.tokenizer.special_tokens_map, late_system=sessions.late_system)
+        placeholder = "" if hub.media is None else hub.media.family.placeholder
+        template = ChatTemplate(
+            source, hub.tokenizer.special_tokens_map, late_system=sessions.late_system, placeholder=placeholder
+        )
         calls = parsers.detect_calls(source) if sessions.tool_call_parser == "auto" else sessions.tool_call_parser
         reasoning = (
             parsers.detect_reasoning(source) if sessions.reasoning_parser == "auto" else sessions.reasoning_parser
@@ -136,6 +140,7 @@ class SessionsMiddleware:
             template,
             replies.of_turn,
             history=sessions.history,
+            media=hub.media,
             verify_rate=sessions.verify_rate,
             shares=sessions.match in keys.NAMED,
         )
@@ -154,7 +159,7 @@ class SessionsMiddleware:
         )
         remembered = partial(RememberedText.of, hub, context.tracer)
         turns = Turns(generator, remembered, composer, replies, self.registry, self._metrics, sessions)
-        return Chats(turns, composer, self._models, KeptReplies(self._metrics))
+        return Chats(turns, composer, self._models, KeptReplies(self._metrics), hub.media)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http":

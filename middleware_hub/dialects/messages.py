@@ -20,8 +20,10 @@ from msgspec import Raw
 
 from middleware_hub.chat.call_ids import rejoined
 from middleware_hub.chat.dialect import Memo, Recalled
-from middleware_hub.chat.messages import ChatRequest, Message
+from middleware_hub.chat.messages import ChatRequest, ImagePart, Message
 from middleware_hub.dialects.fields import RAWS, Fields, string, unsupported, wrong
+from middleware_hub.media.errors import MediaError, MediaFieldError, MediaInvalidError, MediaUrlError
+from middleware_hub.media.picture import is_digest, read_picture
 from router.engines.json import JSON_ERRORS, decode_any, json_fault
 from router.errors import BadRequestError
 
@@ -30,6 +32,10 @@ BILLING = "x-anthropic-billing-header:"
 _BILLING_LINES = re.compile(rf"(?:\r?\n[ \t]*{BILLING}[^\n]*)+\Z|^[ \t]*{BILLING}[^\n]*(?:\n|\Z)", re.MULTILINE)
 """With the end of the line before them if they are the last ones."""
 
+_IMAGES = frozenset({"image_url", "input_image", "image"})
+"""The types of parts that are pictures."""
+MOST_BYTES = 1 << 28
+"""Of the file of a picture, where it is read; the limit of `--media-max-image-bytes` is checked later."""
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """The types of parts that are text, and the key of the text: clients mix the types of chats and of responses."""
 
@@ -128,6 +134,9 @@ def told(place: str, content: Any) -> str | list[Message] | None:
     """
     if type(content) is str:
         return without_billing(content) if BILLING in content else content
+    parts = _with_images(place, content)
+    if parts is not None:
+        return [one for one in parts if one["type"] == "image" or not one["text"].startswith(BILLING)]
     texts = _texts(place, content)
     return None if texts is None else _parts(list(filter(None, map(without_billing, texts))))
 
@@ -144,8 +153,59 @@ def written(place: str, content: Any) -> str | list[Message] | None:
     """
     if type(content) is str:
         return content
+    parts = _with_images(place, content)
+    if parts is not None:
+        return parts
     texts = _texts(place, content)
     return None if texts is None else _parts(texts)
+
+
+def is_image(part: Any) -> bool:
+    """Return whether a part is a picture, in the form of any dialect."""
+    return type(part) is dict and part.get("type") in _IMAGES
+
+
+def _with_images(place: str, content: Any) -> list[Message] | None:
+    """Return the parts of a content with pictures; None if it has none. Raises BadRequestError for other parts."""
+    if type(content) is not list or not any(map(is_image, content)):
+        return None
+    parts: list[Message] = []
+    for at, part in enumerate(content):
+        where = f"{place}[{at}]"
+        if is_image(part):
+            parts.append(_image(where, part))
+        elif text := part_text(where, part):
+            parts.append({"type": "text", "text": text})
+    return parts
+
+
+def _image(place: str, part: dict[str, Any]) -> ImagePart:
+    """Read a picture: `image_url` of chats, `input_image` of responses, or Anthropic's `image`. See `ImagePart` for faults."""
+    try:
+        if "uuid" in part:
+            raise MediaFieldError(f"`{place}.uuid` is built by the router: leave it out", param=place)
+        given = _given(place, part)
+        if is_digest(given):
+            return ImagePart(place, given)
+        picture = read_picture(given, MOST_BYTES)
+    except MediaError as error:
+        return ImagePart(place, "", fault=error)
+    return ImagePart(place, picture.digest, picture)
+
+
+def _given(place: str, part: dict[str, Any]) -> str:
+    """Return the data URL, the base64 or the digest of a picture."""
+    source = part.get("source")
+    if part["type"] == "image" and type(source) is dict:
+        if source.get("type") == "url":
+            raise MediaUrlError(f"`{place}` names an address: the router opens none, so send the bytes", param=place)
+        given = source.get("data")
+    else:
+        given = part.get("image_url")
+        given = given.get("url") if type(given) is dict else given
+    if type(given) is not str:
+        raise MediaInvalidError(f"`{place}` has no data of an image", param=place)
+    return given
 
 
 def _parts(texts: list[str]) -> str | list[Message]:

@@ -11,12 +11,16 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
+from middleware_hub.chat.messages import ImagePart, Message, image_parts
 from middleware_hub.media.errors import (
     MediaCountError,
     MediaExpandedError,
     MediaFieldError,
+    MediaInvalidError,
+    MediaMissingError,
     MediaUnknownError,
     MultimodalUnsupportedError,
+    PlaceholderInTextError,
     PlaceholderSampledError,
     ReservedCharacterError,
 )
@@ -60,6 +64,10 @@ class Shown(NamedTuple):
         return () if all(one.upright for one in self.pictures) else ("media_orientation",)
 
 
+Placed = tuple[MediaSpan, int | None, int | None]
+"""A media span, with the message and the part of the picture; None where there are no messages."""
+
+
 class Viewer(NamedTuple):
     """Shows the pictures of sequences in answers, to one tenant."""
 
@@ -74,17 +82,17 @@ class Viewer(NamedTuple):
     def plain_length(self, keyed: str, end: int) -> int:
         return plain_length(keyed, self.media.family.placeholder, end)
 
-    def shown(self, spans: Iterable[MediaSpan]) -> tuple[list[dict[str, Any]], list[str]]:
+    def shown(self, placed: Iterable[Placed]) -> tuple[list[dict[str, Any]], list[str]]:
         """Return the pictures of a sequence as answers show them, and the reasons why they are not as they should be."""
         found, reasons = list[dict[str, Any]](), dict[str, None]()
-        for start, length, digest in spans:
+        for (start, length, digest), message, part in placed:
             picture = self.media.shelf.get(self.tenant, digest)
             entry: dict[str, Any] = {"digest": digest, "mime": None, "width": None, "height": None}
             if picture is not None:
                 entry |= {"mime": picture.mime, "width": picture.width, "height": picture.height}
                 if not picture.upright:
                     reasons["media_orientation"] = None
-            entry |= {"span": [start, start + length], "message": None, "part": None, "bytes": None}
+            entry |= {"span": [start, start + length], "message": message, "part": part, "bytes": None}
             if self.inline:
                 if picture is None:
                     reasons[MEDIA_MISSING] = None
@@ -149,7 +157,7 @@ class Media:
         count = text.count(self.family.placeholder)
         if count != len(digests):
             raise MediaCountError(
-                f"the text has {count} placeholders {self.family.placeholder}, and there are {len(digests)} images"
+                f"the text has {count} placeholders ({self.family.placeholder}), but {len(digests)} images are given"
             )
         return keyed_text(text, self.family.placeholder, digests) if digests else text
 
@@ -162,7 +170,7 @@ class Media:
             )
         if count != len(digests):
             raise MediaCountError(
-                f"the ids have {count} placeholders {self.family.placeholder}, and there are {len(digests)} images"
+                f"the ids have {count} placeholders ({self.family.placeholder}), but {len(digests)} images are given"
             )
 
     @staticmethod
@@ -202,6 +210,54 @@ class Media:
         if return_ids:
             found[OURS] = Raw(b"true")
         return found
+
+    def chat_fields(self, tenant: str, digests: Sequence[str], *, named: bool, return_ids: bool) -> dict[str, Raw]:
+        """Return the fields of a turn's request: with the files, or `named` for a layer inside that adds them.
+
+        Raises MediaMissingError if the bytes of a picture are gone.
+        """
+        if named:
+            return {fields_of_media.IMAGES: Raw(msgspec.json.encode(digests)), OURS: Raw(b"true")}
+        found = [self.shelf.get(tenant, one) for one in digests]
+        held = tuple([one for one in found if one is not None])
+        if len(held) < len(found):
+            gone = next(digest for digest, one in zip(digests, found, strict=True) if one is None)
+            raise MediaMissingError(f"the bytes of the image {gone} are not here any more: send them again")
+        return self.worker_fields([Shown(held)], batch=False, return_ids=return_ids)
+
+    def shelve(self, tenant: str, messages: Sequence[Message]) -> None:
+        """Keep the pictures of a conversation; refuse what is none, or stands where none can. Raises BadRequestError."""
+        placeholder = self.family.placeholder
+        for message in messages:
+            content = message.get("content")
+            if type(content) is str:
+                texts = [content]
+            else:
+                texts = [part["text"] for part in content or () if type(part.get("text")) is str]
+            for text in texts if message["role"] != "assistant" else ():
+                if placeholder in text:
+                    raise PlaceholderInTextError(
+                        f"a message spells {placeholder}, which stands for an image: leave it out"
+                    )
+                self.check_text(text)
+            for part in image_parts(message):
+                self._shelve(tenant, message["role"], part)
+
+    def _shelve(self, tenant: str, role: str, part: ImagePart) -> None:
+        if part.fault is not None:
+            raise part.fault
+        if role not in ("user", "tool"):
+            raise MultimodalUnsupportedError(
+                f"`{part.place}`: images in a message of the role {role} are not supported"
+            )
+        if part.picture is None:
+            if self.shelf.get(tenant, part["digest"]) is None:
+                raise MediaUnknownError(f"no image {part['digest']} is known here: send its bytes")
+            return
+        if len(part.picture.data) > self._max_image:
+            raise MediaInvalidError(f"`{part.place}` is larger than {self._max_image} bytes (--media-max-image-bytes)")
+        self.shelf.put(tenant, part.picture)
+        part.picture = None  # the message may be remembered; the shelf has the bytes
 
     def forget(self, digests: Iterable[str]) -> None:
         """Forget lengths that an engine contradicts."""

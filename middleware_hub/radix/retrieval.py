@@ -283,7 +283,7 @@ def answer_of(
     shown: list[dict[str, Any]] = []
     exact_chars = cut.start
     if viewer is not None:
-        shown, wrong = viewer.shown((*chain_media(cut.span, cut.take), *ahead))
+        shown, wrong = viewer.shown([(one, None, None) for one in (*chain_media(cut.span, cut.take), *ahead)])
         reasons += wrong
         text, exact_chars = viewer.plain(text), viewer.plain_length(text, cut.start)
     exact = recall.exact and not cut_off and INEXACT.isdisjoint(reasons)

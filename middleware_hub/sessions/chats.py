@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -17,8 +17,11 @@ from middleware_hub import affinity
 from middleware_hub.chat.answer import Answer, ReplyHead
 from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
-from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.chat.messages import ChatRequest, Message, image_parts
+from middleware_hub.dialects.fields import unsupported
+from middleware_hub.media.media import Media
 from middleware_hub.served_models import ServedModels
+from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import MemoRoom
@@ -26,6 +29,7 @@ from middleware_hub.sessions.turn.exchange import Exchange, RequestKey, end_what
 from middleware_hub.sessions.turn.generation import MANY_LOGPROBS, TurnGeneration
 from middleware_hub.sessions.turn.kept_replies import MOST_BYTES, KeptReplies, KeptReply
 from middleware_hub.sessions.turn.turns import Turns
+from middleware_hub.spans.media import UNKNOWN
 from middleware_hub.spans.reply_names import check_one, of_several
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT, StoreUnreachableError
 from router.engines.form.worker_request import new_rid
@@ -51,8 +55,11 @@ _id_of, _saved_of = attrgetter("id"), attrgetter("saved")
 class Chats:
     """Serves the turns of sessions."""
 
-    def __init__(self, turns: Turns, composer: Composer, models: ServedModels, kept: KeptReplies) -> None:
+    def __init__(
+        self, turns: Turns, composer: Composer, models: ServedModels, kept: KeptReplies, media: Media | None = None
+    ) -> None:
         self._turns = turns
+        self._media = media
         self._kept = kept
         self._composer = composer
         self._models = models
@@ -77,6 +84,7 @@ class Chats:
             await self._warmed(self._warming)
         session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
+        self._shelve(session.tenant, request.messages)
         if self._models.must_ask(request.model, session.defaults.model):
             waits = True
             await self._models.ask(scope)
@@ -132,6 +140,16 @@ class Chats:
             self._kept.keep(place, key, reply)
         return None
 
+    def _shelve(self, tenant: str, messages: Sequence[Message]) -> None:
+        """Keep the pictures of a conversation. Raises BadRequestError for what is none, and if the model reads none."""
+        if self._media is not None:
+            self._media.shelve(tenant, messages)
+            return
+        for message in messages:
+            if type(message.get("content")) is list and (parts := image_parts(message)):
+                place = parts[0].place
+                raise unsupported(f"`{place}` is an image: this model takes text only", place)
+
     async def _answer(
         self,
         dialect: Dialect,
@@ -169,6 +187,7 @@ class Chats:
         """Return how many tokens the prompt of a turn would have. Changes nothing."""
         if self._warming is not None:
             await self._warmed(self._warming)
+        self._shelve(session.tenant, request.messages)
         request = session.defaults.complete(request, self._models.adapter_of)
         if session.notes is not None:
             await session.notes.recall(request, None, self._composer.recognizer(session.trie.key, request))
@@ -177,9 +196,16 @@ class Chats:
         turn = session.trie.prepare(setting_of(request), request.messages, is_echo=is_echo)
         handle = session.trie.open(turn, new_rid())
         try:
-            return (await self._composer.compose(turn, request)).tokens
+            prompt = await self._composer.compose(turn, request)
+            return prompt.tokens + self._estimated(session.tenant, prompt)
         finally:
             session.trie.abandon(handle)
+
+    def _estimated(self, tenant: str, prompt: ComposedPrompt) -> int:
+        """Return the tokens of pictures whose length no engine has told, by the rule of the family, beside their one id."""
+        if self._media is None:
+            return 0
+        return sum(self._media.length(tenant, one.digest)[0] - 1 for one in prompt.media if one.length == UNKNOWN)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from middleware_hub import affinity, routes
 from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.dialects.fields import NUMBER, OBJECT, STRING, Fields
+from middleware_hub.media.media import Media
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.exports import Exports, fields_of, is_on, query_of, signs
@@ -67,6 +68,7 @@ class Controls:
         stopping: Callable[[], bool],
         models: ServedModels,
         vocabulary: Vocabulary,
+        media: Media | None = None,
         *,
         max_body_bytes: int,
     ) -> None:
@@ -78,7 +80,7 @@ class Controls:
         self._stopping = stopping
         self._models = models
         self._vocabulary = vocabulary
-        exports = Exports(metrics, self._ended, max_body_bytes=max_body_bytes)
+        exports = Exports(metrics, self._ended, media, max_body_bytes=max_body_bytes)
         calls: dict[str, SessionCall] = {
             "show": self._show,
             "delete": self._delete,

@@ -15,6 +15,7 @@ from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub.chat.errors import SessionOverError
+from middleware_hub.media.media import Media, Viewer
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.sessions.export.formats import FORMATS, as_json, trajectory_json
 from middleware_hub.sessions.export.trajectories import BranchTrajectory, SharedTurns, branches
@@ -31,7 +32,9 @@ from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList
 
-_FINALIZE_FIELDS = frozenset({"export_all_checkpoints", "shared_turns", "format", "expect_request_ids", "roots"})
+_FINALIZE_FIELDS = frozenset(
+    {"export_all_checkpoints", "shared_turns", "format", "expect_request_ids", "roots", "media"}
+)
 """The fields of an export, in its body or its query. Others are ignored, and named in the reply: one may be misspelt."""
 _ROOTS = ("all", "head")
 _PIECE_BYTES = 64 * 1024
@@ -47,6 +50,7 @@ class _Export(msgspec.Struct, frozen=True):
         shared: which trajectories have the mask of a shared turn.
         roots: `head`: only trajectories of the task's root; or `all`.
         form: `json`, or one of `FORMATS`.
+        inline: whether pictures come with their bytes.
         expected: the replies that the client received; None if it does not say.
         ignored: the fields of the request that mean nothing.
     """
@@ -55,6 +59,7 @@ class _Export(msgspec.Struct, frozen=True):
     shared: SharedTurns
     roots: str
     form: str
+    inline: bool
     expected: Sequence[str] | None
     ignored: Sequence[str]
 
@@ -73,19 +78,25 @@ class _Export(msgspec.Struct, frozen=True):
         form = typed(fields, "format", str, "a string") or query.get("format") or "json"
         if form != "json" and form not in FORMATS:
             raise BadRequestError(f"`format` must be one of json, {', '.join(FORMATS)}, not {form!r}")
+        kind = typed(fields, "media", str, "a string") or query.get("media") or "ref"
+        if kind not in ("ref", "inline"):
+            raise BadRequestError(f"`media` must be `ref` or `inline`, not {kind!r}")
         expected = typed(fields, "expect_request_ids", list[str], "a list of request ids")
         if expected is None and "expect_request_ids" in query:
             expected = [name for name in query["expect_request_ids"].split(",") if name]
         for name in expected or ():
             check_one(name, "of `expect_request_ids`,")
         ignored = sorted((fields.keys() | query.keys()) - _FINALIZE_FIELDS)
-        return cls(every, shared, roots, form, expected, ignored)  # type: ignore[arg-type]  # checked
+        return cls(every, shared, roots, form, kind == "inline", expected, ignored)  # type: ignore[arg-type]  # checked
 
 
 class Exports:
     """Serves the calls that export a session."""
 
-    def __init__(self, metrics: SessionMetrics, ended: EndOfSession, *, max_body_bytes: int) -> None:
+    def __init__(
+        self, metrics: SessionMetrics, ended: EndOfSession, media: Media | None = None, *, max_body_bytes: int
+    ) -> None:
+        self._media = media
         self._metrics = metrics
         self._ended = ended
         self._max_body_bytes = max_body_bytes
@@ -98,14 +109,14 @@ class Exports:
         if first:
             self._metrics.sessions.labels("finalized").inc()
         await self._ended(session)
-        await _send_export(session, export, receive, send)
+        await _send_export(session, export, self._media, receive, send)
 
     async def trajectories(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         session.require(Act.EXPORT)
-        await _send_export(session, _Export.of({}, query_of(scope)), receive, send)
+        await _send_export(session, _Export.of({}, query_of(scope)), self._media, receive, send)
 
 
-async def _send_export(session: Session, export: _Export, receive: Receive, send: Send) -> None:
+async def _send_export(session: Session, export: _Export, media: Media | None, receive: Receive, send: Send) -> None:
     """Raises ClientDisconnectedError if the client leaves before everything was sent: then no client has the export."""
     session.touch()
     unread = session.stale or not await filled(session)
@@ -122,6 +133,8 @@ async def _send_export(session: Session, export: _Export, receive: Receive, send
         passed_over=session.trie.passed_over,
         head=head_root,
     )
+    if media is not None:
+        found = _with_images(found, media.viewer(session.tenant, inline=export.inline))
     head: dict[str, Any] = {
         "session_id": session.id,
         "phase": session.phase.value,
@@ -145,6 +158,13 @@ async def _send_export(session: Session, export: _Export, receive: Receive, send
     with suppress(SessionOverError, StoreError):  # the session was deleted, or the store does not take the note
         await session.happen(Exported(samples, time=time.time()))
     session.touch()
+
+
+def _with_images(found: Iterable[BranchTrajectory], viewer: Viewer) -> Iterator[BranchTrajectory]:
+    """Yield trajectories with the pictures of their own paths."""
+    for one in found:
+        images, reasons = viewer.shown(one.pictures)
+        yield msgspec.structs.replace(one, images=images, reasons=(*one.reasons, *reasons)) if images else one
 
 
 def check_known(session: Session, *, unread: bool) -> None:

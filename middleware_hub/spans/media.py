@@ -19,7 +19,7 @@ prompt follow from that, and one text:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, links
 
+UNKNOWN = 1
+"""The length of a picture that no engine has told yet. Every family's least length is greater."""
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 """Noncharacters of Unicode, for private use inside of a program (Unicode 16, section 23.7)."""
 _MARK = re.compile(f"{OPEN}(sha256:[0-9a-f]{{64}}){CLOSE}")
@@ -68,6 +70,29 @@ def plain_length(keyed: str, placeholder: str, end: int) -> int:
     return end if OPEN not in keyed else len(plain_text(keyed[:end], placeholder))
 
 
+def media_of(span: TokenSpan) -> list[MediaSpan]:
+    """Return the media spans of one span. Their starts count from its beginning."""
+    return [MediaSpan(*one) for one in span.media]
+
+
+def settle(span: TokenSpan, lengths: Mapping[str, int]) -> None:
+    """Give the pictures of a context the lengths that an engine has told, before anything builds on it.
+
+    This is the only change that the tokens of a span ever see: until then nobody knows how many they are.
+    """
+    media, more = list[tuple[int, int, str]](), 0
+    counts = np.ones(span.count, dtype=np.int64)
+    for start, length, digest in span.media:
+        wider = lengths.get(digest, length) - length if length == UNKNOWN else 0
+        counts[start] += wider
+        media.append((start + more, length + wider, digest))
+        more += wider
+    if more:
+        span.ids = np.repeat(np.frombuffer(span.ids, dtype=np.int32), counts).tobytes()
+        span.count = span.visible = len(span.ids) // ID_BYTES
+        span.media = tuple(media)
+
+
 def chain_media(span: TokenSpan | None, take: int) -> list[MediaSpan]:
     """Return the media spans of a chain, in order. Their starts count from the beginning of the chain."""
     found: list[MediaSpan] = []
@@ -80,6 +105,18 @@ def chain_media(span: TokenSpan | None, take: int) -> list[MediaSpan]:
             ]
     found.reverse()
     return found
+
+
+def spelled_keyed(spell: Callable[[Sequence[int]], str], packed: bytes, media: Sequence[MediaSpan]) -> str:
+    """Return the keyed text that expanded ids spell. `spell` returns the text of ids."""
+    ids = memoryview(packed).cast("i")
+    if not media:
+        return spell(ids.tolist())
+    parts, done = list[str](), 0
+    for start, length, digest in media:
+        parts += (spell(ids[done:start].tolist()), mark(digest))
+        done = start + length
+    return "".join((*parts, spell(ids[done:].tolist())))
 
 
 def collapsed(packed: bytes, media: Iterable[MediaSpan]) -> bytes:

@@ -72,13 +72,22 @@ class ChatTemplate:
         source: Jinja source, as in `tokenizer_config.json`.
         special_tokens: variables that every rendering sees (`bos_token`, `eos_token`, ...).
         late_system: the treatment of a system message that the template does not write where it stands.
+        placeholder: the text that it writes for a picture; empty if the model reads none.
 
     Raises:
         BadRequestError: the template cannot be compiled.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], *, late_system: LateSystem = "in_place") -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        late_system: LateSystem = "in_place",
+        placeholder: str = "",
+    ) -> None:
         self._renderer = Renderer(source, special_tokens)
+        self._renderer.placeholder = placeholder
         self._forms = TurnForms(self._renderer)
         self._systems = SystemMessages(self._renderer, late_system)
         self._slots = Slots(source)
@@ -113,7 +122,9 @@ class ChatTemplate:
             if dated != today:
                 found = self._dated.get((dated,))
                 if found is None:
-                    found = ChatTemplate(dated, special_tokens, late_system=self._late_system)
+                    found = ChatTemplate(
+                        dated, special_tokens, late_system=self._late_system, placeholder=self._renderer.placeholder
+                    )
                     self._dated[dated,] = found
                 yield found
 

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from jinja2 import Environment
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
-from middleware_hub.chat.messages import Message, Tool, argument_texts
+from middleware_hub.chat.messages import Message, Tool, argument_texts, image_parts
+from middleware_hub.spans.media import keyed_text
 from middleware_hub.templates.source import differs_with_tools
 from middleware_hub.templates.trials import ONE, RESULT, SHORT, TOOL, calling
 from middleware_hub.tokenizer.loaded import quiet_libraries
@@ -70,6 +71,8 @@ class Renderer:
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
+        self.placeholder = ""
+        """The text that the template writes for a picture; empty if the model reads none."""
         self.special_tokens = dict(special_tokens)
         self._end = f"end{secrets.token_hex(12)}"
         """A text that no message contains."""
@@ -253,7 +256,20 @@ class Renderer:
             **{**self.special_tokens, **options},
         )
         text: str = rendered[0]
-        return text
+        return self._with_marks(text, messages) if self.placeholder else text
+
+    def _with_marks(self, text: str, messages: list[Message]) -> str:
+        """Return a rendering with the mark of each picture in place of its placeholder."""
+        digests = [part["digest"] for one in messages for part in image_parts(one)]
+        if not digests:
+            return text
+        if text.count(self.placeholder) != len(digests):
+            raise BadRequestError(
+                f"the chat template writes {text.count(self.placeholder)} times {self.placeholder} for {len(digests)} images: "
+                "a text spells it, or the template writes no images in a message of this role",
+                code="placeholder_in_text",
+            )
+        return keyed_text(text, self.placeholder, digests)
 
 
 @lru_cache(maxsize=16)

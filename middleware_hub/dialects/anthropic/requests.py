@@ -26,6 +26,7 @@ from middleware_hub.dialects.messages import (
     OpenedBody,
     assistant_message,
     each_message,
+    is_image,
     open_body,
     part_text,
     told,
@@ -241,7 +242,8 @@ def _user(definitions: Mapping[str, str], place: str, content: Any) -> list[Mess
             results.append(_result(definitions, f"{place}[{at}]", block))
         else:
             # Checked in its own place, so that an error names it.
-            part_text(f"{place}[{at}]", block)
+            if not is_image(block):
+                part_text(f"{place}[{at}]", block)
             rest.append(block)
     said = told(place, rest)
     return results if results and not said else [*results, {"role": "user", "content": said or ""}]

@@ -80,7 +80,7 @@ def described(trajectory: BranchTrajectory) -> dict[str, Any]:
         "turns": [turn.described(begin) for turn in trajectory.turns],
         "finish_reason": trajectory.finish_reason,
         "reward_info": trajectory.reward_info,
-        "multi_modal_data": None,
+        "multi_modal_data": {"images": trajectory.images} if trajectory.images else None,
         "exact": trajectory.exact,
         "reasons": trajectory.reasons,
         **({"missed_request_ids": trajectory.missed} if trajectory.missed else {}),

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from middleware_hub.chat.keys import offers_tools, system_digest, tools_of
 from middleware_hub.sessions.trie.nodes import Checkpoint, Root
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links
+from middleware_hub.spans.media import MediaSpan
 from middleware_hub.spans.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined
 from middleware_hub.spans.trajectory import SampledTurn, flatten_chain
 
@@ -47,6 +48,8 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
         messages: the JSON of each message.
         extra: further fields of the workers' replies by name: `(generation id, raw value)`.
         per_token: the fields of `extra` that could be joined: a row for each token but the last, prompt and response.
+        pictures: the media spans among all ids, each with its message and its part (None where that is not known).
+        images: these, as answers show them.
         missed: the replies that its prompts would have continued if the store could have been asked.
         root: the number of its root (see `trie.roots`).
         system_digest, tools_digest: equal for equal system messages and equal tools; None if there are none.
@@ -68,6 +71,8 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
     extra: Mapping[str, list[tuple[str, Raw]]]
     per_token: Mapping[str, PerTokenArray]
+    pictures: tuple[tuple[MediaSpan, int | None, int | None], ...] = ()
+    images: Sequence[Mapping[str, Any]] = ()
     missed: tuple[str, ...] = ()
     root: int = 0
     system_digest: str | None = None
@@ -202,6 +207,27 @@ def _chain(
     return _Chain(spans, turns, messages, unsampled, missed, beginning)
 
 
+def _pictures(chain: _Chain) -> tuple[tuple[MediaSpan, int | None, int | None], ...]:
+    """Return the media spans of a chain, with their places in its messages."""
+    spans = [
+        MediaSpan(span.offset + start, length, digest)
+        for span, count in chain.spans
+        for start, length, digest in span.media
+        if start + length <= count
+    ]
+    if not spans:
+        return ()
+    places: list[tuple[int, int, str]] = []
+    for number, raw in enumerate(chain.messages):
+        content = msgspec.json.decode(raw).get("content")
+        for at, part in enumerate(content if isinstance(content, list) else ()):
+            if part.get("type") == "image":
+                places.append((number, at, part.get("digest")))
+    if [one.digest for one in spans] != [digest for _, _, digest in places]:  # a splice may have left a message out
+        return tuple([(one, None, None) for one in spans])
+    return tuple([(one, number, at) for one, (number, at, _) in zip(spans, places, strict=True)])
+
+
 def _with_reasoning(message: bytes, turn: Checkpoint) -> bytes:
     return msgspec.json.encode({**msgspec.json.decode(message), "reasoning_content": turn.reasoning})
 
@@ -254,6 +280,7 @@ def _trajectory(
         weight_versions=tuple((version, low - begin, high - begin) for version, low, high in flat.weight_versions),
         turns=flat.turns,
         messages=tuple(chain.messages),
+        pictures=_pictures(chain),
         finish_reason=checkpoint.finish,
         reward_info=rewards,
         reasons=tuple(reasons),

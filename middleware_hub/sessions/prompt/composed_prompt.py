@@ -27,6 +27,7 @@ import msgspec
 
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import ID_BYTES, TokenSpan, chain_ids, links, unpack_ids
+from middleware_hub.spans.media import MediaSpan
 
 EDITED_TURN = "edited_turn"
 REWRITTEN_TURN = "rewritten_turn"
@@ -77,6 +78,7 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
         scaffold: the generation prompt at its end; empty if unknown.
         fallbacks: why earlier turns did not keep their ids, or not all of them: one of `FALLBACKS` for each attempt.
         edited: how the client edited the checkpoint's message (see `edited_turns`); empty if it did not.
+        media: the media spans among the ids; a picture whose length no engine has told yet has one id.
         reply: the reply that it continues, if that was sampled for a text after the checkpoint (see `KnownText`).
     """
 
@@ -94,6 +96,7 @@ class ComposedPrompt(msgspec.Struct, frozen=True, gc=False):
     fallbacks: tuple[str, ...] = ()
     edited: str = ""
     reply: str = ""
+    media: tuple[MediaSpan, ...] = ()
 
     @property
     def parent(self) -> str | None:

@@ -23,6 +23,7 @@ import msgspec
 from middleware_hub.chat import keys
 from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.media.media import Media
 from middleware_hub.parsers.base import SampledParser
 from middleware_hub.sessions.prompt.composed_prompt import EDITED_TURN, LEFT_OUT, ComposedPrompt, PromptIdsCache
 from middleware_hub.sessions.prompt.echoes import is_echo
@@ -34,6 +35,7 @@ from middleware_hub.sessions.prompt.tails import Tails
 from middleware_hub.sessions.prompt.verifier import PromptVerifier
 from middleware_hub.sessions.trie.nodes import Checkpoint, IsEcho, PreparedTurn
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, pack_ids, unpack_ids
+from middleware_hub.spans.media import MediaSpan, chain_media, digests_in
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -58,6 +60,7 @@ class Composer:
         history: with `keep` the chain is what the model saw; with `template`, what the template makes of it.
         verify_rate: the share of continued prompts that is compared with a rendering of the whole, 0 to 1.
         shares: whether equal requests share a prompt. A user's own keys may be equal for different messages.
+        media: what is known of pictures; None if the model reads none.
         make_parser: makes a parser for the whole text of a turn, from behind its header on.
     """
 
@@ -70,6 +73,7 @@ class Composer:
         history: History = "keep",
         verify_rate: float = 0.0,
         shares: bool = True,
+        media: Media | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._template = template
@@ -78,6 +82,7 @@ class Composer:
         self._history = history
         self._verify_rate = verify_rate
         self._shares = shares
+        self._media = media
         self._ids = PromptIdsCache()
         self._dice = random.Random(0)
 
@@ -180,7 +185,8 @@ class Composer:
             found = turn.node.contexts if self._shares else None
             span = _shared(turn, request, checkpoint.span) if found else None
             if span is not None:
-                return self._composed(checkpoint, span, span.count, await self._scaffold_at(span, request))
+                scaffold = await self._scaffold_at(span, request)
+                return self._composed(checkpoint, span, span.count, scaffold)
             try:
                 return await self._appended(checkpoint, turn, request, start)
             except RenderingError as error:
@@ -232,13 +238,14 @@ class Composer:
         span, take = checkpoint.span, joined.take
         if joined.text:
             before = ID_BYTES * (span.offset + take)
-            ids = known.ids[before:] if known else await self._tokenizer.encode_packed(joined.text, start=False)
+            ids, media = (known.ids[before:], ()) if known else await self._encoded(joined.text, start=False)
             flags = SpanFlag.WHOLE | (SpanFlag.RECUT if joined.recut else SpanFlag.NONE)
-            span = share(turn, request, TokenSpan(span, take, 0, ids, 0, flags=flags))
-            take = span.count
+            span = share(turn, request, TokenSpan(span, take, 0, ids, 0, flags=flags, media=media))
             if self._verify_rate and self._dice.random() < self._verify_rate if verify is None else verify:
-                await _offload(request, partial(self._verifier.verify, span, take, request, checkpoint, joined))
-        prompt = self._composed(checkpoint, span, take, await self._scaffold(joined.text, request))
+                await _offload(request, partial(self._verifier.verify, span, span.count, request, checkpoint, joined))
+        scaffold = await self._scaffold(joined.text, request)
+        # A generation of an equal prompt may have learned meanwhile how long the pictures of a shared context are.
+        prompt = self._composed(checkpoint, span, span.count if joined.text else take, scaffold)
         return msgspec.structs.replace(prompt, reused=known.reused, reply=known.reply) if known else prompt
 
     async def _spliced(
@@ -269,27 +276,45 @@ class Composer:
     ) -> ComposedPrompt:
         span = _shared(turn, request, None) if start is None and self._shares else None
         if span is not None:
-            return self._composed(None, span, span.count, await self._scaffold_at(span, request), reasons)
+            scaffold = await self._scaffold_at(span, request)
+            return self._composed(None, span, span.count, scaffold, reasons)
         try:
             text = await _offload(request, partial(self._template.conversation, request))
         except RenderingError as error:
             raise BadRequestError(f"the chat template cannot write this conversation: {error}") from error
-        ids, known = (await self._tokenizer.encode(text, start=True), 0) if start is None else await start(text)
-        if not ids:
+        media: tuple[MediaSpan, ...] = ()
+        if start is None:
+            (packed, media), known = await self._encoded(text, start=True), 0
+        else:
+            ids, known = await start(text)
+            packed = pack_ids(ids)
+        if not packed:
             raise BadRequestError(
                 "the chat template makes nothing of these messages: there is nothing to send to a worker"
             )
-        span = share(turn, request, TokenSpan(None, 0, 0, pack_ids(ids), 0, flags=SpanFlag.WHOLE))
-        prompt = self._composed(None, span, span.count, await self._scaffold(text, request), reasons)
+        span = share(turn, request, TokenSpan(None, 0, 0, packed, 0, flags=SpanFlag.WHOLE, media=media))
+        scaffold = await self._scaffold(text, request)
+        prompt = self._composed(None, span, span.count, scaffold, reasons)
         return msgspec.structs.replace(prompt, reused=known)
+
+    async def _encoded(self, text: str, *, start: bool) -> tuple[bytes, tuple[MediaSpan, ...]]:
+        """Return the packed ids of a text, with its pictures as long as is known, and their media spans."""
+        digests = digests_in(text)
+        if self._media is None or not digests:
+            return await self._tokenizer.encode_packed(text, start=start), ()
+        pictures = self._media.pictures(digests)
+        encoded = await self._tokenizer.encode_keyed(text, pictures.placeholder, start=start)
+        ids, _, media = encoded.expanded(pictures.lengths)
+        return ids, media
 
     def _composed(
         self, checkpoint: Checkpoint | None, span: TokenSpan, take: int, scaffold: str, reasons: tuple[str, ...] = ()
     ) -> ComposedPrompt:
         tokens = span.offset + take
+        media = () if self._media is None else tuple(chain_media(span, take))
         if checkpoint is None:
             ids = self._ids.of(span, take, None)
-            return ComposedPrompt(None, span, take, ids, tokens, 0, reasons, scaffold=scaffold)
+            return ComposedPrompt(None, span, take, ids, tokens, 0, reasons, scaffold=scaffold, media=media)
         if span.flags & SpanFlag.UNLIKE:
             reasons = (*reasons, "template_mismatch")
         kept, sampled = take if span is checkpoint.span else span.take, checkpoint.span.count
@@ -297,7 +322,17 @@ class Composer:
         reused = checkpoint.span.offset + kept
         left_out, apart = sampled - kept, not kept  # no later trajectory contains a turn without a kept token
         return ComposedPrompt(
-            checkpoint, span, take, ids, tokens, reused, reasons, left_out, apart=apart, scaffold=scaffold
+            checkpoint,
+            span,
+            take,
+            ids,
+            tokens,
+            reused,
+            reasons,
+            left_out,
+            apart=apart,
+            scaffold=scaffold,
+            media=media,
         )
 
     async def _scaffold(self, text: str, request: ChatRequest) -> str:
@@ -336,7 +371,8 @@ def share(turn: PreparedTurn, request: ChatRequest, span: TokenSpan) -> TokenSpa
     if contexts is None:
         contexts = turn.node.contexts = []
     for other in contexts:
-        if other.parent is span.parent and other.take == span.take and other.ids == span.ids:
+        same_place = other.parent is span.parent and other.take == span.take
+        if same_place and other.ids == span.ids and other.media == span.media:
             return other
     contexts.append(span)
     return span

@@ -26,6 +26,7 @@ from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt.join import Codec, Join, join
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, links, unpack_ids
+from middleware_hub.spans.media import MediaSpan, chain_media, digests_in, spelled_keyed
 from middleware_hub.templates.chat_template import ChatTemplate, CutRendering
 from middleware_hub.templates.renderer import RenderingError
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -216,21 +217,34 @@ class _SentContext(NamedTuple):
 
     take: int
     ids: bytes
+    media: tuple[MediaSpan, ...] = ()
 
 
 def _sent_between(before: Checkpoint | None, turn: Checkpoint) -> _SentContext | None:
     parts: list[bytes] = []
+    begin, after = turn.span.offset, 0
     for span, count in links(turn.span.parent, turn.span.take):
         if before is not None and span is before.span:
-            return _SentContext(count, b"".join(reversed(parts)))
+            after = count
+            break
         if span.sampled:
             return None
+        begin = span.offset
         parts.append(span.ids[: ID_BYTES * count])
-    return _SentContext(0, b"".join(reversed(parts))) if before is None else None
+    else:
+        if before is not None:
+            return None
+    media = chain_media(turn.span.parent, turn.span.take)
+    own = tuple([one._replace(start=one.start - begin) for one in media if one.start >= begin])
+    return _SentContext(after, b"".join(reversed(parts)), own)
 
 
 def _same(before: Checkpoint | None, sent: _SentContext, text: str, codec: Codec) -> bool:
     """Whether a text gives the ids that were sent. Spelling is cheaper than encoding, and enough for most tokenizers."""
+    if sent.media or digests_in(text):
+        joined_text = text if before is None else (joined := join(before, text, codec)).text
+        same_take = before is None or joined.take == sent.take
+        return same_take and spelled_keyed(codec.spell, sent.ids, sent.media) == joined_text
     ids = unpack_ids(sent.ids)
     if before is None:
         return (codec.plain_starts and codec.spell(ids) == text) or list(codec.encode_start(text)) == ids

@@ -28,6 +28,7 @@ from middleware_hub.sessions.prompt.join import Join
 from middleware_hub.sessions.prompt.splice import Splicer
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, links
+from middleware_hub.spans.media import media_of, spelled_keyed
 from middleware_hub.templates.chat_template import ChatTemplate
 from middleware_hub.templates.renderer import RenderingError
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -123,7 +124,12 @@ class PromptVerifier:
     def _parts(self, span: TokenSpan, take: int) -> Sequence[ChainPart]:
         spell = self._tokenizer.vocabulary.spell
         parts = [
-            ChainPart(spell(array("i", part.ids[: ID_BYTES * count])), part.versions is not None)
+            ChainPart(
+                spelled_keyed(spell, part.ids, media_of(part))
+                if part.media and count == part.count
+                else spell(array("i", part.ids[: ID_BYTES * count])),
+                part.versions is not None,
+            )
             for part, count in links(span, take)
         ]
         parts.reverse()

@@ -14,26 +14,30 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
+import numpy as np
 from msgspec import Raw
 
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.errors import SessionOverError, feed_event, refusal, unreadable
 from middleware_hub.chat.messages import Message as ChatMessage
 from middleware_hub.hub import Hub
+from middleware_hub.media.media import MEDIA_MISMATCH, PROMPT_IDS
 from middleware_hub.parsers.base import SampledParser
 from middleware_hub.radix.judge import ENGINE_MISMATCH, Expectation, Judge, Verdict
 from middleware_hub.sessions.log.events import BranchEnded, Touched
-from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
+from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt, PromptIds
 from middleware_hub.sessions.prompt.echoes import content_of
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, NewTurn
 from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.sessions.turn.answer import AnswerBuilder, begins
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
+from middleware_hub.spans.media import UNKNOWN, UnlikePromptError, learned, settle
 from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from router.engines.events import DONE, EventSplitter, event_data
 from router.engines.form.reply import Reply, UnreadableReplyError, read_fields, read_reply
 from router.engines.form.stream import StreamedReply
+from router.engines.json import NotNumbersError, read_list
 from router.errors import RouterError, UpstreamError
 from router.http.offload import offload
 from router.http.upstream import UpstreamBrokenError
@@ -43,8 +47,8 @@ logger = logging.getLogger(__name__)
 
 MANY_LOGPROBS = 5000
 """Logprobs, alternatives included, of one reply: more of them are spelled in a thread."""
-CONTRADICTORY = "no", ENGINE_MISMATCH
-"""The verdict on a reply whose tokens are not kept because it contradicted itself."""
+CONTRADICTORY = ("no", ENGINE_MISMATCH), ("no", MEDIA_MISMATCH)
+"""The verdicts on a reply whose tokens are not kept because it contradicted itself."""
 _ABORT_SECONDS = 10.0
 """How long a worker may take to return what it has sampled once its generation is told to end."""
 
@@ -217,6 +221,8 @@ class TurnGeneration:
         try:
             await self._receive(received)
             reply, fields, meta = received.result(stream=self._plan.request.stream)
+            if self.prompt.media:
+                fields.pop(PROMPT_IDS, None)  # which only the router asked for
         except asyncio.CancelledError:
             await self._keep(asked, received)
             raise
@@ -227,6 +233,7 @@ class TurnGeneration:
                 raise received.error from None  # a stream that breaks off after it says less
             raise
         self.begun = self.begun or not self._plan.trie.closed
+        asked = self._as_computed(asked, reply)
         if not self._plan.request.stream:
             self.building.whole(reply, received.alternatives() if self._plan.request.top_logprobs else None)
         sent = self.prompt.ids.written
@@ -237,10 +244,44 @@ class TurnGeneration:
             answer = msgspec.structs.replace(answer, logprobs=await offload(heavy, self.building.spelled, reply))
         await self._commit(asked, reply, answer)
         found = self.verdict
-        if self._plan.log is not None and found is not None and (found.outcome, found.reason) == CONTRADICTORY:
+        if self._plan.log is not None and found is not None and (found.outcome, found.reason) in CONTRADICTORY:
             # The client will send its text again, which looks like context: every router has to know.
             self.saved = await self._plan.log.append(Touched(time=time.time(), lost=self.id))
         self.answer = answer
+
+    def _as_computed(self, asked: Expectation, reply: Reply) -> Expectation:
+        """Compare a prompt that has pictures with the ids that the engine computed with, and learn from them their lengths.
+
+        If the engine computed with other ids, `verdict` says so, and the turn is not kept.
+        """
+        prompt, media = self.prompt, self._generator.hub.media
+        shown = prompt.media
+        if media is None or not shown:
+            return asked
+        unknown = {one.digest for one in shown if one.length == UNKNOWN}
+        if not reply.prompt_ids:
+            if unknown:
+                self._mismatch("the worker does not say what ids it computed with")
+            return asked
+        try:
+            returned = read_list(bytes(reply.prompt_ids), "i").astype(np.int32).tobytes()
+            lengths = learned(prompt.ids.packed, shown, unknown, returned, media.family.least)
+        except (UnlikePromptError, NotNumbersError) as error:
+            media.forget(one.digest for one in shown)
+            self._mismatch(str(error))
+            return asked
+        if not lengths:
+            return asked
+        media.learn(lengths)
+        settle(prompt.span, lengths)
+        take = prompt.span.count  # lengths are unknown only in the context at the end of a prompt, which is whole
+        ids = PromptIds.of(returned)
+        self.prompt = msgspec.structs.replace(prompt, take=take, ids=ids, tokens=prompt.span.offset + take)
+        return msgspec.structs.replace(asked, prompt_tokens=self.prompt.tokens)
+
+    def _mismatch(self, detail: str) -> None:
+        self.verdict = Verdict("no", MEDIA_MISMATCH, detail)
+        logger.warning("a turn is not kept: %s: %s", MEDIA_MISMATCH, detail)
 
     async def _receive(self, received: _ReceivedReply) -> None:
         """Have it generated, and take what comes."""
@@ -270,6 +311,7 @@ class TurnGeneration:
         """Commit what a stream brought before it was ended on purpose."""
         reply = received.streamed.reply()
         if reply is not None and reply.ids and not self._plan.trie.closed:
+            asked = self._as_computed(asked, reply)
             answer = self.building.answer(reply, {}, {}, prompt_tokens=asked.prompt_tokens, cut_off=True)
             await self._commit(asked, reply, answer)
 
@@ -287,6 +329,8 @@ class TurnGeneration:
             hint.replied(reply.ids)
         if plan.trie.closed:
             raise TrieClosedError
+        if self.verdict is not None:
+            return  # `media_mismatch`
         judgement = judge.judge(asked, reply, self.worker)
         inside = self._verdicts
         self.verdict = inside[0] if inside else judgement.verdict

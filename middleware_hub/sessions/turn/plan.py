@@ -11,11 +11,13 @@ from starlette.types import Scope
 
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.messages import ChatRequest, Message
+from middleware_hub.media.media import Media
 from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.log.events import SessionLog, TurnNotes
-from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
+from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt, PromptIds
 from middleware_hub.sessions.trie.nodes import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
+from middleware_hub.spans.media import UNKNOWN, collapsed
 from middleware_hub.trajectories.members import HEADERS
 from router.engines.form.worker_request import WorkerRequest
 from router.http.request_state import RouteHint, request_state
@@ -40,6 +42,7 @@ class TurnPlan(msgspec.Struct):
         unread: whether another router may have continued the session while the store is unreachable.
         sampling: `sampling_params`, complete; empty until they are worked out.
         asked: the digest of the request, see `RequestKey`.
+        media: what is known of pictures; None if the model reads none.
         log, notes: of the session; None if it is not kept beyond this process.
     """
 
@@ -55,6 +58,7 @@ class TurnPlan(msgspec.Struct):
     asked: bytes = b""
     log: SessionLog | None = None
     notes: TurnNotes | None = None
+    media: Media | None = None
 
     def of_sample(self, number: int) -> TurnPlan:
         """Return the plan of a further sample, which has a seed of its own: with one seed all samples would be equal."""
@@ -113,6 +117,16 @@ class TurnPlan(msgspec.Struct):
             "sampling_params": Raw(msgspec.json.encode(self.sampling)),
             "stream": Raw(b"true" if request.stream else b"false"),
         }
+        hinted = memoryview(ids.packed).cast("i")
+        shown = self.prompt.media
+        if shown and self.media is not None:
+            fields["input_ids"] = Raw(PromptIds.of(collapsed(ids.packed, shown)).written)
+            hinted = hinted[: shown[0].start]
+            unknown = any(one.length == UNKNOWN for one in shown)
+            tenant = request_state(self.scope).caller.tenant
+            fields |= self.media.chat_fields(
+                tenant, [one.digest for one in shown], named=not lasting, return_ids=unknown or not request.stream
+            )
         if logprobs:
             fields["return_logprob"] = Raw(b"true")
             if request.top_logprobs:
@@ -125,7 +139,7 @@ class TurnPlan(msgspec.Struct):
             headers.append((b"x-radix-parent", parent.encode()))
         state = request_state(self.scope)
         # Generations of one session have a prefix in common, so its id routes them.
-        hint = RouteHint(None, memoryview(ids.packed).cast("i"), self.session_id or None)
+        hint = RouteHint(None, hinted, self.session_id or None)
         return GenerateCall(sent.body, sent, headers, state.record, state.caller, hint)
 
     @property

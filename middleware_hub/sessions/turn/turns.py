@@ -11,7 +11,7 @@ import msgspec
 from starlette.types import Scope
 
 from middleware_hub.chat.dialect import Dialect
-from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.chat.messages import ChatRequest, image_parts
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.log.events import Touched
@@ -180,7 +180,10 @@ class Turns:
     ) -> TurnPlan:
         tracer = self._generator.tracer
         with untraced if tracer is None else tracer.span("tokenize") as span:
-            start = None if session.lasting else self._remembered(session.tenant, request, scope, turn.named)
+            shown = self._generator.hub.media is not None and any(map(image_parts, request.messages))
+            start = None
+            if not (session.lasting or shown):
+                start = self._remembered(session.tenant, request, scope, turn.named)
             prompt = await self._composer.compose(turn, request, start)
             if span is not None:
                 span.set(reused=prompt.reused, encoded=prompt.tokens - prompt.reused)
@@ -203,6 +206,7 @@ class Turns:
             unread=unread,
             log=session.log,
             notes=session.notes,
+            media=self._generator.hub.media,
         )
         if (unread or session.lost) and plan.unsampled:  # what looks like context may have been sampled
             doubts = (STORE_UNREACHABLE,) * unread + (UNKNOWN_REPLY,) * bool(session.lost)
@@ -249,7 +253,7 @@ class Turns:
             verdict = generation.verdict
             outcome = ("no", "no reply") if verdict is None else (verdict.outcome, verdict.reason)
             self._metrics.replies.counts[outcome] += 1
-            if session.lasting and session.log is None and generation.answer is not None and outcome == CONTRADICTORY:
+            if session.lasting and session.log is None and generation.answer is not None and outcome in CONTRADICTORY:
                 session.apply(Touched(time=time.time(), lost=generation.id))
         session.settle(exchange)
 
