@@ -37,8 +37,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "router.routes",
     ),
     "a core without a framework, or without a loop, below an edge": (
-        "middleware_hub.media.family",
-        "middleware_hub.media.picture",
         "router.http.packed_bodies",
         "router.http.reply_body",
         "router.proxy.attempts",

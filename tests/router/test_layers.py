@@ -80,6 +80,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.proxy.worker_reply",
         "router.workers.allowed",
         "middleware_hub.media.family_files",
+        "middleware_hub.media.media",
         "middleware_hub.metrics",
         "middleware_hub.sessions.prompt.edited_turns",
         "middleware_hub.sessions.prompt.splice",

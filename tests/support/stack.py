@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from middleware_hub.hub import Hub, load
+from middleware_hub.hub import Hub, load, media_of
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.app import create_app
 from router.config import (
@@ -176,7 +176,7 @@ def stack(
             store=store or StoreConfig(),
             sessions=SessionsConfig(**{"verify_rate": 1.0, **(sessions or {})}),
         )
-        url = entered.enter_context(
-            serve(create_app(config, shared={Hub: Hub(_tokenizer(config.radix), config.store)}))
-        )
+        hub = Hub(_tokenizer(config.radix), config.store)
+        hub.media = media_of(config)
+        url = entered.enter_context(serve(create_app(config, shared={Hub: hub})))
         yield Stack(name, url, running, speller(name))
