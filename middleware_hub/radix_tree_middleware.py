@@ -435,10 +435,7 @@ class RadixTreeMiddleware:
         kind = QueryParams(scope["query_string"]).get("media", "ref")
         if kind not in ("ref", "inline"):
             raise BadRequestError(f"`media` must be `ref` or `inline`, not {kind!r}")
-        if given is not None:
-            shown = [(await media.shown(tenant, one)).digests for one in given]
-        else:
-            shown = [[] for _ in texts]
+        shown = [(await media.shown(tenant, one)).digests for one in given or [[]] * len(texts)]
         keyed = [media.key(text, digests) for text, digests in zip(texts, shown, strict=True)]
         return keyed, media.viewer(tenant, inline=kind == "inline")
 

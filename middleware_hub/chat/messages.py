@@ -12,9 +12,6 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.media.errors import MediaError
-from middleware_hub.media.picture import Picture
-
 Message = dict[str, Any]
 """One message as chat templates read it: `role`, `content` (a string, a list of parts, or None), and optionally `name`,
 `tool_call_id`, `reasoning_content`, and `tool_calls`: `[{"id", "type": "function", "function": {"name", "arguments"}}]`.
@@ -44,32 +41,6 @@ class KeyedMessage(dict[str, Any]):
         super().__init__(message)
         self.key = key
         self.looked_at: tuple[object, bool] | None = None
-
-
-class ImagePart(dict[str, Any]):
-    """A part of a message that is a picture: `{"type": "image", "digest": "sha256:..."}`, which its key and templates see.
-
-    Attributes:
-        place: its place in the request, for errors.
-        picture: its file, until the shelf has it; None for a picture that was named by its digest.
-        fault: why it is no picture; None if it is.
-    """
-
-    __slots__ = ("fault", "picture", "place")
-
-    def __init__(
-        self, place: str, digest: str, picture: Picture | None = None, fault: MediaError | None = None
-    ) -> None:
-        super().__init__(type="image", digest=digest)
-        self.place = place
-        self.picture = picture
-        self.fault = fault
-
-
-def image_parts(message: Message) -> list[ImagePart]:
-    """Return the pictures of a message, in order."""
-    content = message.get("content")
-    return [part for part in content if type(part) is ImagePart] if type(content) is list else []
 
 
 class Text(msgspec.Struct, frozen=True):

@@ -20,9 +20,10 @@ from msgspec import Raw
 
 from middleware_hub.chat.call_ids import rejoined
 from middleware_hub.chat.dialect import Memo, Recalled
-from middleware_hub.chat.messages import ChatRequest, ImagePart, Message
+from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.dialects.fields import RAWS, Fields, string, unsupported, wrong
 from middleware_hub.media.errors import MediaError, MediaFieldError, MediaInvalidError, MediaUrlError
+from middleware_hub.media.part import ImagePart
 from middleware_hub.media.picture import is_digest, read_picture
 from router.engines.json import JSON_ERRORS, decode_any, json_fault
 from router.errors import BadRequestError
@@ -186,11 +187,11 @@ def _image(place: str, part: dict[str, Any]) -> ImagePart:
             raise MediaFieldError(f"`{place}.uuid` is built by the router: leave it out", param=place)
         given = _given(place, part)
         if is_digest(given):
-            return ImagePart(place, given)
+            return ImagePart(place, part["type"], given)
         picture = read_picture(given, MOST_BYTES)
     except MediaError as error:
-        return ImagePart(place, "", fault=error)
-    return ImagePart(place, picture.digest, picture)
+        return ImagePart(place, part["type"], "", fault=error)
+    return ImagePart(place, part["type"], picture.digest, picture)
 
 
 def _given(place: str, part: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from middleware_hub.chat.messages import ImagePart, Message, image_parts
+from middleware_hub.chat.messages import Message
 from middleware_hub.media.errors import (
     MediaCountError,
     MediaExpandedError,
@@ -26,6 +26,7 @@ from middleware_hub.media.errors import (
 )
 from middleware_hub.media.family import Family
 from middleware_hub.media.lengths import Lengths
+from middleware_hub.media.part import ImagePart, image_parts
 from middleware_hub.media.picture import Picture, is_digest, read_picture
 from middleware_hub.media.shelf import Shelf
 from middleware_hub.spans.chain import MEDIA_MISSING

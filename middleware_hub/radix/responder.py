@@ -219,7 +219,7 @@ class _ExpectedReply:
         if not reply.prompt_ids:
             return "the worker does not say what ids it computed with" if prompt.unknown else None
         try:
-            returned = read_list(bytes(reply.prompt_ids), "i").astype(np.int32).tobytes()
+            returned = read_list(reply.prompt_ids, "i").astype(np.int32).tobytes()
             self._prompt, lengths = prompt.learned(returned, media.family.least)
         except (UnlikePromptError, NotNumbersError) as error:
             media.forget(one.digest for one in prompt.media)  # perhaps they were learned from another processor

@@ -17,9 +17,10 @@ from middleware_hub import affinity
 from middleware_hub.chat.answer import Answer, ReplyHead
 from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
-from middleware_hub.chat.messages import ChatRequest, Message, image_parts
+from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.dialects.fields import unsupported
 from middleware_hub.media.media import Media
+from middleware_hub.media.part import image_parts
 from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.composer import Composer
@@ -147,8 +148,8 @@ class Chats:
             return
         for message in messages:
             if type(message.get("content")) is list and (parts := image_parts(message)):
-                place = parts[0].place
-                raise unsupported(f"`{place}` is an image: this model takes text only", place)
+                place, kind = parts[0].place, parts[0].kind
+                raise unsupported(f'`{place}` is of the type "{kind}": this model takes text only', place)
 
     async def _answer(
         self,

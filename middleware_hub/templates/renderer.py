@@ -15,7 +15,8 @@ from typing import Any, Literal
 from jinja2 import Environment
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
-from middleware_hub.chat.messages import Message, Tool, argument_texts, image_parts
+from middleware_hub.chat.messages import Message, Tool, argument_texts
+from middleware_hub.media.part import image_parts
 from middleware_hub.spans.media import keyed_text
 from middleware_hub.templates.source import differs_with_tools
 from middleware_hub.templates.trials import ONE, RESULT, SHORT, TOOL, calling

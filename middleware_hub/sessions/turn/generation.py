@@ -264,7 +264,7 @@ class TurnGeneration:
                 self._mismatch("the worker does not say what ids it computed with")
             return asked
         try:
-            returned = read_list(bytes(reply.prompt_ids), "i").astype(np.int32).tobytes()
+            returned = read_list(reply.prompt_ids, "i").astype(np.int32).tobytes()
             lengths = learned(prompt.ids.packed, shown, unknown, returned, media.family.least)
         except (UnlikePromptError, NotNumbersError) as error:
             media.forget(one.digest for one in shown)

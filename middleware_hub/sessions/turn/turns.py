@@ -11,7 +11,8 @@ import msgspec
 from starlette.types import Scope
 
 from middleware_hub.chat.dialect import Dialect
-from middleware_hub.chat.messages import ChatRequest, image_parts
+from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.media.part import image_parts
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.radix.records import NO_PARENT
 from middleware_hub.sessions.log.events import Touched

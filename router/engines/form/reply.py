@@ -155,7 +155,7 @@ class Reply(msgspec.Struct, frozen=True):
     other_text: str | None = None
     told: dict[str, Raw] = {}
     updated: bool = False
-    prompt_ids: bytes | Raw = b""
+    prompt_ids: bytes = b""
 
     def checked_logprobs(self) -> Sequence[float]:
         """Return the logprobs of a reply that has no `fault`."""
@@ -228,7 +228,7 @@ def _read_cut(body: bytes) -> tuple[Reply, ShortBody] | None:
     reply = _decode_reply(short)
     if reply.output_ids != _CUT or reply.meta_info.output_token_logprobs != _CUT:
         return None  # those were other fields of the same names
-    found = assemble(reply.meta_info, ids, reply.text, logprobs, ids, prompt_ids=reply.prompt_token_ids)
+    found = assemble(reply.meta_info, ids, reply.text, logprobs, ids, prompt_ids=bytes(reply.prompt_token_ids))
     return found, ShortBody(short, printed)
 
 
@@ -260,7 +260,7 @@ def _read_in_place(body: bytes) -> tuple[Reply, ShortBody]:
     if ids is None:  # an empty reply of the Rust frontend, or a version without `output_ids`
         ids = list(logprob_ids or ())
     found = assemble(
-        reply.meta_info, packed_ids(ids), reply.text, logprobs, logprob_ids, prompt_ids=reply.prompt_token_ids
+        reply.meta_info, packed_ids(ids), reply.text, logprobs, logprob_ids, prompt_ids=bytes(reply.prompt_token_ids)
     )
     return found, ShortBody(body)
 
@@ -292,7 +292,7 @@ def assemble(
     logprobs: Sequence[float | None] | None,
     logprob_ids: Sequence[int] | None,
     other_text: str | None = None,
-    prompt_ids: bytes | Raw = b"",
+    prompt_ids: bytes = b"",
 ) -> Reply:
     finish = meta.finish_reason if isinstance(meta.finish_reason, dict) else {}
     kind, matched = finish.get("type"), finish.get("matched")
@@ -327,7 +327,8 @@ def edit_meta(
 ) -> bytes:
     """Return a reply with fields of its `meta_info` removed or added, and all other values byte for byte as they were.
 
-    `without` is a field of the top level that is removed. `ids` are those of a `ShortBody`. Raises UnreadableReplyError if the body is not a JSON object with a `meta_info` object.
+    `without` is a field of the top level that is removed. `ids` are those of a `ShortBody`. Raises UnreadableReplyError if the
+    body is not a JSON object with a `meta_info` object.
     """
     try:
         fields = decode_object(body)

@@ -133,7 +133,7 @@ class StreamedReply:
         ids = self.ids if self._had_ids else list(logprob_ids or ())
         reply = assemble(meta, packed_ids(ids), first, logprobs, logprob_ids, other if ambiguous else None)
         if "prompt_token_ids" in self.last_fields:
-            reply = msgspec.structs.replace(reply, prompt_ids=self.last_fields["prompt_token_ids"])
+            reply = msgspec.structs.replace(reply, prompt_ids=bytes(self.last_fields["prompt_token_ids"]))
         return msgspec.structs.replace(reply, updated=True) if self._updated else reply
 
     def _texts(self) -> tuple[str, str]:

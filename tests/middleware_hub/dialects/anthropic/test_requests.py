@@ -142,7 +142,7 @@ def test_calls_cannot_be_gone_on_with() -> None:
     assert error(messages=[USER, {"role": "assistant", "content": [USE]}]).details["param"] == "messages"
 
 
-@pytest.mark.parametrize("kind", ["image", "document", "search_result", "server_tool_use", "container_upload"])
+@pytest.mark.parametrize("kind", ["document", "search_result", "server_tool_use", "container_upload"])
 def test_what_is_not_text_is_refused_by_name(kind: str) -> None:
     for role in ("user", "assistant"):
         found = error(messages=[{"role": role, "content": [text("a"), {"type": kind}]}, USER])

@@ -245,7 +245,7 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, words: str) 
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"tools": [{"type": "functoin"}]}, "tools[0].type"),
         ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
     ],
 )
 def test_fields_that_need_stored_responses_are_refused(fields: dict[str, Any], param: str) -> None:

@@ -1,0 +1,36 @@
+"""The part of a message that is a picture, as all dialects read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from middleware_hub.media.errors import MediaError
+from middleware_hub.media.picture import Picture
+
+
+class ImagePart(dict[str, Any]):
+    """A part of a message that is a picture: `{"type": "image", "digest": "sha256:..."}`, which its key and templates see.
+
+    Attributes:
+        place: its place in the request, for errors; `kind` is the client's type of it.
+        picture: its file, until the shelf has it; None for a picture that was named by its digest.
+        fault: why it is no picture; None if it is.
+    """
+
+    __slots__ = ("fault", "kind", "picture", "place")
+
+    def __init__(
+        self, place: str, kind: str, digest: str, picture: Picture | None = None, fault: MediaError | None = None
+    ) -> None:
+        super().__init__(type="image", digest=digest)
+        self.place = place
+        self.kind = kind
+        self.picture = picture
+        self.fault = fault
+
+
+def image_parts(message: Mapping[str, Any]) -> list[ImagePart]:
+    """Return the pictures of a message, in order."""
+    content = message.get("content")
+    return [part for part in content if type(part) is ImagePart] if type(content) is list else []
