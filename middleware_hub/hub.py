@@ -36,8 +36,8 @@ from middleware_hub.tokenizer.tokenizer import Tokenizer
 from middleware_hub.tokenizer.worker_check import tokenizer_check
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.samples import SampleTrajectories
-from router.config.media import MediaConfig
 from router.config import RouterConfig
+from router.config.media import MediaConfig
 from router.config.radix import RadixConfig
 from router.config.store import StoreConfig
 from router.engines.form.limits import PromptLimits

@@ -15,7 +15,7 @@ import pytest
 from router.config import StoreConfig
 from tests.support.pictures import data_url, digest, picture
 from tests.support.stack import Stack, events, stack
-from worker.models.ngram import shipped_image_tokenizer
+from worker.models.ngram import shipped_image_tokenizer, shipped_tokenizer
 
 Json = dict[str, Any]
 FOLDER = shipped_image_tokenizer()
@@ -25,7 +25,7 @@ SAMPLING = {"max_tokens": 6, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def product() -> Iterator[Stack]:
-    with stack("qwen", folder=FOLDER) as made:
+    with stack("qwen", styles=("cumulative",), folder=FOLDER) as made:
         yield made
         assert made.workers[0].out_of_range == []
 
@@ -158,7 +158,7 @@ def test_another_picture_in_an_earlier_message_forks_there(product: Stack) -> No
     ]
     by_ids = {(*one.input_ids, *one.output_ids): one.images for one in product.workers[0].log}
     for each, first in zip(found, (CAT, DOG), strict=True):
-        assert by_ids[tuple(each["prompt_ids"] + each["response_ids"])] == [digest(first)]
+        assert by_ids[tuple(each["prompt_ids"] + each["response_ids"])] == (digest(first),)
 
 
 def test_samples_of_one_prompt_share_their_context(product: Stack) -> None:
@@ -187,13 +187,13 @@ def test_a_session_goes_on_after_a_restart(tmp_path: Path) -> None:
     """The store has the chain with its pictures' spans; their bytes come again with the client's messages."""
     config = StoreConfig(url=f"sqlite:{tmp_path}/store.sqlite3", spool=str(tmp_path / "spool"))
     messages: list[Json] = [{"role": "user", "content": [{"type": "text", "text": "Look"}, image(CAT)]}]
-    with stack("qwen", folder=FOLDER, store=config) as first:
+    with stack("qwen", styles=("cumulative",), folder=FOLDER, store=config) as first:
         name = session(first)
         reply = ok(first, f"/sessions/{name}/v1/chat/completions", {"messages": messages, **SAMPLING})
         before = first.workers[0].log[-1]
         known = [*before.input_ids, *before.output_ids]
     messages += [reply["choices"][0]["message"], {"role": "user", "content": [image(DOG)]}]
-    with stack("qwen", folder=FOLDER, store=config) as second:
+    with stack("qwen", styles=("cumulative",), folder=FOLDER, store=config) as second:
         ok(second, f"/sessions/{name}/v1/chat/completions", {"messages": messages, **SAMPLING})
         assert second.workers[0].log[-1].input_ids[: len(known)] == known
         check_one_sequence(second, name, [CAT, DOG], 2)
@@ -223,8 +223,11 @@ def test_only_users_and_tools_show_pictures(product: Stack) -> None:
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_image", "image"])
-def test_a_model_of_text_refuses_pictures_by_name(kind: str) -> None:
-    with stack("qwen") as made:
+def test_a_model_of_text_refuses_pictures_by_name(kind: str, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for one in messages %}{{ one.content }}{% endfor %}")
+    sessions = {"chat_template": str(template)}
+    with stack("qwen", styles=("cumulative",), folder=shipped_tokenizer(), sessions=sessions) as made:
         part = {"type": kind, "image_url": {"url": data_url(CAT)}}
         messages = [
             {"role": "user", "content": "Hi"},

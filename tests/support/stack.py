@@ -176,7 +176,7 @@ def stack(
             store=store or StoreConfig(),
             sessions=SessionsConfig(**{"verify_rate": 1.0, **(sessions or {})}),
         )
-        hub = Hub(_tokenizer(config.radix), config.store)
-        hub.media = media_of(config)
+        hub = Hub(_tokenizer(config.radix), config.store, config.media)
+        hub.media = media_of(config, hub.shelf)
         url = entered.enter_context(serve(create_app(config, shared={Hub: hub})))
         yield Stack(name, url, running, speller(name))
