@@ -96,6 +96,10 @@ def test_a_damaged_note_does_not_damage_the_picture() -> None:
 def test_large_sizes_of_webp_and_gif_are_read() -> None:
     assert read(encoded("image/webp lossless", 16_383, 2)).width == 16_383
     assert read(encoded("image/gif", 40_000, 2)).width == 40_000
+    scaled = bytearray(encoded("image/webp", 7, 5))
+    scaled[27] |= 0xC0  # to be shown larger, which decoders leave out
+    scaled[29] |= 0x40
+    assert (read(bytes(scaled)).width, read(bytes(scaled)).height) == (7, 5)
     canvas = b"RIFF" + struct.pack("<I", 22) + b"WEBPVP8X" + struct.pack("<I", 10) + bytes(4)
     assert read(canvas + (99_999).to_bytes(3, "little") + (299).to_bytes(3, "little")).width == 100_000
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.media.picture import Picture
 from middleware_hub.media.shelf import Shelf
+from tests.conftest import examples
 
 
 def picture(number: int, size: int) -> Picture:
@@ -53,10 +54,12 @@ class Oracle:
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(("put", "put", "get", "use", "free")), st.sampled_from("ab"), st.integers(0, 5)),
+    min_size=20,
     max_size=60,
 )
 
 
+@settings(max_examples=examples(6000))
 @given(STEPS)
 def test_random_steps_agree_with_the_oracle(steps: list[tuple[str, str, int]]) -> None:
     shelf, oracle = Shelf(BUDGET), Oracle()
@@ -106,17 +109,37 @@ def test_unnamed_pictures_go_before_named_ones() -> None:
 
 
 def test_names_outlive_the_bytes() -> None:
-    shelf = Shelf(BUDGET)
+    shelf = Shelf(PICTURES[1].held_bytes + PICTURES[2].held_bytes)
     shelf.use(PICTURES[1].digest)
     shelf.put("", PICTURES[1])
-    shelf.put("", PICTURES[5])
+    shelf.put("", PICTURES[3])  # nothing else is there to go
     assert shelf.get("", PICTURES[1].digest) is None
     shelf.put("", PICTURES[1])
-    shelf.put("", PICTURES[0])
     shelf.put("", PICTURES[2])
-    shelf.put("", PICTURES[4])
-    assert shelf.get("", PICTURES[1].digest) is None or shelf.evicted_named
+    shelf.put("", PICTURES[0])  # the named one is older, and stays
+    assert shelf.get("", PICTURES[1].digest) is PICTURES[1]
+    assert shelf.get("", PICTURES[2].digest) is None
+
+
+def test_a_picture_that_is_named_no_more_goes_as_the_others() -> None:
+    shelf = Shelf(PICTURES[1].held_bytes + PICTURES[2].held_bytes)
+    shelf.put("", PICTURES[1])
+    shelf.use(PICTURES[1].digest)
     shelf.free(PICTURES[1].digest)
+    assert shelf.get("", PICTURES[1].digest) is PICTURES[1]
+    shelf.put("", PICTURES[2])
+    shelf.put("", PICTURES[0])
+    assert shelf.get("", PICTURES[1].digest) is None
+    assert shelf.evicted_named == 0
+
+
+def test_a_look_keeps_a_picture() -> None:
+    shelf = Shelf(PICTURES[1].held_bytes + PICTURES[2].held_bytes)
+    shelf.put("", PICTURES[1])
+    shelf.put("", PICTURES[2])
+    shelf.get("", PICTURES[1].digest)
+    shelf.put("", PICTURES[0])
+    assert [shelf.get("", one.digest) is not None for one in PICTURES[:3]] == [True, True, False]
 
 
 def test_another_tenants_look_does_not_keep_a_picture() -> None:
