@@ -233,7 +233,7 @@ def test_a_model_of_text_refuses_pictures_by_name(kind: str, tmp_path: Path) -> 
             {"role": "user", "content": "Hi"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, part]},
         ]
-        found = error(made, "/v1/chat/completions", {"messages": messages})
+        found = error(made, f"/sessions/{session(made)}/v1/chat/completions", {"messages": messages})
         assert (found["code"], found["param"]) == ("unsupported_content", "messages[1].content[1]")
         assert kind in found["message"]
         assert "text only" in found["message"]
