@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import random
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,12 +17,14 @@ import pytest
 from PIL import Image
 from tokenizers import Tokenizer
 
-from router.config import StoreConfig
+from router.config import AbortConfig, StoreConfig
+from tests.conftest import examples
 from tests.support.asking import settle
 from tests.support.pictures import data_url, digest, picture
 from tests.support.redis_server import redis_server
 from tests.support.stack import Reply, Stack, stack
 from worker.models.ngram import shipped_image_tokenizer
+from worker.options import StreamStyle
 
 Json = dict[str, Any]
 PAD = "<|image_pad|>"
@@ -443,3 +446,61 @@ def test_a_worker_that_lies_is_not_recorded(served: Stack, stream: bool) -> None
         assert sum(found["loss_mask"]) == 0
         if not stream:
             assert reply.answer.headers["x-radix-recorded"].startswith("no; media_mismatch")
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("style", ["cumulative", "incremental"])
+def test_an_aborted_reply(batch: bool, style: StreamStyle) -> None:
+    """In one piece it is made again, with the pictures; of a stream the client keeps a part, and goes on from there."""
+    with product(styles=(style,), abort=AbortConfig(attempts=3, wait=0)) as served:
+        (worker,) = served.workers
+        text, images = f"Abort: {IMAGE} now", [data_url(CAT)]
+        for stream in (False, True):
+            worker.script(text=" and then", finish="abort")
+            body: Json = {"text": [text] if batch else text, "image_data": [images] if batch else images}
+            reply = served.generate(body | {"sampling_params": sampling(), "stream": stream})
+            assert len(reply.records) == 2 - stream
+            assert {record.images for record in reply.records} == {(digest(CAT),)}
+            kept = reply.records[-1]
+            ids = kept.input_ids + kept.output_ids
+            check(served.retrieve(text + kept.text, image_data=images), ids, [CAT])
+            record = served.generate(
+                {"text": text + kept.text, "image_data": images, "sampling_params": sampling()}
+            ).record
+            assert record.input_ids == ids
+            mask = [0] * len(kept.input_ids) + [1] * (len(kept.output_ids) + len(record.output_ids))
+            found = served.retrieve(text + kept.text + record.text, image_data=images)
+            check(found, ids + record.output_ids, [CAT], mask)
+
+
+@pytest.mark.parametrize("budget", [None, 400])
+def test_random_conversations(budget: int | None) -> None:
+    """Whatever was forgotten: what is called exact is what a worker computed with, with the pictures of this branch."""
+    chance, known = random.Random(budget), dict[tuple[str, tuple[bytes, ...]], list[list[int]]]()
+    whole = list[Json]()
+    with product(radix={"max_tokens": budget}) as served:
+        for _ in range(examples(150)):
+            text, pictures = chance.choice([("", ()), *list(known)[-10:]])
+            piece = chance.choice([" go", f" {IMAGE}", f" {IMAGE} {IMAGE}", f" and {IMAGE}?"])
+            pictures += tuple(chance.choice([CAT, DOG, SUN, CAT_AGAIN]) for _ in range(piece.count(PAD)))
+            images, before = [data_url(one) for one in pictures], known.get((text, pictures[: text.count(PAD)]))
+            body = {"text": text + piece, "image_data": images, "stream": chance.random() < 0.4}
+            record = served.generate(body | {"sampling_params": sampling(4)}).record
+            assert record.images == tuple(map(digest, pictures))
+            if before and budget is None:
+                assert any(record.input_ids[: len(ids)] == ids for ids in before)
+            ids = record.input_ids + record.output_ids
+            if len(pictures) < 8:
+                known.setdefault((text + piece + record.text, pictures), []).append(ids)
+            for asked, of in chance.sample(list(known), min(2, len(known))):
+                found = served.retrieve(asked, image_data=[digest(one) for one in of])
+                shown = found.get("multi_modal_data", {"images": []})["images"]
+                assert [one["digest"] for one in shown] == [digest(one) for one in of]
+                if found["exact"]:
+                    whole.append(found)
+                    assert found["tokens"] in known[asked, of]
+                    assert [one["span"] for one in shown] == spans_of(found["tokens"])
+                else:
+                    assert budget is not None
+                    assert found["reasons"]
+    assert whole
