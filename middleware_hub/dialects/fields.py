@@ -37,7 +37,7 @@ _REASONING_SWITCHES = ("separate_reasoning", "include_reasoning")
 """SGLang's and vLLM's switches for how a chat completion shows reasoning; both are true by default."""
 
 _PROMPT = "the prompt of a chat is made of its `messages`"
-_MEDIA = "this model takes text only"
+_MEDIA = "the images of a chat are parts of its messages, and this router records no other media"
 _REFUSED = {
     "text": _PROMPT,
     "input_ids": _PROMPT,

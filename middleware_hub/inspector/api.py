@@ -74,7 +74,7 @@ ADVICE = {
     ),
     "multimodal": (
         "The prompt holds media, which are no text: the worker gets it unchanged, and the reply is not recorded.",
-        "Take the ids from the worker's own answer (return_logprob). Sessions refuse media.",
+        "Take the ids from the worker's own answer (return_logprob). Images are recorded for the families of docs/http-api.md.",
     ),
     "unknown_parent": (
         "A request named the reply that it continues, and that reply was not known.",
