@@ -196,7 +196,7 @@ class RadixTreeMiddleware:
                 if media is not None and shown:
                     media.check_prompt(prompt.packed, prompt.media)
                     prompts[-1] = replace(prompts[-1], reasons=(*prompt.reasons, *shown[number].reasons))
-                printed.append(Raw(printed_ids(prompts[-1].sent)))
+                printed.append(Raw(printed_ids(prompt.sent if prompt.media else prompt.packed)))
                 if number:
                     await asyncio.sleep(0)
             if self._hub.saving is not None:

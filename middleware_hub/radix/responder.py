@@ -288,7 +288,8 @@ class Responder:
         self._streaming = self._told = False
         self._verdicts: list[Verdict] | None = None
         self._memory = recorder.memory
-        self._samples = request.samples
+        self._media, self._samples = media, request.samples
+        self._prompt_tokens = sum([len(prompt.packed) for prompt in prompts]) // ID_BYTES
         self._counted = media is not None and request.stream and not any(prompt.unknown for prompt in prompts)
         asked_by_client = bytes(request.fields.get(OURS, b"")).strip() == b"true"
         hidden = None if media is None or asked_by_client else PROMPT_IDS
@@ -336,7 +337,7 @@ class Responder:
             reply.settle = self.saved
         if reply.stream:
             self._streaming = True
-            if self._generations[0].unlearned and len(self._prompts) == 1:
+            if self._media is not None and self._generations[0].unlearned and len(self._prompts) == 1:
                 first = await reply.first_event()
                 for generation in self._generations:
                     generation.begins(first)
@@ -408,6 +409,11 @@ class Responder:
             return body
         return b"[%b]" % b",".join(map(bytes, shown))
 
+    def _computed_tokens(self) -> int | None:
+        """Return how many tokens the prompts have with their pictures; None while the length of a picture is not known."""
+        first = self._generations[:: self._samples]
+        return None if any(one.unlearned for one in first) else sum(one.prompt_tokens for one in first)
+
     def _tell(self, reply: WorkerReply, recorded: str) -> None:
         """Tell the client in headers what becomes of the replies, and how the prompts were made."""
         reused, reasons = 0, dict[str, None]()
@@ -417,11 +423,11 @@ class Responder:
         reply.added += (
             (RECORDED, recorded.replace("\n", " ").encode("latin-1", "replace")),
             (b"x-radix-reused-tokens", b"%d" % reused),
-            (AFFINITY, self._affinity),
         )
-        first = self._generations[:: self._samples]
-        if not any(one.unlearned for one in first):  # else the length of a picture comes with the first event
-            reply.added.append((b"x-radix-prompt-tokens", b"%d" % sum(one.prompt_tokens for one in first)))
+        sent = self._prompt_tokens if self._media is None else self._computed_tokens()
+        if sent is not None:
+            reply.added.append((b"x-radix-prompt-tokens", b"%d" % sent))
+        reply.added.append((AFFINITY, self._affinity))
         if self._counted:
             reasons["media_count_checked"] = None
         if reasons:

@@ -133,7 +133,10 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         """Why a reply to this request cannot be recorded; None if it can."""
         if not self.prompts:
             return "input_embeds"
-        return next((reason for key, reason in UNRECORDABLE.items() if media.asks(self.fields, key)), None)
+        for key, reason in UNRECORDABLE.items():
+            if key in self.fields and media.asks(self.fields, key):
+                return reason
+        return None
 
     def images(self) -> list[list[str]] | None:
         """Return the pictures of each prompt, as they were given; None if there are none. Raises BadRequestError."""
