@@ -504,3 +504,21 @@ def test_random_conversations(budget: int | None) -> None:
                     assert budget is not None
                     assert found["reasons"]
     assert whole
+
+
+def test_one_of_several_samples_is_aborted() -> None:
+    """It alone is made again: its pictures go with it, in the shape of a batch."""
+    with product(styles=("cumulative",), abort=AbortConfig(attempts=3, wait=0)) as served:
+        (worker,) = served.workers
+        worker.script(text=" and then", finish="abort")
+        text, images = f"Samples: {IMAGE}{IMAGE}", [data_url(DOG), data_url(CAT)]
+        body = {"text": text, "image_data": images, "sampling_params": sampling(n=2, temperature=1)}
+        reply = served.generate(body)
+        assert len(reply.records) == 3
+        assert {record.images for record in reply.records} == {(digest(DOG), digest(CAT))}
+        kept = [record for record in reply.records if (record.finish_reason or {})["type"] != "abort"]
+        assert {one["text"] for one in reply.body} == {r.text for r in kept}
+        for record in kept:
+            found = served.retrieve(text + record.text, image_data=images)
+            assert found["tokens"] in [one.input_ids + one.output_ids for one in kept if one.text == record.text]
+            check(found, found["tokens"], [DOG, CAT])

@@ -341,3 +341,12 @@ def test_nothing_is_learned_from_what_is_known() -> None:
     assert len(known.sent) == ID_BYTES * len(known.returned)
     with pytest.raises(UnlikePromptError):
         known.learned([1, *[PAD] * 6, 2])
+
+
+def test_the_last_picture_is_looked_at_like_all_others() -> None:
+    """Nothing stands behind it that would be displaced: it is shorter than before, or its ids are others, or none."""
+    ends = case([1, DIGESTS[0], 2, DIGESTS[0]], {DIGESTS[0]: 5}, {DIGESTS[0]})
+    assert ends.learned(ends.returned) == {DIGESTS[0]: 5}
+    for run in ([PAD] * 4, [PAD] * 6, [PAD] * 4 + [3], [3] * 5, []):
+        with pytest.raises(UnlikePromptError):
+            ends.learned([1, *[PAD] * 5, 2, *run])
