@@ -36,6 +36,8 @@ GAUGES = {
     "tito_radix_generations": SUM,
     "tito_radix_nodes": SUM,
     "tito_radix_bytes": SUM,
+    "tito_media_bytes": SUM,
+    "tito_media_pictures": SUM,
     "tito_store_waiting": SUM,
     "tito_store_waiting_bytes": SUM,
     "tito_store_held_bytes": SUM,
