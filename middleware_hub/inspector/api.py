@@ -73,8 +73,8 @@ ADVICE = {
         "Leave --force-logprobs on, or ask for logprobs in each request.",
     ),
     "multimodal": (
-        "The prompt holds media, which are no text: the worker gets it unchanged, and the reply is not recorded.",
-        "Take the ids from the worker's own answer (return_logprob). Images are recorded for the families of docs/http-api.md.",
+        "The prompt holds media, which this model is not known to read: the worker gets it unchanged, and the reply is not recorded.",
+        "Take the ids from the worker's own answer (return_logprob). Sessions refuse media that the model is not known to read.",
     ),
     "unknown_parent": (
         "A request named the reply that it continues, and that reply was not known.",
