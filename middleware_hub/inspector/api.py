@@ -73,8 +73,8 @@ ADVICE = {
         "Leave --force-logprobs on, or ask for logprobs in each request.",
     ),
     "multimodal": (
-        "The prompt holds media, which this model is not known to read: the worker gets it unchanged, and the reply is not recorded.",
-        "Take the ids from the worker's own answer (return_logprob). Sessions refuse media that the model is not known to read.",
+        "The prompt holds media that this model is not known to read: the worker gets it unchanged, and it is not recorded.",
+        "Take the ids from the worker's own answer (return_logprob). Sessions refuse media of that kind.",
     ),
     "unknown_parent": (
         "A request named the reply that it continues, and that reply was not known.",
