@@ -1,0 +1,77 @@
+"""Conversations with images through the router, on a real engine: by the worker's own words, each is one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.conftest import _router
+from tests.support.client import call
+from tests.support.engine_server import EngineServer
+from tests.support.pictures import data_url, digest, picture
+from tests.support.vision import Vision, models
+
+Json = dict[str, Any]
+ENGINES = ("sglang",)
+PICTURES = [picture(56, 56, seed) if seed % 2 else picture(300, 200, seed) for seed in range(5)]
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+@pytest.fixture(scope="module")
+def router(vision: Vision, vision_worker: EngineServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("router") / "router.log"
+    with _router([vision_worker.url], models() / vision.family, log) as url:
+        yield url
+
+
+def ask(url: str, path: str, body: Json) -> tuple[Json, dict[str, str]]:
+    answer = call(url + path, body, timeout=120)
+    assert answer.status in (200, 201), answer.content
+    return answer.json(), answer.headers
+
+
+def test_a_session_with_a_picture_in_each_turn_is_one_sequence(router: str) -> None:
+    """The engine finds every turn's whole prompt and reply in its cache at the next turn, but for the last token."""
+    name = ask(router, "/sessions", {})[0]["session_id"]
+    messages: list[Json] = []
+    before = 0
+    for turn, content in enumerate(PICTURES):
+        part = {"type": "image_url", "image_url": {"url": data_url(content)}}
+        messages.append({"role": "user", "content": [{"type": "text", "text": f"Look {turn}"}, part]})
+        body = {"messages": messages, "max_tokens": 8, "temperature": 1.0}
+        reply, headers = ask(router, f"/sessions/{name}/v1/chat/completions", body)
+        assert headers["x-radix-recorded"] == "exact"
+        assert "x-radix-reasons" not in headers
+        usage = reply["usage"]
+        assert int(headers["x-radix-reused-tokens"]) == before
+        if before:
+            assert usage["prompt_tokens_details"]["cached_tokens"] >= before - 1
+        before = usage["prompt_tokens"] + usage["completion_tokens"]
+        messages.append(reply["choices"][0]["message"])
+    (found,) = ask(router, f"/sessions/{name}/finalize", {})[0]["trajectories"]
+    assert (found["exact"], found["num_turns"]) == (True, len(PICTURES))
+    assert len(found["prompt_ids"]) + len(found["response_ids"]) == before
+    assert [one["digest"] for one in found["multi_modal_data"]["images"]] == [digest(one) for one in PICTURES]
+
+
+def test_a_text_with_pictures_is_one_sequence(router: str) -> None:
+    text, trained, total = "", 0, 0
+    for turn in range(len(PICTURES)):
+        text += f" {turn} {IMAGE}"
+        images = [data_url(one) for one in PICTURES[: turn + 1]]
+        body = {"text": text, "image_data": images, "sampling_params": {"max_new_tokens": 6, "temperature": 1.0}}
+        reply, headers = ask(router, "/generate", body)
+        assert headers["x-radix-recorded"] == "exact"
+        meta = reply["meta_info"]
+        assert int(headers["x-radix-prompt-tokens"]) == meta["prompt_tokens"]
+        assert meta["cached_tokens"] >= total - 1
+        text += reply["text"]
+        trained += meta["completion_tokens"]
+        total = meta["prompt_tokens"] + meta["completion_tokens"]
+    named = [digest(one) for one in PICTURES]
+    found, _ = ask(router, "/retrieve_from_text", {"text": text, "image_data": named})
+    assert (found["exact"], found["reasons"]) == (True, [])
+    assert (found["token_length"], sum(found["loss_mask"])) == (total, trained)
+    assert [one["digest"] for one in found["multi_modal_data"]["images"]] == named
