@@ -22,8 +22,8 @@ from middleware_hub.dialects.openai.replies import error_body
 from middleware_hub.served_models import ServedModels
 from middleware_hub.spans.reply_names import of_several
 from middleware_hub.store.errors import NOT_SAVED_COMMENT
+from middleware_hub.tokenizer.id_checks import check_unmatched
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from middleware_hub.tokenizer.vocabulary import check_unmatched
 from router.engines.events import DONE, EventSplitter, event_data, event_index
 from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.form.reply import UnreadableReplyError, split_list

@@ -38,7 +38,7 @@ from middleware_hub.spans.answer_json import Lists
 from middleware_hub.spans.chain import printed_ids
 from middleware_hub.spans.media import Pictures
 from middleware_hub.spans.reply_names import check_one
-from middleware_hub.tokenizer.vocabulary import check_ids, check_options, check_unmatched
+from middleware_hub.tokenizer.id_checks import check_ids, check_options, check_unmatched
 from middleware_hub.trajectories.calls import TrajectoryCalls
 from middleware_hub.trajectories.members import HEADERS, memberships
 from middleware_hub.trajectories.sequences import Sequences

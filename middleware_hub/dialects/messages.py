@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.chat.call_ids import rejoined
-from middleware_hub.chat.dialect import Memo, Recalled
+from middleware_hub.chat.memo import Memo, Recalled
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.dialects.fields import RAWS, Fields, string, unsupported, wrong
 from middleware_hub.media.errors import MediaError, MediaFieldError, MediaInvalidError, MediaUrlError

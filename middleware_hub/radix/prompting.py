@@ -14,8 +14,9 @@ from middleware_hub.radix.records import Context, Namespace
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, chain_ids, pack_ids
 from middleware_hub.spans.media import Encoded, MediaSpan, Pictures, chain_media, collapsed, learned
+from middleware_hub.tokenizer.id_checks import check_ids, check_unmatched
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
-from middleware_hub.tokenizer.vocabulary import Vocabulary, check_ids, check_unmatched
+from middleware_hub.tokenizer.vocabulary import Vocabulary
 from middleware_hub.trajectories.members import GroupMembership
 from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.form.segments import FIELD, Segment, place

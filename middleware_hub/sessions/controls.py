@@ -30,7 +30,8 @@ from middleware_hub.sessions.session_fields import read_defaults, refuse_others
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
-from middleware_hub.tokenizer.vocabulary import Vocabulary, check_options
+from middleware_hub.tokenizer.id_checks import check_options
+from middleware_hub.tokenizer.vocabulary import Vocabulary
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.members import memberships
 from middleware_hub.trajectories.settling import reward_session

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from middleware_hub.chat.dialect import Memo
+from middleware_hub.chat.memo import Memo
 from middleware_hub.chat.messages import CUSTOM, FUNCTION, ChatRequest, Message
 from middleware_hub.dialects.fields import (
     BOOLEAN,

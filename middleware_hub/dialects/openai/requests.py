@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Raw
 
-from middleware_hub.chat.dialect import Memo
+from middleware_hub.chat.memo import Memo
 from middleware_hub.chat.messages import CUSTOM, FUNCTION, ChatRequest, Message, ToolForm
 from middleware_hub.dialects.fields import (
     BOOLEAN,

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from middleware_hub.chat.call_ids import rejoined
-from middleware_hub.chat.dialect import AnsweredTurns, Memo
+from middleware_hub.chat.memo import AnsweredTurns, Memo
 from middleware_hub.chat.messages import FUNCTION, ChatRequest, KeyedMessage, Message, ToolCall, ToolForm
 from middleware_hub.dialects.fields import (
     ANYTHING,

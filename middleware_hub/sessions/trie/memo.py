@@ -27,8 +27,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.chat.dialect import AnsweredTurns, Recalled
 from middleware_hub.chat.keys import KeyFunction, answered_by, setting_of
+from middleware_hub.chat.memo import AnsweredTurns, Recalled
 from middleware_hub.chat.messages import ChatRequest, KeyedMessage, Message, MessageKey
 from middleware_hub.sessions.trie.nodes import MessageNode
 from router.engines.json import JSON_ERRORS

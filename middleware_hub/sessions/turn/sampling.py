@@ -12,7 +12,8 @@ from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.plan import TurnPlan
-from middleware_hub.tokenizer.vocabulary import Vocabulary, check_options
+from middleware_hub.tokenizer.id_checks import check_options
+from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.engines.form.request import GenerateRequest
 from router.errors import BadRequestError
 
