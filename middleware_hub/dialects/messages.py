@@ -137,7 +137,8 @@ def told(place: str, content: Any) -> str | list[Message] | None:
         return without_billing(content) if BILLING in content else content
     parts = _with_images(place, content)
     if parts is not None:
-        return [one for one in parts if one["type"] == "image" or not one["text"].startswith(BILLING)]
+        texts_left = [{**one, "text": without_billing(one["text"])} if "text" in one else one for one in parts]
+        return [one for one in texts_left if one.get("text") != ""]
     texts = _texts(place, content)
     return None if texts is None else _parts(list(filter(None, map(without_billing, texts))))
 

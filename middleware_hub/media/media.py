@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import msgspec
@@ -46,6 +47,7 @@ _REFUSED = frozenset(
     "uuid features mm_hashes mm_content_hashes content_parts multi_modal_data multi_modal_uuids mm_processor_kwargs "
     "pixel_values image_embeds precomputed_features".split()
 )
+_PART_OF_MARK = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}?|^[^{OPEN}]*{CLOSE}")
 _HEAVY = 64 * 1024
 """Longer pictures are decoded and hashed in a thread."""
 
@@ -82,6 +84,30 @@ class Viewer(NamedTuple):
 
     def plain_length(self, keyed: str, end: int) -> int:
         return plain_length(keyed, self.media.family.placeholder, end)
+
+    def explained(self, keyed: str, told: dict[str, Any], *, other_image: bool) -> dict[str, Any]:
+        """Return where a keyed text leaves the tree, as `Departure.explained` tells it, in the client's own text."""
+        place = self.plain_length(keyed, told["matched_chars"])
+        message = told["message"].replace(f"character {told['matched_chars']}", f"character {place}")
+        if other_image:
+            message = f"at character {place} the text has another image than the one that is recorded"
+        beside = {
+            name: {side: self._excerpt(part) for side, part in told[name].items()} for name in ("text", "recorded")
+        }
+        others = [self._excerpt(part) for part in told["other_recorded"]]
+        length = len(self.plain(keyed))
+        return {
+            **told,
+            **beside,
+            "message": message.replace(repr(OPEN), "an image"),
+            "matched_chars": place,
+            "text_length": length,
+            "other_recorded": others,
+        }
+
+    def _excerpt(self, part: str) -> str:
+        """Return a piece of a keyed text, which may begin or end inside of a mark, with placeholders."""
+        return _PART_OF_MARK.sub(self.media.family.placeholder, part)
 
     def shown(self, placed: Iterable[Placed]) -> tuple[list[dict[str, Any]], list[str]]:
         """Return the pictures of a sequence as answers show them, and the reasons why they are not as they should be."""
@@ -146,7 +172,7 @@ class Media:
                 picture = self.shelf.put(tenant, read)
             size += len(picture.data)
             if size > self._max_request:
-                raise MediaCountError(
+                raise MediaInvalidError(
                     f"the images of this request have more than {self._max_request} bytes (--media-max-request-bytes)"
                 )
             found.append(picture)
@@ -162,10 +188,17 @@ class Media:
             )
         return keyed_text(text, self.family.placeholder, digests) if digests else text
 
-    def check_ids(self, ids: Sequence[int], digests: Sequence[str]) -> None:
-        """Refuse compact ids with another number of placeholders than pictures. Raises BadRequestError."""
+    def check_ids(self, ids: Sequence[int], digests: Sequence[str] | None) -> None:
+        """Refuse compact ids with another number of placeholders than pictures. Raises BadRequestError.
+
+        Without pictures (None) a placeholder is one that the model sampled, as long as its run is too short for a picture.
+        """
         count = ids.count(self.family.placeholder_id)
-        if count > len(digests) and _has_run(ids, self.family.placeholder_id):
+        if digests is None:
+            if count < self.family.least or _longest_run(ids, self.family.placeholder_id) < self.family.least:
+                return
+            digests = ()
+        if count > len(digests) and _longest_run(ids, self.family.placeholder_id) > 1:
             raise MediaExpandedError(
                 f"`input_ids` have a run of {self.family.placeholder}, longer than their images: give one id an image"
             )
@@ -244,21 +277,24 @@ class Media:
             for part in image_parts(message):
                 self._shelve(tenant, message["role"], part)
 
-    def _shelve(self, tenant: str, role: str, part: ImagePart) -> None:
-        if part.fault is not None:
-            raise part.fault
-        if role not in ("user", "tool"):
-            raise MultimodalUnsupportedError(
-                f"`{part.place}`: images in a message of the role {role} are not supported"
-            )
-        if part.picture is None:
+    def _shelve(self, tenant: str, role: str, part: dict[str, Any]) -> None:
+        picture = None
+        if isinstance(part, ImagePart):
+            if part.fault is not None:
+                raise part.fault
+            picture = part.picture
+            if role not in ("user", "tool"):
+                raise MultimodalUnsupportedError(
+                    f"`{part.place}`: images in a message of the role {role} are not supported"
+                )
+            part.picture = None  # the message may be remembered; the shelf has the bytes
+        if picture is None:
             if self.shelf.get(tenant, part["digest"]) is None:
                 raise MediaUnknownError(f"no image {part['digest']} is known here: send its bytes")
             return
-        if len(part.picture.data) > self._max_image:
-            raise MediaInvalidError(f"`{part.place}` is larger than {self._max_image} bytes (--media-max-image-bytes)")
-        self.shelf.put(tenant, part.picture)
-        part.picture = None  # the message may be remembered; the shelf has the bytes
+        if len(picture.data) > self._max_image:
+            raise MediaInvalidError(f"an image is larger than {self._max_image} bytes (--media-max-image-bytes)")
+        self.shelf.put(tenant, picture)
 
     def forget(self, digests: Iterable[str]) -> None:
         """Forget lengths that an engine contradicts."""
@@ -283,5 +319,5 @@ class Media:
             self.lengths.learn(self.family.settings, digest, length)
 
 
-def _has_run(ids: Sequence[int], placeholder: int) -> bool:
-    return any(one == placeholder == two for one, two in pairwise(ids))
+def _longest_run(ids: Sequence[int], wanted: int) -> int:
+    return max((sum(1 for _ in run) for one, run in groupby(ids) if one == wanted), default=0)

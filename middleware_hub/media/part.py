@@ -8,6 +8,9 @@ from typing import Any
 from middleware_hub.media.errors import MediaError
 from middleware_hub.media.picture import Picture
 
+IMAGE = "image"
+"""The type of a part that is a picture."""
+
 
 class ImagePart(dict[str, Any]):
     """A part of a message that is a picture: `{"type": "image", "digest": "sha256:..."}`, which its key and templates see.
@@ -23,14 +26,14 @@ class ImagePart(dict[str, Any]):
     def __init__(
         self, place: str, kind: str, digest: str, picture: Picture | None = None, fault: MediaError | None = None
     ) -> None:
-        super().__init__(type="image", digest=digest)
+        super().__init__(type=IMAGE, digest=digest)
         self.place = place
         self.kind = kind
         self.picture = picture
         self.fault = fault
 
 
-def image_parts(message: Mapping[str, Any]) -> list[ImagePart]:
-    """Return the pictures of a message, in order."""
+def image_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the pictures of a message, in order: `ImagePart`s, and plain objects where the message comes out of a session."""
     content = message.get("content")
-    return [part for part in content if type(part) is ImagePart] if type(content) is list else []
+    return [part for part in content if part.get("type") == IMAGE] if type(content) is list else []

@@ -42,7 +42,7 @@ class RetrievalRequest(msgspec.Struct):
     return_routed_experts: bool = False
     return_indexer_topk: bool = False
     return_top_p: bool = False
-    image_data: str | list[str | list[str | None] | None] | None = None
+    image_data: Raw = Raw(b"null")
     ignored: tuple[str, ...] = ()
 
     @classmethod
@@ -102,7 +102,7 @@ class RetrievalRequest(msgspec.Struct):
     def images(self) -> list[list[str]] | None:
         """Return the pictures of each text, as they were given; None if there are none. Raises BadRequestError."""
         several = isinstance(self.text, list)
-        return media.shaped(self.image_data, len(self.text) if several else 1, batch=several)
+        return media.read({media.IMAGES: self.image_data}, len(self.text) if several else 1, batch=several)
 
     def expected(self, number: int) -> list[str]:
         found = self.expect_request_ids

@@ -19,6 +19,7 @@ from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.dialects.fields import unsupported
+from middleware_hub.media.errors import MediaUnknownError
 from middleware_hub.media.media import Media
 from middleware_hub.media.part import image_parts
 from middleware_hub.served_models import ServedModels
@@ -85,7 +86,12 @@ class Chats:
             await self._warmed(self._warming)
         session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
-        self._shelve(session.tenant, request.messages)
+        try:
+            self._shelve(session.tenant, request.messages)
+        except MediaUnknownError:
+            # Of a remembered message the bytes were not read again, and they may have gone from the shelf meanwhile.
+            request = dialect.parse(body, None)
+            self._shelve(session.tenant, request.messages)
         if self._models.must_ask(request.model, session.defaults.model):
             waits = True
             await self._models.ask(scope)
@@ -148,8 +154,8 @@ class Chats:
             return
         for message in messages:
             if type(message.get("content")) is list and (parts := image_parts(message)):
-                place, kind = parts[0].place, parts[0].kind
-                raise unsupported(f'`{place}` is of the type "{kind}": this model takes text only', place)
+                place, kind = (getattr(parts[0], name, None) for name in ("place", "kind"))
+                raise unsupported(f'`{place}` is of the type "{kind}": this model takes text only', str(place))
 
     async def _answer(
         self,

@@ -66,8 +66,14 @@ def plain_text(keyed: str, placeholder: str) -> str:
 
 
 def plain_length(keyed: str, placeholder: str, end: int) -> int:
-    """Return the length in plain text of the first `end` characters of a keyed text."""
-    return end if OPEN not in keyed else len(plain_text(keyed[:end], placeholder))
+    """Return the length in plain text of the first `end` characters of a keyed text, without half of a mark."""
+    return end if OPEN not in keyed else len(plain_text(keyed[: outside_mark(keyed, end)], placeholder))
+
+
+def outside_mark(keyed: str, end: int) -> int:
+    """Return `end`, or the beginning of the mark that it stands in."""
+    begin = keyed.rfind(OPEN, 0, end)
+    return begin if begin >= 0 and keyed.find(CLOSE, begin, end) < 0 else end
 
 
 def media_of(span: TokenSpan) -> list[MediaSpan]:

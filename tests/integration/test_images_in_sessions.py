@@ -107,21 +107,46 @@ def test_a_picture_that_is_known_may_be_named_by_its_digest(product: Stack) -> N
     check_one_sequence(product, name, [CAT], 2)
 
 
-def test_anthropic_messages_and_results_of_tools(product: Stack) -> None:
-    """Pictures by base64, also in the result of a tool."""
+def block(content: bytes) -> Json:
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(content).decode()}
+    return {"type": "image", "source": source}
 
-    def block(content: bytes) -> Json:
-        source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(content).decode()}
-        return {"type": "image", "source": source}
 
+def test_anthropic_messages(product: Stack) -> None:
     name = session(product)
     path = f"/sessions/{name}/v1/messages"
-    tools = [{"name": "shoot", "description": "Take a picture", "input_schema": {"type": "object"}}]
     messages: list[Json] = [{"role": "user", "content": [block(CAT), {"type": "text", "text": "Go"}]}]
-    said = ok(product, path, {"messages": messages, "tools": tools, **SAMPLING})
+    said = ok(product, path, {"messages": messages, **SAMPLING})
     messages += [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": [block(DOG)]}]
-    ok(product, path, {"messages": messages, "tools": tools, **SAMPLING})
+    ok(product, path, {"messages": messages, **SAMPLING})
     check_one_sequence(product, name, [CAT, DOG], 2)
+
+
+def test_the_result_of_a_tool_has_a_picture(product: Stack) -> None:
+    """As Anthropic's block, and as a part of a tool's message."""
+    used = {"type": "tool_use", "id": "toolu_1", "name": "shoot", "input": {}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "toolu_1",
+        "content": [{"type": "text", "text": "Here"}, block(DOG)],
+    }
+    messages: list[Json] = [
+        {"role": "user", "content": "Shoot"},
+        {"role": "assistant", "content": [used]},
+        {"role": "user", "content": [result]},
+    ]
+    name = session(product)
+    ok(product, f"/sessions/{name}/v1/messages", {"messages": messages, **SAMPLING})
+    check_one_sequence(product, name, [DOG], 1)
+    call = {"id": "call_1", "type": "function", "function": {"name": "shoot", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Shoot"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "Here"}, image(DOG)]},
+    ]
+    name = session(product)
+    ok(product, f"/sessions/{name}/v1/chat/completions", {"messages": messages, **SAMPLING})
+    check_one_sequence(product, name, [DOG], 1)
 
 
 def test_responses(product: Stack) -> None:
@@ -237,3 +262,117 @@ def test_a_model_of_text_refuses_pictures_by_name(kind: str, tmp_path: Path) -> 
         assert (found["code"], found["param"]) == ("unsupported_content", "messages[1].content[1]")
         assert kind in found["message"]
         assert "text only" in found["message"]
+
+
+def test_a_remembered_message_brings_its_picture_back_to_the_shelf() -> None:
+    """The bytes went from the shelf for others. The client sends them at each turn, so the next one works."""
+    with stack("qwen", styles=("cumulative",), folder=FOLDER, media={"max_bytes": 4 * len(CAT)}) as made:
+        path = f"/sessions/{session(made)}/v1/chat/completions"
+        messages: list[Json] = [{"role": "user", "content": [image(CAT), {"type": "text", "text": "what?"}]}]
+        for number in range(3):
+            reply = ok(made, path, {"messages": messages, **SAMPLING})["choices"][0]["message"]
+            ok(made, "/v1/chat/completions", {"messages": [{"role": "user", "content": [image(DOG)]}], **SAMPLING})
+            assert made.exchange("GET", f"/media/{digest(CAT)}").status == 404
+            messages += [reply, {"role": "user", "content": f"more {number}"}]
+        record = made.workers[0].log[-2]
+        assert list(record.images) == [digest(CAT)]
+
+
+def test_an_earlier_response_brings_its_pictures(product: Stack) -> None:
+    """`previous_response_id`: the messages come out of the session, not out of the request."""
+    name = session(product)
+    path = f"/sessions/{name}/v1/responses"
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": data_url(CAT)}]}
+    first = ok(product, path, {"input": [item], "max_output_tokens": 6, "temperature": 0})
+    ok(product, path, {"input": "And?", "previous_response_id": first["id"], "max_output_tokens": 6, "temperature": 0})
+    check_one_sequence(product, name, [CAT], 2)
+
+
+def test_a_sampled_placeholder_ends_a_conversation_with_pictures(product: Stack) -> None:
+    """The turn itself is exact. What goes on from it would give the engine a placeholder too many."""
+    name = session(product)
+    path = f"/sessions/{name}/v1/chat/completions"
+    product.workers[0].script([4097, 698])
+    messages: list[Json] = [{"role": "user", "content": [image(CAT)]}]
+    body = {"messages": messages, "max_tokens": 2, "temperature": 0}
+    reply = ok(product, path, body)["choices"][0]["message"]
+    assert list(product.workers[0].log[-1].output_ids) == [4097, 698]
+    messages += [reply, {"role": "user", "content": "More"}]
+    assert error(product, path, {"messages": messages, **SAMPLING})["code"] == "placeholder_sampled"
+    (found,) = ok(product, f"/sessions/{name}/finalize", {})["trajectories"]
+    assert found["exact"]
+
+
+def test_ids_that_were_expanded_are_refused_without_pictures_too(product: Stack) -> None:
+    body = {"input_ids": [4090, 4096, *[4097] * 4, 4098], "sampling_params": {"max_new_tokens": 2}}
+    assert error(product, "/generate", body)["code"] == "media_expanded"
+
+
+def test_billing_lines_beside_pictures_are_left_out(product: Stack) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(CAT).decode()}
+    for text in ("x-anthropic-billing-header: 1\nHello", "Hello"):
+        content = [{"type": "text", "text": text}, {"type": "image", "source": source}]
+        ok(product, "/v1/messages", {"messages": [{"role": "user", "content": content}], **SAMPLING})
+    one, other = product.workers[0].log[-2:]
+    assert one.input_ids == other.input_ids
+
+
+def test_where_a_text_has_another_picture_is_explained(product: Stack) -> None:
+    text = "Explain <|vision_start|><|image_pad|><|vision_end|> it"
+    ok(product, "/generate", {"text": text, "image_data": [data_url(CAT)], "sampling_params": {"max_new_tokens": 2}})
+    found = ok(product, "/radix_tree/explain", {"text": text, "image_data": [data_url(DOG)]})
+    assert found["matched_chars"] == text.index("<|image_pad|>")
+    assert found["text_length"] == len(text)
+    assert "another image" in found["message"]
+    assert "\ufdd0" not in str(found)
+    for shape in (7, [{}]):
+        told = error(product, "/retrieve_from_text", {"text": text, "image_data": shape})
+        assert told["code"] == "media_invalid"
+
+
+def test_other_options_keep_sampled_tokens_and_pictures(product: Stack) -> None:
+    """All is rendered again and spliced: the pictures between the turns are compared as parts of the text."""
+    name = session(product)
+    path = f"/sessions/{name}/v1/chat/completions"
+    messages: list[Json] = [{"role": "user", "content": [image(CAT), {"type": "text", "text": "what?"}]}]
+    reply = ok(product, path, {"messages": messages, **SAMPLING})["choices"][0]["message"]
+    before = product.workers[0].log[-1]
+    messages += [reply, {"role": "user", "content": [image(DOG), {"type": "text", "text": "and?"}]}]
+    ok(product, path, {"messages": messages, "chat_template_kwargs": {"anything": 1}, **SAMPLING})
+    after = product.workers[0].log[-1]
+    known = [*before.input_ids, *before.output_ids]
+    assert after.input_ids[: len(known)] == known
+    assert list(after.images) == [digest(CAT), digest(DOG)]
+
+
+def test_an_edited_reply_keeps_the_pictures_before_it(product: Stack) -> None:
+    name = session(product)
+    path = f"/sessions/{name}/v1/chat/completions"
+    messages: list[Json] = [{"role": "user", "content": [image(SUN), {"type": "text", "text": "edit"}]}]
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+    said = ok(product, path, body)["choices"][0]["message"]["content"]
+    before = product.workers[0].log[-1]
+    assert len(said) > 8
+    messages += [{"role": "assistant", "content": said[:-2]}, {"role": "user", "content": [image(DOG)]}]
+    ok(product, path, {"messages": messages, **SAMPLING})
+    after = product.workers[0].log[-1]
+    assert after.input_ids[: len(before.input_ids) + 2] == [*before.input_ids, *before.output_ids[:2]]
+    assert list(after.images) == [digest(SUN), digest(DOG)]
+
+
+def test_a_dropped_picture_forks_there(product: Stack) -> None:
+    """A condensed history: what stands before the picture keeps its ids, nothing behind it is continued."""
+    name = session(product)
+    path = f"/sessions/{name}/v1/chat/completions"
+    messages: list[Json] = [{"role": "user", "content": "First"}]
+    messages.append(ok(product, path, {"messages": messages, **SAMPLING})["choices"][0]["message"])
+    first = product.workers[0].log[-1]
+    messages.append({"role": "user", "content": [image(CAT), {"type": "text", "text": "Second"}]})
+    messages.append(ok(product, path, {"messages": messages, **SAMPLING})["choices"][0]["message"])
+    messages[2] = {"role": "user", "content": "Second"}
+    messages.append({"role": "user", "content": [image(DOG)]})
+    ok(product, path, {"messages": messages, **SAMPLING})
+    after = product.workers[0].log[-1]
+    known = [*first.input_ids, *first.output_ids]
+    assert after.input_ids[: len(known)] == known
+    assert list(after.images) == [digest(DOG)]

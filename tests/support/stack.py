@@ -26,6 +26,7 @@ from router.config import (
     StoreConfig,
     WorkersConfig,
 )
+from router.config.media import MediaConfig
 from tests.support.client import Answer
 from tests.support.oracle import Speller, speller
 from tests.support.serving import serve
@@ -151,6 +152,7 @@ def stack(
     workers: Mapping[str, Any] | None = None,
     sessions: Mapping[str, Any] | None = None,
     store: StoreConfig | None = None,
+    media: Mapping[str, Any] | None = None,
     folder: Path | None = None,
     **worker: Any,
 ) -> Iterator[Stack]:
@@ -174,6 +176,7 @@ def stack(
             abort=abort or AbortConfig(attempts=1, wait=0),
             radix=RadixConfig(tokenizer_path=str(folder), **(radix or {})),
             store=store or StoreConfig(),
+            media=MediaConfig(**(media or {})),
             sessions=SessionsConfig(**{"verify_rate": 1.0, **(sessions or {})}),
         )
         hub = Hub(_tokenizer(config.radix), config.store, config.media)

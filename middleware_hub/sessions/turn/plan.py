@@ -109,7 +109,10 @@ class TurnPlan(msgspec.Struct):
         return found if isinstance(found, str) else ""
 
     def generate(self, rid: str, *, logprobs: bool) -> GenerateCall:
-        """Return the call for one generation: `rid` is its id, and `logprobs` says whether the worker returns logprobs."""
+        """Return the call for one generation: `rid` is its id, and `logprobs` says whether the worker returns logprobs.
+
+        Raises MediaMissingError, and PlaceholderSampledError.
+        """
         request, ids, lasting = self.request, self.prompt.ids, self.lasting
         fields: dict[str, Raw] = {
             **request.extra,
@@ -120,6 +123,7 @@ class TurnPlan(msgspec.Struct):
         hinted = memoryview(ids.packed).cast("i")
         shown = self.prompt.media
         if shown and self.media is not None:
+            self.media.check_prompt(ids.packed, shown)
             fields["input_ids"] = Raw(PromptIds.of(collapsed(ids.packed, shown)).written)
             hinted = hinted[: shown[0].start]
             unknown = any(one.length == UNKNOWN for one in shown)

@@ -16,8 +16,6 @@ from msgspec import Raw
 from router.engines.json import JSON_ERRORS
 from router.errors import BadRequestError
 
-Given = str | list[str | list[str | None] | None]
-"""The pictures of a request, as the field has them."""
 IMAGES = "image_data"
 OTHERS = ("video_data", "audio_data")
 
@@ -38,16 +36,9 @@ def read(fields: Mapping[str, Raw], prompts: int, *, batch: bool) -> list[list[s
     if not asks(fields, IMAGES):
         return None
     try:
-        given = msgspec.json.decode(fields[IMAGES], type=Given | None)
+        given = msgspec.json.decode(fields[IMAGES], type=str | list[str | list[str | None] | None])
     except JSON_ERRORS as error:
         raise BadRequestError(_SHAPE, code="media_invalid") from error
-    return shaped(given, prompts, batch=batch)
-
-
-def shaped(given: Given | None, prompts: int, *, batch: bool) -> list[list[str]] | None:
-    """Return the pictures of each prompt; None if there are none. Raises BadRequestError."""
-    if not given:
-        return None
     if not batch:
         return [_strings([given] if isinstance(given, str) else given)]
     if isinstance(given, str) or len(given) != prompts:
