@@ -217,6 +217,7 @@ class Hub:
             unretrieved_versions=config.unretrieved_versions,
             clock=self.clock,
             stored=self.store is not None,
+            shelf=self.shelf,
         )
         return self.tree
 

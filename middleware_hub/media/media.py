@@ -259,9 +259,12 @@ class Media:
             raise MediaMissingError(f"the bytes of the image {gone} are not here any more: send them again")
         return self.worker_fields([Shown(held)], batch=False, return_ids=return_ids)
 
-    def shelve(self, tenant: str, messages: Sequence[Message]) -> None:
-        """Keep the pictures of a conversation; refuse what is none, or stands where none can. Raises BadRequestError."""
-        placeholder = self.family.placeholder
+    def shelve(self, tenant: str, messages: Sequence[Message]) -> list[str]:
+        """Keep the pictures of a conversation, and return their digests.
+
+        Raises BadRequestError for what is no picture, or stands where none can.
+        """
+        placeholder, digests = self.family.placeholder, list[str]()
         for message in messages:
             content = message.get("content")
             if type(content) is str:
@@ -276,6 +279,8 @@ class Media:
                 self.check_text(text)
             for part in image_parts(message):
                 self._shelve(tenant, message["role"], part)
+                digests.append(part["digest"])
+        return digests
 
     def _shelve(self, tenant: str, role: str, part: dict[str, Any]) -> None:
         picture = None

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from msgspec.structs import replace
 
+from middleware_hub.media.shelf import Shelf
 from middleware_hub.radix.cut import FRESH, Cut, end_of, has_context_at, recorded_context, resolve_complete
 from middleware_hub.radix.indexes import IdsIndex, Landmarks, Leaves, ReplyNames
 from middleware_hub.radix.match import PrefixMatch, match_chain, match_parent, match_text, walk_down
@@ -41,6 +42,7 @@ class RadixTree:
             None: unretrieved leaves go last, however old they are.
         clock: the clock of weight versions, if it is shared.
         stored: a store has all that is recorded, and this is a cache of it: nothing is lost by collecting.
+        shelf: the pictures, of which it names those of its chains; None if there are none.
 
     Attributes:
         roots: the radix tree of each namespace.
@@ -58,6 +60,7 @@ class RadixTree:
         unretrieved_versions: int | None = None,
         clock: VersionClock | None = None,
         stored: bool = False,
+        shelf: Shelf | None = None,
     ) -> None:
         self.measure = measure
         self.max_tokens = max_tokens
@@ -74,6 +77,7 @@ class RadixTree:
         self.extras = Extras(stored=stored)
         self.watcher: Callable[[Generation], None] | None = None
         self._stored: dict[bytes, TokenSpan] = {}
+        self._shelf = shelf
 
     def __repr__(self) -> str:
         return f"<RadixTree {self.stats.generations} generations, {self.stats.tokens} tokens, {self.stats.nodes} nodes>"
@@ -466,6 +470,9 @@ class RadixTree:
     def _add_span(self, span: TokenSpan) -> None:
         if span.parent is not None:
             span.parent.users += 1
+        if span.media and self._shelf is not None:
+            for _, _, digest in span.media:
+                self._shelf.use(digest)
         self.stats.spans += 1
         self.stats.tokens += span.count
         self.stats.payload += len(span.ids) if span.logprobs is None else len(span.ids) + len(span.logprobs)
@@ -505,6 +512,9 @@ class RadixTree:
             self.stats.tokens -= span.count
             self.stats.payload -= len(span.ids) if span.logprobs is None else len(span.ids) + len(span.logprobs)
             self.extras.forget(span)
+            if span.media and self._shelf is not None:
+                for _, _, digest in span.media:
+                    self._shelf.free(digest)
             if span.stored is not None:
                 self._stored.pop(span.stored.id, None)
             if isinstance(owner, RadixNode):

@@ -87,11 +87,11 @@ class Chats:
         session.require(Act.GENERATE)
         request = dialect.parse(body, session.memo(dialect, self._room))
         try:
-            self._shelve(session.tenant, request.messages)
+            self._shelve(session, request.messages)
         except MediaUnknownError:
             # Of a remembered message the bytes were not read again, and they may have gone from the shelf meanwhile.
             request = dialect.parse(body, None)
-            self._shelve(session.tenant, request.messages)
+            self._shelve(session, request.messages)
         if self._models.must_ask(request.model, session.defaults.model):
             waits = True
             await self._models.ask(scope)
@@ -147,10 +147,12 @@ class Chats:
             self._kept.keep(place, key, reply)
         return None
 
-    def _shelve(self, tenant: str, messages: Sequence[Message]) -> None:
+    def _shelve(self, session: Session, messages: Sequence[Message]) -> None:
         """Keep the pictures of a conversation. Raises BadRequestError for what is none, and if the model reads none."""
         if self._media is not None:
-            self._media.shelve(tenant, messages)
+            digests = self._media.shelve(session.tenant, messages)
+            if digests and session.lasting:
+                session.need(self._media.shelf, digests)
             return
         for message in messages:
             if type(message.get("content")) is list and (parts := image_parts(message)):
@@ -194,7 +196,7 @@ class Chats:
         """Return how many tokens the prompt of a turn would have. Changes nothing."""
         if self._warming is not None:
             await self._warmed(self._warming)
-        self._shelve(session.tenant, request.messages)
+        self._shelve(session, request.messages)
         request = session.defaults.complete(request, self._models.adapter_of)
         if session.notes is not None:
             await session.notes.recall(request, None, self._composer.recognizer(session.trie.key, request))

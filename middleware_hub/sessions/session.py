@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ import msgspec
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.errors import SessionOverError, UnknownSessionError
 from middleware_hub.chat.keys import NAMED, KeyFunction
+from middleware_hub.media.shelf import Shelf
 from middleware_hub.sessions.log import events
 from middleware_hub.sessions.request_defaults import NO_DEFAULTS, RequestDefaults
 from middleware_hub.sessions.trie.memo import MOST_BODIES, MemoRoom, MessageMemo
@@ -117,6 +118,8 @@ class Session:
         self._done = asyncio.Event()
         self._exchanges: list[Exchange[Any]] = []
         self.orphans: set[Exchange[Any]] = set()
+        self._pictures: set[str] = set()
+        self._shelf: Shelf | None = None
 
     def __repr__(self) -> str:
         return f"<Session {self.id}: {self.phase.value}, {self.trie!r}>"
@@ -319,9 +322,24 @@ class Session:
             await self.end_exchanges()
         finally:
             self.trie.clear()
+            self._need_no_pictures()
             for memo in self._memos.values():
                 memo.clear()
         self.tokens = self.samples = 0
+
+    def need(self, shelf: Shelf, digests: Iterable[str]) -> None:
+        """Name pictures on the shelf until the session ends: others go first."""
+        self._shelf = shelf
+        for digest in digests:
+            if digest not in self._pictures:
+                self._pictures.add(digest)
+                shelf.use(digest)
+
+    def _need_no_pictures(self) -> None:
+        if self._shelf is not None:
+            for digest in self._pictures:
+                self._shelf.free(digest)
+            self._pictures.clear()
 
     async def end_exchanges(self) -> None:
         running = [exchange for exchange in self._exchanges if not exchange.over]

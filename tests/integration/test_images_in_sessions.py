@@ -376,3 +376,35 @@ def test_a_dropped_picture_forks_there(product: Stack) -> None:
     known = [*first.input_ids, *first.output_ids]
     assert after.input_ids[: len(known)] == known
     assert list(after.images) == [digest(DOG)]
+
+
+def test_pictures_that_a_session_needs_go_last(tmp_path: Path) -> None:
+    """As long as it lives: then they go like others."""
+    with stack("qwen", styles=("cumulative",), folder=FOLDER, media={"max_bytes": 12 * len(CAT)}) as made:
+        name = session(made)
+        needed = {"messages": [{"role": "user", "content": [image(CAT)]}], **SAMPLING}
+
+        def fill() -> None:
+            for seed in range(10, 20):
+                texts = {"text": "nothing", "image_data": [data_url(picture(40, 30, seed))]}
+                assert made.exchange("POST", "/retrieve_from_text", texts).status == 400  # it is on the shelf, unnamed
+
+        def held() -> bool:
+            return made.exchange("GET", f"/media/{digest(CAT)}").status == 200
+
+        ok(made, f"/sessions/{name}/v1/chat/completions", needed)
+        fill()
+        assert held()
+        assert made.exchange("DELETE", f"/sessions/{name}").status in (200, 204)
+        fill()
+        assert not held()
+
+
+def test_pictures_that_the_tree_needs_go_last() -> None:
+    with stack("qwen", styles=("cumulative",), folder=FOLDER, media={"max_bytes": 12 * len(CAT)}) as made:
+        text = "Keep <|vision_start|><|image_pad|><|vision_end|>"
+        ok(made, "/generate", {"text": text, "image_data": [data_url(CAT)], "sampling_params": {"max_new_tokens": 2}})
+        for seed in range(10, 20):
+            texts = {"text": "nothing", "image_data": [data_url(picture(40, 30, seed))]}
+            assert made.exchange("POST", "/retrieve_from_text", texts).status == 400
+        assert made.exchange("GET", f"/media/{digest(CAT)}").status == 200
