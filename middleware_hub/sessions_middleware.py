@@ -252,7 +252,7 @@ class SessionsMiddleware:
             body = await read_json(scope, receive, self._max_body_bytes)
             session = await self._session_of(scope)
             try:
-                self._limits.check_chat(body)
+                self._check_size(body)
                 if place == COUNT:
                     await send_json(send, 200, ANTHROPIC.count(await chats.count(session, ANTHROPIC.parse_count(body))))
                 else:
@@ -273,6 +273,14 @@ class SessionsMiddleware:
                 await self._pass_on(error.type, body, scope, receive, send)
         except RouterError as error:
             await send_dialect_error(error, dialect, send)
+
+    def _check_size(self, body: bytes) -> None:
+        """Refuse a chat that is too long to be read, unless it has images: these do not count, and its text is measured later.
+
+        Raises TextTooLongError.
+        """
+        if self._hub.media is None or b"base64" not in body:
+            self._limits.check_chat(body)
 
     async def _session_of(self, scope: Scope) -> Session:
         """Return the session that `x-session-id` names, else the memory of chats without a session.
@@ -297,7 +305,7 @@ class SessionsMiddleware:
 
     async def _talk(self, place: str, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_json(scope, receive, self._max_body_bytes)
-        self._limits.check_chat(body)
+        self._check_size(body)
         chats = self._chats
         if chats is None:
             raise BadRequestError(

@@ -37,8 +37,13 @@ _IMAGES = frozenset({"image_url", "input_image", "image"})
 """The types of parts that are pictures."""
 MOST_BYTES = 1 << 28
 """Of the file of a picture, where it is read; the limit of `--media-max-image-bytes` is checked later."""
+_MEDIA = _IMAGES | {"video", "video_url", "audio", "audio_url", "input_audio", "input_video"}
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """The types of parts that are text, and the key of the text: clients mix the types of chats and of responses."""
+
+
+class UnreadMediaError(BadRequestError):
+    """A part is an image, sound or a video where only text is read. A model that sees has another word for it."""
 
 
 class OpenedBody(NamedTuple):
@@ -185,28 +190,30 @@ def _image(place: str, part: dict[str, Any]) -> ImagePart:
     """Read a picture: `image_url` of chats, `input_image` of responses, or Anthropic's `image`. See `ImagePart` for faults."""
     try:
         if "uuid" in part:
-            raise MediaFieldError(f"`{place}.uuid` is built by the router: leave it out", param=place)
-        given = _given(place, part)
+            raise MediaFieldError("`uuid` is built by the router: leave it out")
+        given = _given(part)
         if is_digest(given):
             return ImagePart(place, part["type"], given)
         picture = read_picture(given, MOST_BYTES)
     except MediaError as error:
-        return ImagePart(place, part["type"], "", fault=error)
+        return ImagePart(place, part["type"], "", fault=type(error)(f"`{place}`: {error.message}", param=place))
     return ImagePart(place, part["type"], picture.digest, picture)
 
 
-def _given(place: str, part: dict[str, Any]) -> str:
+def _given(part: dict[str, Any]) -> str:
     """Return the data URL, the base64 or the digest of a picture."""
     source = part.get("source")
     if part["type"] == "image" and type(source) is dict:
         if source.get("type") == "url":
-            raise MediaUrlError(f"`{place}` names an address: the router opens none, so send the bytes", param=place)
+            raise MediaUrlError("the source is an address: the router opens none, so send the bytes as base64")
         given = source.get("data")
     else:
         given = part.get("image_url")
         given = given.get("url") if type(given) is dict else given
     if type(given) is not str:
-        raise MediaInvalidError(f"`{place}` has no data of an image", param=place)
+        raise MediaInvalidError(
+            'an image stands in "image_url" as a data URL, or in the "data" of a "source" of the type "base64"'
+        )
     return given
 
 
@@ -230,7 +237,8 @@ def part_text(place: str, part: Any) -> str:
             raise wrong(f"{place}.type", kind, "a string")
         if kind in ("thinking", "reasoning"):
             raise unsupported(f"`{place}` is reasoning, and only messages of the assistant have some", place)
-        raise unsupported(f'`{place}` is of the type "{kind[:40]}": this model takes text only', place)
+        text = f'`{place}` is of the type "{kind[:40]}": this model takes text only'
+        raise (UnreadMediaError if kind in _MEDIA else BadRequestError)(text, param=place, code="unsupported_content")
     return string(f"{place}.{key}", part.get(key))
 
 

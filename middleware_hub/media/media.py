@@ -184,7 +184,7 @@ class Media:
         count = text.count(self.family.placeholder)
         if count != len(digests):
             raise MediaCountError(
-                f"the text has {count} placeholders ({self.family.placeholder}), but {len(digests)} images are given"
+                f"the text has {count} placeholders ({self.family.placeholder}), but `image_data` has {len(digests)} images"
             )
         return keyed_text(text, self.family.placeholder, digests) if digests else text
 
@@ -204,7 +204,7 @@ class Media:
             )
         if count != len(digests):
             raise MediaCountError(
-                f"the ids have {count} placeholders ({self.family.placeholder}), but {len(digests)} images are given"
+                f"the ids have {count} placeholders ({self.family.placeholder}), but `image_data` has {len(digests)} images"
             )
 
     @staticmethod
@@ -295,7 +295,8 @@ class Media:
             part.picture = None  # the message may be remembered; the shelf has the bytes
         if picture is None:
             if self.shelf.get(tenant, part["digest"]) is None:
-                raise MediaUnknownError(f"no image {part['digest']} is known here: send its bytes")
+                place = getattr(part, "place", None)
+                raise MediaUnknownError(f"no image {part['digest']} is known here: send its bytes", param=place)
             return
         if len(picture.data) > self._max_image:
             raise MediaInvalidError(f"an image is larger than {self._max_image} bytes (--media-max-image-bytes)")

@@ -17,9 +17,11 @@ from middleware_hub import affinity
 from middleware_hub.chat.answer import Answer, ReplyHead
 from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
+from middleware_hub.chat.memo import Memo
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.dialects.fields import unsupported
-from middleware_hub.media.errors import MediaUnknownError
+from middleware_hub.dialects.messages import UnreadMediaError
+from middleware_hub.media.errors import MediaUnknownError, MultimodalUnsupportedError
 from middleware_hub.media.media import Media
 from middleware_hub.media.part import image_parts
 from middleware_hub.served_models import ServedModels
@@ -85,12 +87,12 @@ class Chats:
         if self._warming is not None:
             await self._warmed(self._warming)
         session.require(Act.GENERATE)
-        request = dialect.parse(body, session.memo(dialect, self._room))
+        request = self._parsed(dialect, body, session.memo(dialect, self._room))
         try:
             self._shelve(session, request.messages)
         except MediaUnknownError:
             # Of a remembered message the bytes were not read again, and they may have gone from the shelf meanwhile.
-            request = dialect.parse(body, None)
+            request = self._parsed(dialect, body, None)
             self._shelve(session, request.messages)
         if self._models.must_ask(request.model, session.defaults.model):
             waits = True
@@ -146,6 +148,17 @@ class Chats:
         if reply is not None:
             self._kept.keep(place, key, reply)
         return None
+
+    def _parsed(self, dialect: Dialect, body: bytes, memo: Memo | None) -> ChatRequest:
+        try:
+            return dialect.parse(body, memo)
+        except UnreadMediaError as error:
+            if self._media is None:
+                raise
+            place = str(error.details.get("param"))
+            raise MultimodalUnsupportedError(
+                f"`{place}`: only images are read here, in messages of users and in results of tools", param=place
+            ) from error
 
     def _shelve(self, session: Session, messages: Sequence[Message]) -> None:
         """Keep the pictures of a conversation. Raises BadRequestError for what is none, and if the model reads none."""

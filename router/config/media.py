@@ -27,7 +27,7 @@ class MediaConfig(Section):
     max_request_bytes: int = flag(
         "--media-max-request-bytes",
         128 * 1024 * 1024,
-        "most bytes of images in a request, besides the --max-body-bytes of everything else",
+        "most bytes of images in a request, which as base64 count for --max-body-bytes, too",
     )
 
     @property

@@ -408,3 +408,34 @@ def test_pictures_that_the_tree_needs_go_last() -> None:
             texts = {"text": "nothing", "image_data": [data_url(picture(40, 30, seed))]}
             assert made.exchange("POST", "/retrieve_from_text", texts).status == 400
         assert made.exchange("GET", f"/media/{digest(CAT)}").status == 200
+
+
+def test_large_pictures_are_no_text(product: Stack) -> None:
+    """The limit of a chat's text does not count them; the text beside them still has it."""
+    large = picture(1200, 1200, 5, compress_level=0)
+    assert len(large) > 4_194_304
+    for path in ("/v1/chat/completions", f"/sessions/{session(product)}/v1/chat/completions"):
+        ok(product, path, {"messages": [{"role": "user", "content": [image(large)]}], **SAMPLING})
+        assert list(product.workers[0].log[-1].images) == [digest(large)]
+        long = {"type": "text", "text": "word " * 1_000_000}
+        body = {"messages": [{"role": "user", "content": [image(CAT), long]}], **SAMPLING}
+        before = len(product.workers[0].log)
+        assert product.exchange("POST", path, body).status in (404, 413)  # without a session it goes to the worker's own chat
+        assert len(product.workers[0].log) == before
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url"])
+def test_media_that_is_not_read_has_its_word(product: Stack, kind: str) -> None:
+    part = {"type": kind, kind: {"url": data_url(CAT)}}
+    role = "assistant" if kind == "image_url" else "user"
+    messages = [{"role": "user", "content": "Hi"}, {"role": role, "content": [part]}, {"role": "user", "content": "So?"}]
+    for path in ("/v1/chat/completions", f"/sessions/{session(product)}/v1/chat/completions"):
+        found = error(product, path, {"messages": messages, **SAMPLING})
+        assert (found["code"], found["param"]) == ("multimodal_unsupported", "messages[1].content[0]")
+
+
+def test_an_error_names_the_picture(product: Stack) -> None:
+    for url, code in (("https://a.org/a.png", "media_url"), ("sha256:" + "1" * 64, "media_unknown")):
+        content = [image(CAT), {"type": "image_url", "image_url": {"url": url}}]
+        found = error(product, "/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
+        assert (found["code"], found["param"]) == (code, "messages[0].content[1]")
