@@ -420,7 +420,10 @@ def test_large_pictures_are_no_text(product: Stack) -> None:
         long = {"type": "text", "text": "word " * 1_000_000}
         body = {"messages": [{"role": "user", "content": [image(CAT), long]}], **SAMPLING}
         before = len(product.workers[0].log)
-        assert product.exchange("POST", path, body).status in (404, 413)  # without a session it goes to the worker's own chat
+        assert product.exchange("POST", path, body).status in (
+            404,
+            413,
+        )  # without a session it goes to the worker's own chat
         assert len(product.workers[0].log) == before
 
 
@@ -428,7 +431,11 @@ def test_large_pictures_are_no_text(product: Stack) -> None:
 def test_media_that_is_not_read_has_its_word(product: Stack, kind: str) -> None:
     part = {"type": kind, kind: {"url": data_url(CAT)}}
     role = "assistant" if kind == "image_url" else "user"
-    messages = [{"role": "user", "content": "Hi"}, {"role": role, "content": [part]}, {"role": "user", "content": "So?"}]
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": role, "content": [part]},
+        {"role": "user", "content": "So?"},
+    ]
     for path in ("/v1/chat/completions", f"/sessions/{session(product)}/v1/chat/completions"):
         found = error(product, path, {"messages": messages, **SAMPLING})
         assert (found["code"], found["param"]) == ("multimodal_unsupported", "messages[1].content[0]")

@@ -73,7 +73,7 @@ def counted(sizes: list[tuple[int, int]]) -> list[list[int]]:
     folder = Path(os.environ.get("TITO_SGLANG_DIR", Path.home() / ".cache/tito-router/sglang-0.5.23"))
     python = folder / "venv/bin/python"
     if not python.exists():
-        pytest.skip("the image processors need the packages of a real SGLang: tests/sglang_cpu/setup.sh")
+        pytest.skip("the image processors need the packages of a real SGLang with images: tests/vlm_cpu/setup.sh")
     asked = json.dumps([(kind, images, sizes) for kind, images in FAMILIES])
     done = subprocess.run(
         [python, "-W", "ignore", "-c", ORACLE], input=asked, text=True, stdout=subprocess.PIPE, check=True
@@ -81,7 +81,8 @@ def counted(sizes: list[tuple[int, int]]) -> list[list[int]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.sglang
+@pytest.mark.vlm
 def test_the_estimate_is_what_transformers_counts(tmp_path: Path) -> None:
     draw, sizes = random.Random(3), list(SIZES)
     while len(sizes) < 400:
