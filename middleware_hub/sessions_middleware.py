@@ -252,7 +252,9 @@ class SessionsMiddleware:
             body = await read_json(scope, receive, self._max_body_bytes)
             session = await self._session_of(scope)
             try:
-                self._check_size(body)
+                # Images are no text. The text beside them is measured when it is encoded.
+                if self._hub.media is None or b"base64" not in body:
+                    self._limits.check_chat(body)
                 if place == COUNT:
                     await send_json(send, 200, ANTHROPIC.count(await chats.count(session, ANTHROPIC.parse_count(body))))
                 else:
@@ -273,14 +275,6 @@ class SessionsMiddleware:
                 await self._pass_on(error.type, body, scope, receive, send)
         except RouterError as error:
             await send_dialect_error(error, dialect, send)
-
-    def _check_size(self, body: bytes) -> None:
-        """Refuse a chat that is too long to be read, unless it has images: these do not count, and its text is measured later.
-
-        Raises TextTooLongError.
-        """
-        if self._hub.media is None or b"base64" not in body:
-            self._limits.check_chat(body)
 
     async def _session_of(self, scope: Scope) -> Session:
         """Return the session that `x-session-id` names, else the memory of chats without a session.
@@ -305,7 +299,9 @@ class SessionsMiddleware:
 
     async def _talk(self, place: str, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_json(scope, receive, self._max_body_bytes)
-        self._check_size(body)
+        # Images are no text. The text beside them is measured when it is encoded.
+        if self._hub.media is None or b"base64" not in body:
+            self._limits.check_chat(body)
         chats = self._chats
         if chats is None:
             raise BadRequestError(

@@ -17,7 +17,6 @@ from middleware_hub import affinity
 from middleware_hub.chat.answer import Answer, ReplyHead
 from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
-from middleware_hub.chat.memo import Memo
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.dialects.fields import unsupported
 from middleware_hub.dialects.messages import UnreadMediaError
@@ -37,7 +36,7 @@ from middleware_hub.spans.media import UNKNOWN
 from middleware_hub.spans.reply_names import check_one, of_several
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT, StoreUnreachableError
 from router.engines.form.worker_request import new_rid
-from router.errors import ClientDisconnectedError, RouterError
+from router.errors import BadRequestError, ClientDisconnectedError, RouterError
 from router.http.disconnect import ClientConnection, served_client
 from router.http.headers import HeaderList, first_values, text_of
 from router.http.offload import offload
@@ -87,12 +86,14 @@ class Chats:
         if self._warming is not None:
             await self._warmed(self._warming)
         session.require(Act.GENERATE)
-        request = self._parsed(dialect, body, session.memo(dialect, self._room))
         try:
+            request = dialect.parse(body, session.memo(dialect, self._room))
             self._shelve(session, request.messages)
+        except UnreadMediaError as error:
+            raise self._unread(error) from error
         except MediaUnknownError:
             # Of a remembered message the bytes were not read again, and they may have gone from the shelf meanwhile.
-            request = self._parsed(dialect, body, None)
+            request = dialect.parse(body, None)
             self._shelve(session, request.messages)
         if self._models.must_ask(request.model, session.defaults.model):
             waits = True
@@ -149,16 +150,13 @@ class Chats:
             self._kept.keep(place, key, reply)
         return None
 
-    def _parsed(self, dialect: Dialect, body: bytes, memo: Memo | None) -> ChatRequest:
-        try:
-            return dialect.parse(body, memo)
-        except UnreadMediaError as error:
-            if self._media is None:
-                raise
-            place = str(error.details.get("param"))
-            raise MultimodalUnsupportedError(
-                f"`{place}`: only images are read here, in messages of users and in results of tools", param=place
-            ) from error
+    def _unread(self, error: UnreadMediaError) -> BadRequestError:
+        """Return the error for media that is not read, in the words for the model: one that sees, or one of text."""
+        if self._media is None:
+            return error
+        place = str(error.details.get("param"))
+        text = f"`{place}`: only images are read here, in messages of users and in results of tools"
+        return MultimodalUnsupportedError(text, param=place)
 
     def _shelve(self, session: Session, messages: Sequence[Message]) -> None:
         """Keep the pictures of a conversation. Raises BadRequestError for what is none, and if the model reads none."""

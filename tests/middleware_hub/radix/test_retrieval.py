@@ -87,5 +87,6 @@ def test_every_field_of_an_answer_is_in_the_document() -> None:
     table = section.partition("| field | meaning |")[2].partition("\n\n")[0]
     documented = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
     asked = {"stale_tokens", "missing_tokens", "missed_request_ids", "routed_experts", "indexer_topk", "top_p"}
+    asked.add("multi_modal_data")  # with images
     answered = trajectory(talk.tree, turn.generation, turn.text).keys() | asked
     assert answered == documented, "the table of the answer, under POST /retrieve_from_text in docs/http-api.md"
