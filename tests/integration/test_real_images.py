@@ -89,8 +89,22 @@ def test_replies_are_as_recorded(vision: Vision, vision_worker: EngineServer) ->
     for recorded in exchanges(vision.engine.kit.name.lower(), vision.family):
         now = perform(vision, vision_worker, recorded.name, recorded.path, recorded.body)
         assert now.status == recorded.status, recorded.name
-        assert kinds(now.ends) == kinds(recorded.ends), recorded.name
+        compared = (kinds(now.ends), kinds(recorded.ends))
+        if "abort" in recorded.name:  # when it comes decides whether a token is still in the last event
+            compared = (without_deltas(compared[0]), without_deltas(compared[1]))
+        assert compared[0] == compared[1], recorded.name
         assert list(told(now.ends)) == list(told(recorded.ends)), recorded.name
+
+
+DELTAS = frozenset({"token_ids", "output_ids", "logprobs", "output_token_logprobs", "text"})
+
+
+def without_deltas(value: Json) -> Json:
+    if isinstance(value, list):
+        return [without_deltas(one) for one in value]
+    if isinstance(value, dict):
+        return {key: "new" if key in DELTAS else without_deltas(one) for key, one in value.items()}
+    return value
 
 
 TOLD = ("prompt_token_ids", "mm_placeholders", "prompt_tokens", "image_tokens", "cached_tokens")
