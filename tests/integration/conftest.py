@@ -131,7 +131,7 @@ def sglang_workers(workers: list[EngineServer]) -> list[EngineServer]:
 
 
 @contextlib.contextmanager
-def _router(urls: list[str], model: Path, log_path: Path, flags: Sequence[str] = ()) -> Iterator[str]:
+def real_router(urls: list[str], model: Path, log_path: Path, flags: Sequence[str] = ()) -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "router", "--port", str(port), "--worker-urls", *urls]
     command += ["--tokenizer-path", str(model), "--shutdown-grace", "5", *flags]
@@ -176,7 +176,7 @@ def router_for(
             if key not in started:
                 urls = [workers[number].url for number in numbers]
                 log_path = tmp_path_factory.mktemp("router") / "router.log"
-                started[key] = stack.enter_context(_router(urls, engine.kit.model, log_path, flags))
+                started[key] = stack.enter_context(real_router(urls, engine.kit.model, log_path, flags))
             return started[key]
 
         yield start

@@ -23,6 +23,7 @@ from tests.support.asking import settle
 from tests.support.pictures import data_url, digest, picture
 from tests.support.redis_server import redis_server
 from tests.support.stack import Reply, Stack, stack
+from worker.engine.prompt_images import length_of
 from worker.models.ngram import shipped_image_tokenizer
 from worker.options import StreamStyle
 
@@ -522,3 +523,26 @@ def test_one_of_several_samples_is_aborted() -> None:
             found = served.retrieve(text + record.text, image_data=images)
             assert found["tokens"] in [one.input_ids + one.output_ids for one in kept if one.text == record.text]
             check(found, found["tokens"], [DOG, CAT])
+
+
+def test_pictures_of_one_length_have_equal_ids_and_other_spans(tmp_path: Path) -> None:
+    """Their contexts differ in nothing but the digest: the store keeps both."""
+    by_length: dict[int, bytes] = {}
+    for seed in range(200):
+        one = picture(20, 20, seed)
+        other = by_length.setdefault(length_of(digest(one)), one)
+        if other != one:
+            break
+    text, store = f"Same: {IMAGE} x", StoreConfig(url=f"sqlite:{tmp_path / 'store'}")
+    records = {}
+    with product(styles=("cumulative",), store=store) as served:
+        for content in (one, other):
+            served.workers[0].script(text=" hello there", finish="length")
+            body = {"text": text, "image_data": [data_url(content)], "sampling_params": sampling(2)}
+            records[content] = served.generate(body).record
+    ids = [record.input_ids + record.output_ids for record in records.values()]
+    assert ids[0] == ids[1]
+    with product(styles=("cumulative",), store=store) as served:
+        for content, record in records.items():
+            found = served.retrieve(text + record.text, image_data=[data_url(content)])
+            check(found, record.input_ids + record.output_ids, [content])
