@@ -60,6 +60,7 @@ from router.proxy.worker_reply import WorkerReply
 
 logger = logging.getLogger(__name__)
 
+EXPANDED = b"x-radix-media"
 COLLECT_SECONDS = 0.002
 """How long a step of the collection may hold up the event loop."""
 OTHER_PATH = "other_path"
@@ -172,13 +173,12 @@ class RadixTreeMiddleware:
             )
             request = request.assembled([one.ids for one in assembled])
             encoded = [one.encoded for one in assembled]
-        media, shown = self._hub.media, list[Shown]()
+        media, shown, headers = self._hub.media, list[Shown](), call.named
         if media is not None:
-            request, shown = await self._shown(media, request, call.caller.tenant)
+            request, shown = await self._shown(media, request, call.caller.tenant, headers.get(EXPANDED))
         reason = None if shown else request.unrecordable
         if reason is not None:
             return await self._unrecorded(call, request.passed_on(body), reason)
-        headers = call.named
         namespace = call.caller.tenant, "", headers.get(b"x-radix-namespace", b"").decode("latin-1")
         named = headers.get(b"x-radix-parent")
         parents = [None] * request.prompts if named is None else _parents(text_of(named), request.prompts)
@@ -195,6 +195,7 @@ class RadixTreeMiddleware:
                 prompts.append(replace(prompt, member=members[number]) if members else prompt)
                 if media is not None and shown:
                     media.check_prompt(prompt.packed, prompt.media)
+                    media.check_runs(shown[number], prompt.media, prompt.unknown)
                     prompts[-1] = replace(prompts[-1], reasons=(*prompt.reasons, *shown[number].reasons))
                 printed.append(Raw(printed_ids(prompt.sent if prompt.media else prompt.packed)))
                 if number:
@@ -249,11 +250,15 @@ class RadixTreeMiddleware:
             raise
         return reply
 
-    async def _shown(self, media: Media, request: GenerateRequest, tenant: str) -> tuple[GenerateRequest, list[Shown]]:
-        """Return the request with keyed texts, and the pictures of each prompt; none if it has no pictures.
+    async def _shown(
+        self, media: Media, request: GenerateRequest, tenant: str, form: bytes | None
+    ) -> tuple[GenerateRequest, list[Shown]]:
+        """Return the request with keyed texts and compact ids, and the pictures of each prompt; none if it has no pictures.
 
-        Raises BadRequestError.
+        `form` is the header that says in which form the ids are. Raises BadRequestError.
         """
+        if form not in (None, b"expanded"):
+            raise BadRequestError("`x-radix-media` must be `expanded`, or left out")
         media.check_fields(request.fields)
         texts, given = request.texts, request.images()
         if given is None:
@@ -265,9 +270,15 @@ class RadixTreeMiddleware:
         shown = [await media.shown(tenant, one) for one in given]
         if texts is not None:
             texts = [media.key(text, one.digests) for text, one in zip(texts, shown, strict=True)]
-        for ids, one in zip(request.ids or (), shown, strict=False):
+        every_ids = request.ids
+        if form is not None and every_ids is not None:
+            heavy = sum(map(len, every_ids)) > prompting.MANY_TOKENS
+            pairs = zip(every_ids, shown, strict=True)
+            compact = await offload(heavy, lambda: [media.collapsed(ids, one) for ids, one in pairs])
+            every_ids, shown = [ids for ids, _ in compact], [one for _, one in compact]
+        for ids, one in zip(every_ids or (), shown, strict=False):
             media.check_ids(ids, one.digests)
-        return replace(request, texts=texts), shown
+        return replace(request, texts=texts, ids=every_ids), shown
 
     def _unpin(self, prompts: list[Prompt]) -> None:
         for prompt in prompts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -31,7 +31,16 @@ from middleware_hub.media.part import ImagePart, image_parts
 from middleware_hub.media.picture import Picture, is_digest, read_picture
 from middleware_hub.media.shelf import Shelf
 from middleware_hub.spans.chain import MEDIA_MISSING
-from middleware_hub.spans.media import CLOSE, OPEN, MediaSpan, Pictures, keyed_text, plain_length, plain_text
+from middleware_hub.spans.media import (
+    CLOSE,
+    OPEN,
+    MediaSpan,
+    Pictures,
+    keyed_text,
+    plain_length,
+    plain_text,
+    without_runs,
+)
 from router.engines.form import media as fields_of_media
 from router.http.offload import offload
 
@@ -53,9 +62,15 @@ _HEAVY = 64 * 1024
 
 
 class Shown(NamedTuple):
-    """The pictures of one prompt: each as a worker gets it, in the order of the placeholders."""
+    """The pictures of one prompt: each as a worker gets it, in the order of the placeholders.
+
+    Attributes:
+        pictures: the files.
+        runs: how many placeholders the client gave for each, where it gave expanded ids.
+    """
 
     pictures: tuple[Picture, ...]
+    runs: Sequence[int] = ()
 
     @property
     def digests(self) -> list[str]:
@@ -200,12 +215,43 @@ class Media:
             digests = ()
         if count > len(digests) and _longest_run(ids, self.family.placeholder_id) > 1:
             raise MediaExpandedError(
-                f"`input_ids` have a run of {self.family.placeholder}, longer than their images: give one id an image"
+                f"`input_ids` have a run of {self.family.placeholder}, longer than their images: give one id an image, or "
+                "say `x-radix-media: expanded`"
             )
         if count != len(digests):
             raise MediaCountError(
                 f"the ids have {count} placeholders ({self.family.placeholder}), but `image_data` has {len(digests)} images"
             )
+
+    def collapsed(self, ids: Sequence[int], shown: Shown) -> tuple[list[int], Shown]:
+        """Return the compact ids of a client's expanded ones, and the pictures with their runs, for `check_runs`."""
+        lengths = self.pictures(shown.digests).lengths
+        compact, runs = without_runs(ids, self.family.placeholder_id, shown.digests, lengths)
+        for run, digest in zip(runs, shown.digests, strict=False):
+            if run not in (1, lengths.get(digest, run)):
+                raise MediaExpandedError(
+                    f"`input_ids` have {run} ids for the image {digest}, and it has {lengths[digest]}"
+                )
+        return compact, shown._replace(runs=runs)
+
+    def check_runs(self, shown: Shown, media: Sequence[MediaSpan], unknown: Container[str]) -> None:
+        """Refuse expanded ids with a run of another length than an engine has told, now that the recorded chain tells more.
+
+        Args:
+            shown: the pictures. One with a run of one id was given in its compact form.
+            media: their media spans in the prompt.
+            unknown: the digests of those whose length no engine has told.
+
+        Raises MediaExpandedError.
+        """
+        for run, picture, one in zip(shown.runs, shown.pictures, media, strict=bool(shown.runs)):
+            if run == 1 or (run == one.length and one.digest not in unknown):
+                continue
+            told = f"it has {one.length}"
+            if one.digest in unknown:
+                estimate = self.family.estimate(picture.width, picture.height)
+                told = f"no worker has told yet how many it has ({estimate} by its size): give one id, once"
+            raise MediaExpandedError(f"`input_ids` have {run} ids for the image {one.digest}, and {told}")
 
     @staticmethod
     def check_text(text: str) -> None:

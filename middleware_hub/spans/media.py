@@ -134,6 +134,42 @@ def collapsed(packed: bytes, media: Iterable[MediaSpan]) -> bytes:
     return b"".join((*parts, packed[ID_BYTES * done :]))
 
 
+def without_runs(
+    ids: Sequence[int], placeholder: int, digests: Sequence[str], lengths: Mapping[str, int]
+) -> tuple[list[int], list[int]]:
+    """Return the compact ids of ids with runs, and how many placeholders each picture had. Callers compare the numbers.
+
+    A run belongs to the next picture, or to the next ones if their known lengths add up to it; the last of these may be of an
+    unknown length. A run of one placeholder is a picture that is compact already.
+
+    Args:
+        ids: those of a prompt; each run of `placeholder` is as long as its pictures.
+        placeholder: the id.
+        digests: of the pictures, in order.
+        lengths: by digest, as far as they are known.
+    """
+    pads = np.flatnonzero(np.fromiter(ids, dtype=np.int64, count=len(ids)) == placeholder)
+    found, counts, done = list[int](), list[int](), 0
+    for run in np.split(pads, np.flatnonzero(np.diff(pads) > 1) + 1) if len(pads) else ():
+        found += ids[done : run[0]]
+        shares = _shares(len(run), digests, len(counts), lengths)
+        counts += shares
+        found += [placeholder] * len(shares)
+        done = int(run[-1]) + 1
+    return [*found, *ids[done:]], counts
+
+
+def _shares(run: int, digests: Sequence[str], first: int, lengths: Mapping[str, int]) -> list[int]:
+    """Return how a run divides between the pictures from `first` on."""
+    shares, left = list[int](), run
+    for number in range(first, len(digests)):
+        shares.append(lengths.get(digests[number], left))
+        left -= shares[-1]
+        if left <= 0:
+            break
+    return [run] if left else shares
+
+
 class Pictures(NamedTuple):
     """The pictures of a prompt.
 

@@ -26,6 +26,7 @@ from middleware_hub.spans.media import (
     mark,
     plain_length,
     plain_text,
+    without_runs,
 )
 
 PAD, LEAST = 9, 4
@@ -310,6 +311,38 @@ def test_pictures_in_another_order_are_refused_where_it_shows(one: Case, data: s
     assume(changed != one.returned and not _is_another_length(one, changed))
     with pytest.raises(UnlikePromptError):
         one.learned(changed)
+
+
+@given(items(plain_ids), lengths_of_all, st.data())
+def test_runs_become_one_id_for_each_picture(of: list[Item], lengths: dict[str, int], data: st.DataObject) -> None:
+    """Side by side, too, if their lengths are known; a picture by itself may be compact, or of an unknown length."""
+    alone = [
+        isinstance(one, str)
+        and not any(isinstance(other, str) for other in (*of[max(0, at - 1) : at], *of[at + 1 : at + 2]))
+        for at, one in enumerate(of)
+    ]
+    given, expected = list[int](), list[int]()
+    for one, by_itself in zip(of, alone, strict=True):
+        if isinstance(one, str):
+            run = 1 if by_itself and data.draw(st.booleans()) else lengths[one]
+            given += [PAD] * run
+            expected.append(run)
+        else:
+            given.append(one)
+    names = [one for one in of if isinstance(one, str)]
+    sides = {one for one, by_itself in zip(of, alone, strict=True) if not by_itself}
+    known = {one: length for one, length in lengths.items() if one in sides or data.draw(st.booleans())}
+    assert without_runs(given, PAD, names, known) == (compact(of), expected)
+
+
+def test_a_run_that_is_not_the_pictures_is_told_as_it_is() -> None:
+    lengths = {DIGESTS[0]: 4, DIGESTS[1]: 5}
+    pair = DIGESTS[:2]
+    assert without_runs([PAD] * 9, PAD, pair, lengths) == ([PAD] * 2, [4, 5])
+    for run in (2, 3, 5, 8, 10):
+        assert without_runs([PAD] * run, PAD, pair, lengths) == ([PAD], [run])
+    assert without_runs([PAD] * 9, PAD, pair, {DIGESTS[0]: 4}) == ([PAD] * 2, [4, 5])
+    assert without_runs([1, *[PAD] * 3], PAD, [], lengths) == ([1, PAD], [3])
 
 
 def test_the_same_picture_has_one_length() -> None:
