@@ -26,6 +26,7 @@ from middleware_hub.client.errors import (
     UnreachableError,
     WorkerFailedError,
 )
+from middleware_hub.client.images import Image, MultiModalData, SequenceImage, image_part
 from middleware_hub.client.operations import NO_PARENT
 from middleware_hub.client.sync import Client, Conversation, Session
 from middleware_hub.client.trajectory import Cover, TokenRows, TopP, Trajectory, Turn, VersionRun
@@ -41,8 +42,10 @@ __all__ = [
     "Client",
     "Conversation",
     "Cover",
+    "Image",
     "IncompleteStreamError",
     "InconsistentAnswerError",
+    "MultiModalData",
     "NotAllowedError",
     "NotExactError",
     "NotUsableError",
@@ -53,6 +56,7 @@ __all__ = [
     "Retries",
     "RouterClientError",
     "Sample",
+    "SequenceImage",
     "Session",
     "TokenRows",
     "TopP",
@@ -63,4 +67,5 @@ __all__ = [
     "UnreachableError",
     "VersionRun",
     "WorkerFailedError",
+    "image_part",
 ]

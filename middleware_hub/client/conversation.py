@@ -6,10 +6,11 @@ sequence inexact; without the names, its text would silently count as prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from middleware_hub.client.images import Image, all_sent
 from middleware_hub.client.operations import NO_PARENT, GenerateOptions, RetrieveOptions, check_options
 from middleware_hub.client.wire import Reply
 
@@ -29,6 +30,9 @@ class Transcript:
         recorded: the text up to the last reply, as the router saw both: this text is retrieved. A loop that strips its last
             reply, or ends on an observation, has another `text`, with no further sampled tokens.
         path: the replies in `recorded`: name, and the characters where each begins and ends.
+        images: those of the text's placeholders, in order, as data URLs or digests. A loop that drops placeholders from `text`
+            drops their images here.
+        recorded_images: those of `recorded`.
     """
 
     text: str
@@ -37,6 +41,8 @@ class Transcript:
     prompt_chars: int = -1
     recorded: str = ""
     path: list[tuple[str, int, int]] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+    recorded_images: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.begin = len(self.text) if self.begin < 0 else self.begin
@@ -78,22 +84,25 @@ class Transcript:
             self.names.append(reply.id)
         self.text += reply.text
         if reply.output_ids:
-            self.recorded = self.text
+            self.recorded, self.recorded_images = self.text, list(self.images)
 
-    def append(self, observation: str) -> None:
-        """Add a text that was not sampled. The next turn begins after it."""
+    def append(self, observation: str, images: Sequence[Image] = ()) -> None:
+        """Add a text that was not sampled, with the images of its placeholders. The next turn begins after it."""
+        self.images += all_sent(images)
         self.text += observation
         self.begin = len(self.text)
 
     def state(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return {**vars(self), "names": list(self.names), "path": [list(one) for one in self.path]}
+        copied = {name: list(value) for name, value in vars(self).items() if isinstance(value, list)}
+        return {**vars(self), **copied, "path": [list(one) for one in self.path]}
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Self:
         """Return the conversation from which `state` was made."""
         path = [(name, start, end) for name, start, end in state["path"]]
-        return cls(**{**state, "names": list(state["names"]), "path": path})
+        copied = {name: list(value) for name, value in state.items() if isinstance(value, list)}
+        return cls(**{**state, **copied, "path": path})
 
 
 def _in_common(one: str, other: str) -> int:
@@ -116,7 +125,7 @@ class Talk:
     Args:
         prompt: a text, or a transcript to take up.
         sampling_params: for every turn without its own.
-        options: for every turn; `lora_path` applies to retrieval too.
+        options: for every turn; `lora_path` applies to retrieval too. `images` are those of the prompt, if it is a text.
     """
 
     def __init__(
@@ -128,25 +137,35 @@ class Talk:
         check_options(options, GenerateOptions)
         self.transcript = Transcript(prompt) if isinstance(prompt, str) else prompt
         self.sampling_params = dict(sampling_params or {})
-        self.options = options
+        self.options = options.copy()
+        images: Any = self.options.pop("images", None)
+        if images is not None:
+            if prompt is self.transcript:
+                raise ValueError("the transcript has its own `images`")
+            self.transcript.images = all_sent(images)
 
     @property
     def text(self) -> str:
         """Return everything so far."""
         return self.transcript.text
 
-    def append(self, observation: str) -> None:
-        """Add a text that was not sampled."""
-        self.transcript.append(observation)
+    def append(self, observation: str, images: Sequence[Image] = ()) -> None:
+        """Add a text that was not sampled, with the images of its placeholders."""
+        self.transcript.append(observation, images)
 
     def turn_options(self, more: GenerateOptions) -> GenerateOptions:
-        """Return the options of the next turn."""
-        return {**self.options, "parent": self.transcript.parent, **more}
+        """Return the options of the next turn. Raises ValueError for `images`, which come with the text that they are in."""
+        if "images" in more:
+            raise ValueError("give the images of an observation to `append`")
+        images: GenerateOptions = {"images": self.transcript.images} if self.transcript.images else {}
+        return {**self.options, "parent": self.transcript.parent, **images, **more}
 
     def retrieval(self, options: RetrieveOptions) -> RetrieveOptions:
         """Return the options of a retrieval."""
         adapter: RetrieveOptions = {"lora_path": self.options["lora_path"]} if "lora_path" in self.options else {}
-        return {**adapter, **options}
+        shown = self.transcript.recorded_images if self.transcript.recorded else self.transcript.images
+        images: RetrieveOptions = {"images": shown} if shown else {}
+        return {**adapter, **images, **options}
 
     @property
     def recorded(self) -> str:

@@ -40,6 +40,7 @@ class RefusedError(RouterClientError):
     Attributes:
         status: the HTTP status.
         kind: the `type` of the error: `not_found`, `queue_full`, ...
+        code: a word that says more than `kind`, if the error has one (`media_count`, `unsupported_content`); else `kind`.
         details: all fields of the error, for example `exact_chars` and `reasons` of a 409.
     """
 
@@ -48,6 +49,8 @@ class RefusedError(RouterClientError):
         self.status = status
         self.kind = kind
         self.details = details
+        code = details.get("code")
+        self.code = code if isinstance(code, str) else kind
 
 
 class NotExactError(RefusedError):
@@ -55,7 +58,7 @@ class NotExactError(RefusedError):
 
 
 class UnknownReplyError(RefusedError):
-    """There is no such reply, session or branch (404)."""
+    """There is no such reply, session, branch or image (404)."""
 
 
 class NotAllowedError(RefusedError):
@@ -102,6 +105,11 @@ _ADVICE: Mapping[str, str] = {
     "worker_timeout": "raise --request-timeout-secs, or look for a worker that hangs in GET /workers",
     "body_too_large": "send a smaller batch, or raise --max-body-bytes",
     "text_too_long": "raise --max-text-tokens",
+    "media_count": "give an image for each placeholder of the text, those of earlier turns too, in order",
+    "media_unknown": "send the image's bytes: the router does not have it (any more), or another tenant's key sent it",
+    "media_missing": "send the image's bytes again, or raise --media-max-bytes",
+    "media_url": "give the bytes of a file, or its path: the client reads it; the router opens no address by itself",
+    "media_expanded": "send one placeholder for an image: the ids that a trainer gets have a run for each",
 }
 
 
@@ -110,9 +118,10 @@ def refused(status: int, error: Mapping[str, Any]) -> RefusedError:
     kind = str(error.get("type") or "error")
     found = NotExactError if kind == "not_exact" else _KINDS.get(status, RefusedError)
     said = str(error.get("message") or "the router said no more")
-    advice = None if "meant" in error else _ADVICE.get(kind)  # of a misspelt path, the router says what is meant
-    text = f"{status} {kind}: {said}" + (f" - {advice}" if advice else "")
-    return found(text, status, kind, dict(error))
+    made = found("", status, kind, dict(error))
+    advice = None if "meant" in error else _ADVICE.get(made.code)  # of a misspelt path, the router says what is meant
+    made.args = (f"{status} {made.code}: {said}" + (f" - {advice}" if advice else ""),)
+    return made
 
 
 _MENDING: Mapping[str, str] = {
@@ -123,6 +132,10 @@ _MENDING: Mapping[str, str] = {
     "engine_mismatch": "the worker's ids do not spell its text: check --tokenizer-path",
     "no_logprobs": "the worker sent no logprobs: leave --force-logprobs on",
     "store_unreachable": "the store could not be asked: ask again when it is back",
+    "media_missing": "the router does not hold an image's bytes any more: raise --media-max-bytes, or retrieve earlier",
+    "media_mismatch": "a worker computed with other tokens for an image than the router expects: read the router's log",
+    "media_grid_mismatch": "the trainer's processor makes another number of tokens of an image than the engine made: give both "
+    "the same preprocessor_config.json and pixel limits",
     "template_mismatch": "the chat template renders another text than the ids spell: check --chat-template",
 }
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from operator import index
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, Literal, TypedDict, TypeVar
+from urllib.parse import quote
 
 from middleware_hub.client.claims import Claim, ClaimOptions
 from middleware_hub.client.errors import InconsistentAnswerError, refused
+from middleware_hub.client.images import Image, all_sent
 from middleware_hub.client.trajectory import Cover, Trajectory
 from middleware_hub.client.wire import ClientAnswer, ClientCall, Reply, is_saved, read_json, read_replies
 
@@ -20,6 +22,9 @@ T = TypeVar("T")
 
 NO_PARENT = "none"
 """The parent of a prompt that continues nothing, although the same text was sampled before."""
+
+
+Media = Literal["ref", "inline"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class GenerateOptions(TypedDict, total=False):
         return_logprob: whether the reply has logprobs. The router remembers them in any case.
         return_routed_experts, return_indexer_topk, return_sampling_mask: whether the engine reports these for each token.
         return_trajectory: whether the whole sequence comes with the reply: `Reply.trajectory`.
+        images: the images of the prompt's placeholders, in order: all of the conversation, every turn; for a batch, a list for
+            each prompt.
         fields: further fields of the body, as SGLang knows them.
     """
 
@@ -64,12 +71,20 @@ class GenerateOptions(TypedDict, total=False):
     return_indexer_topk: bool
     return_sampling_mask: bool
     return_trajectory: bool
+    images: Sequence[Image] | Sequence[Sequence[Image]]
     fields: Mapping[str, Any]
 
 
 class RetrieveOptions(TypedDict, total=False):
-    """The options of a retrieval: the fields of `/retrieve_from_text`."""
+    """The options of a retrieval: the fields of `/retrieve_from_text`.
 
+    Attributes:
+        images: the images of the text's placeholders, in order.
+        media: `inline`: the images of the sequence come with their bytes (default: `ref`, without).
+    """
+
+    images: Sequence[Image]
+    media: Media
     strict: bool
     max_staleness: int | None
     lora_path: str | None
@@ -79,8 +94,9 @@ class RetrieveOptions(TypedDict, total=False):
 
 
 class ExportOptions(TypedDict, total=False):
-    """How a session is exported: the fields of `finalize`."""
+    """How a session is exported: the fields of `finalize`. `media` is as in `RetrieveOptions`."""
 
+    media: Media
     expect_request_ids: Sequence[str] | None
     shared_turns: str
     roots: str
@@ -155,6 +171,16 @@ def _generate_call(
     values = list(prompts) if kinds == {True} else [_ids(prompt) for prompt in prompts]
     body: dict[str, Any] = {"text" if kinds == {True} else "input_ids": values[0] if single else values}
     body["sampling_params"] = params
+    images: Any = options.get("images")
+    if images is not None:
+        if single:
+            body["image_data"] = all_sent(images)
+        elif len(images) != len(prompts):
+            raise ValueError(
+                f"{len(images)} lists of images for {len(prompts)} prompts: give one for each, [] for none"
+            )
+        else:
+            body["image_data"] = [all_sent(one) for one in images]
     for name in ("lora_path", "rid"):
         if options.get(name) is not None:
             body[name] = options.get(name)
@@ -209,16 +235,36 @@ def _retrieve_call(
     text: str, names: Sequence[str] | None, request_id: str | None, options: RetrieveOptions, **more: Any
 ) -> ClientCall:
     check_options(options, RetrieveOptions)
-    body = {"text": text, **more, **{name: value for name, value in options.items() if value is not None}}
+    given = {name: value for name, value in options.items() if value is not None and name not in ("images", "media")}
+    body = {"text": text, **_image_data(options.get("images")), **more, **given}
     if names is not None:
         body["expect_request_ids"] = list(names)
     if request_id is not None:
         body["request_id"] = request_id
-    return ClientCall("POST", "/retrieve_from_text", body, again=True)
+    return ClientCall("POST", "/retrieve_from_text" + _media_query(options.get("media")), body, again=True)
 
 
-def explain(text: str) -> Operation[dict[str, Any]]:
-    return plain(ClientCall("POST", "/radix_tree/explain", {"text": text}, again=True))
+def _image_data(images: Sequence[Image] | None) -> dict[str, Any]:
+    return {} if images is None else {"image_data": all_sent(images)}
+
+
+def _media_query(kind: str | None) -> str:
+    return "" if kind is None else f"?media={quote(kind)}"
+
+
+def explain(text: str, images: Sequence[Image] | None = None) -> Operation[dict[str, Any]]:
+    return plain(ClientCall("POST", "/radix_tree/explain", {"text": text, **_image_data(images)}, again=True))
+
+
+def media(digest: str) -> Operation[bytes]:
+    call = ClientCall("GET", f"/media/{quote(digest, safe=':')}", again=True)
+
+    def read(answer: ClientAnswer) -> bytes:
+        if answer.status not in call.accepts:
+            read_json(call, answer)  # raises its error
+        return answer.content
+
+    return Operation(call, read)
 
 
 def plain(call: ClientCall) -> Operation[dict[str, Any]]:
@@ -336,8 +382,9 @@ def reward_session(session_id: str, info: Mapping[str, Any], branch: str | None)
 
 def finalize(session_id: str, options: ExportOptions) -> Operation[Cover]:
     check_options(options, ExportOptions)
-    body = {name: value for name, value in options.items() if value is not None}
-    call = ClientCall("POST", f"/sessions/{session_id}/finalize", body, again=True)
+    body = {name: value for name, value in options.items() if value is not None and name != "media"}
+    path = f"/sessions/{session_id}/finalize{_media_query(options.get('media'))}"
+    call = ClientCall("POST", path, body, again=True)
 
     def built(found: Mapping[str, Any]) -> Cover:
         trajectories = tuple(Trajectory.of_branch(one) for one in found["trajectories"])

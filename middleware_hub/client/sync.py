@@ -13,6 +13,7 @@ from middleware_hub.client import operations
 from middleware_hub.client.claims import Claim, ClaimOptions
 from middleware_hub.client.conversation import Talk, Transcript
 from middleware_hub.client.errors import UnknownReplyError
+from middleware_hub.client.images import Image
 from middleware_hub.client.operations import ExportOptions, GenerateOptions, Prompt, RetrieveOptions, SessionOptions
 from middleware_hub.client.trajectory import Cover, Trajectory
 from middleware_hub.client.transport import Transport
@@ -67,9 +68,13 @@ class Client(Transport):
         """Return the fewest sequences that hold all listed replies whole, the sequence of the text first."""
         return self.run(operations.cover(text, expect_request_ids, request_id, options))
 
-    def explain(self, text: str) -> dict[str, Any]:
+    def explain(self, text: str, images: Sequence[Image] | None = None) -> dict[str, Any]:
         """Return where a text leaves the recorded texts."""
-        return self.run(operations.explain(text))
+        return self.run(operations.explain(text, images))
+
+    def media(self, digest: str) -> bytes:
+        """Return the file of an image that this client's tenant has sent. Raises UnknownReplyError if it is not held."""
+        return self.run(operations.media(digest))
 
     def claim(self, **options: Unpack[ClaimOptions]) -> Claim:
         """Take samples for a while; without any, `len(claim)` is 0. Acknowledge them, or they are handed out again."""

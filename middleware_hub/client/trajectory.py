@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from middleware_hub.client.errors import InconsistentAnswerError, not_usable
+from middleware_hub.client.images import MultiModalData
 
 if TYPE_CHECKING:
     import numpy as np
@@ -118,6 +119,7 @@ class Trajectory:
         top_p: the sampling sets, if requested and reported.
         details: the other fields of the answer: `branch`, `messages`, `reward_info`, `variants`, ...
         missing_tokens: how many sampled tokens of the listed replies are not in it.
+        multi_modal_data: its images.
     """
 
     tokens: list[int]
@@ -135,6 +137,7 @@ class Trajectory:
     top_p: TopP | None
     details: Mapping[str, Any] = field(repr=False)
     missing_tokens: int = 0
+    multi_modal_data: MultiModalData = field(default_factory=MultiModalData)
 
     @property
     def response_length(self) -> int:
@@ -195,6 +198,7 @@ class Trajectory:
             top_p=TopP.of(found["top_p"], len(tokens)) if found.get("top_p") is not None else None,
             details={name: value for name, value in found.items() if name not in _READ},
             missing_tokens=found.get("missing_tokens", 0),
+            multi_modal_data=MultiModalData.of(found.get("multi_modal_data")),
         )
         if not found["token_length"] == found["loss_mask_length"] == len(tokens):
             raise InconsistentAnswerError(f"the answer has {len(tokens)} tokens, and says {found['token_length']}")
@@ -231,6 +235,7 @@ class Trajectory:
             extras=extras,
             top_p=joined_top_p(more, turns, len(tokens)),
             details={name: value for name, value in found.items() if name not in _READ},
+            multi_modal_data=MultiModalData.of(found.get("multi_modal_data")),
         )._checked()
 
     def _checked(self) -> Trajectory:
@@ -253,13 +258,14 @@ class Trajectory:
             )
         if any(self.loss_mask[: self.prompt_length]):
             raise InconsistentAnswerError("a token of the prompt has mask 1")
+        self.multi_modal_data.check(self.loss_mask)
         return self
 
 
 _READ = frozenset(
     "tokens loss_mask rollout_logp response token_length loss_mask_length exact exact_chars reasons response_length "
     "weight_versions turns routed_experts indexer_topk top_p prompt_ids response_ids response_mask "
-    "response_logprobs finish_reason missing_tokens".split()
+    "response_logprobs finish_reason missing_tokens multi_modal_data".split()
 )
 
 
