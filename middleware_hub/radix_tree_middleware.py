@@ -23,7 +23,7 @@ from middleware_hub import affinity, routes
 from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.media.calls import PREFIX as MEDIA
 from middleware_hub.media.calls import MediaCalls
-from middleware_hub.media.media import Media, Shown, Viewer
+from middleware_hub.media.media import Media, Shown, Viewer, asks_inline
 from middleware_hub.metrics import GroupsCollector, RadixMetrics
 from middleware_hub.persistence import metrics
 from middleware_hub.persistence.memory import Memory
@@ -91,7 +91,7 @@ class RadixTreeMiddleware:
         self._max_context = context.config.sessions.max_context
         self._collecting = False
         context.registry.register(GroupsCollector(hub.groups.counts, hub.groups.held))
-        sequences = Sequences(self.tree, self.memory, lambda: hub.sessions)
+        sequences = Sequences(self.tree, self.memory, lambda: hub.sessions, hub.media)
         limit = self._max_body_bytes
         trajectories = TrajectoryCalls(
             hub.groups, sequences, hub.clock, context.stopping, self.memory, max_body_bytes=limit
@@ -445,12 +445,10 @@ class RadixTreeMiddleware:
         if media is None:
             return texts, None
         tenant, given = request_state(scope).caller.tenant, request.images()
-        kind = QueryParams(scope["query_string"]).get("media", "ref")
-        if kind not in ("ref", "inline"):
-            raise BadRequestError(f"`media` must be `ref` or `inline`, not {kind!r}")
+        inline = asks_inline(QueryParams(scope["query_string"]).get("media"))
         shown = [(await media.shown(tenant, one)).digests for one in given or [[]] * len(texts)]
         keyed = [media.key(text, digests) for text, digests in zip(texts, shown, strict=True)]
-        return keyed, media.viewer(tenant, inline=kind == "inline")
+        return keyed, media.viewer(tenant, inline=inline)
 
     async def _asked(self, scope: Scope, receive: Receive) -> RetrievalRequest:
         body = await read_json(scope, receive, self._max_body_bytes)

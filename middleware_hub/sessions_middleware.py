@@ -100,7 +100,7 @@ class SessionsMiddleware:
             hub.media,
             max_body_bytes=self._max_body_bytes,
         )
-        hub.sessions = SessionSamples(self.registry)
+        hub.sessions = SessionSamples(self.registry, hub.media)
         self._chats = self._make_chats(context, config)
         self._media = MediaCalls.of(context, hub.shelf).serve
         self._limits = PromptLimits(config.server.max_batch, config.radix.max_text_tokens)

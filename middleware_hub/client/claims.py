@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from middleware_hub.client.trajectory import Trajectory
 
@@ -20,6 +20,7 @@ class ClaimOptions(TypedDict, total=False):
         allow_partial: whether incomplete groups count.
         partial_after_seconds: incomplete groups count only if nothing happened to them for so long.
         exact_only, max_staleness: filters for samples.
+        media: `inline`: images come with their bytes (default: `ref`, without).
     """
 
     groups: int
@@ -34,6 +35,7 @@ class ClaimOptions(TypedDict, total=False):
     return_routed_experts: bool
     return_indexer_topk: bool
     return_top_p: bool
+    media: Literal["ref", "inline"]
 
 
 @dataclass(frozen=True)

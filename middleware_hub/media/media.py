@@ -42,6 +42,7 @@ from middleware_hub.spans.media import (
     without_runs,
 )
 from router.engines.form import media as fields_of_media
+from router.errors import BadRequestError
 from router.http.offload import offload
 
 MEDIA_MISMATCH = "media_mismatch"
@@ -84,6 +85,13 @@ class Shown(NamedTuple):
 
 Placed = tuple[MediaSpan, int | None, int | None]
 """A media span, with the message and the part of the picture; None where there are no messages."""
+
+
+def asks_inline(media: str | None) -> bool:
+    """Return whether the option `media` of an export asks for bytes; None is the default. Raises BadRequestError."""
+    if media not in (None, "", "ref", "inline"):
+        raise BadRequestError(f"`media` must be `ref` or `inline`, not {media!r}")
+    return media == "inline"
 
 
 class Viewer(NamedTuple):

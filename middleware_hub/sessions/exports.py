@@ -15,7 +15,7 @@ from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub.chat.errors import SessionOverError
-from middleware_hub.media.media import Media, Viewer
+from middleware_hub.media.media import Media, Viewer, asks_inline
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.sessions.export.formats import FORMATS, as_json, trajectory_json
 from middleware_hub.sessions.export.trajectories import BranchTrajectory, SharedTurns, branches
@@ -78,16 +78,14 @@ class _Export(msgspec.Struct, frozen=True):
         form = typed(fields, "format", str, "a string") or query.get("format") or "json"
         if form != "json" and form not in FORMATS:
             raise BadRequestError(f"`format` must be one of json, {', '.join(FORMATS)}, not {form!r}")
-        kind = typed(fields, "media", str, "a string") or query.get("media") or "ref"
-        if kind not in ("ref", "inline"):
-            raise BadRequestError(f"`media` must be `ref` or `inline`, not {kind!r}")
+        inline = asks_inline(typed(fields, "media", str, "a string") or query.get("media"))
         expected = typed(fields, "expect_request_ids", list[str], "a list of request ids")
         if expected is None and "expect_request_ids" in query:
             expected = [name for name in query["expect_request_ids"].split(",") if name]
         for name in expected or ():
             check_one(name, "of `expect_request_ids`,")
         ignored = sorted((fields.keys() | query.keys()) - _FINALIZE_FIELDS)
-        return cls(every, shared, roots, form, kind == "inline", expected, ignored)  # type: ignore[arg-type]  # checked
+        return cls(every, shared, roots, form, inline, expected, ignored)  # type: ignore[arg-type]  # checked
 
 
 class Exports:
@@ -225,18 +223,19 @@ logger = logging.getLogger(__name__)
 class SessionSamples:
     """Implements `SampleTrajectories` for samples that are sessions."""
 
-    def __init__(self, registry: SessionRegistry) -> None:
+    def __init__(self, registry: SessionRegistry, media: Media | None = None) -> None:
         self._registry = registry
+        self._media = media
 
     async def built(self, tenant: str, sample: GroupSample, options: Mapping[str, Any]) -> Built | None:
         """Return a session as `finalize` gives it; None if there is none, or it is damaged. Raises StoreUnreachableError."""
         try:
-            return await self._built(tenant, sample)
+            return await self._built(tenant, sample, inline=options.get("media") == "inline")
         except DamagedRecordError as error:  # it must not stand in front of all samples that can be read
             logger.error("session %r of group %r cannot be read: %s", sample.members[0].session, sample.group.id, error)
             return None
 
-    async def _built(self, tenant: str, sample: GroupSample) -> Built | None:
+    async def _built(self, tenant: str, sample: GroupSample, *, inline: bool) -> Built | None:
         session = await self._registry.reach(tenant, sample.members[0].session or "")
         if session is None:
             return None
@@ -247,6 +246,8 @@ class SessionSamples:
             ends, lost = session.trie.checkpoints(terminal=True), session.lost
             known, head = session.trie.passed_over, session.trie.head_root
             found = list(branches(ends, session.reward_info, missing=lost, unread=unread, passed_over=known, head=head))
+            if self._media is not None:
+                found = list(_with_images(found, self._media.viewer(tenant, inline=inline)))
             session.touch()
         finally:
             session.visitors -= 1

@@ -17,6 +17,7 @@ from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub import routes
+from middleware_hub.media.media import asks_inline
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.spans.versions import VersionClock
@@ -83,7 +84,8 @@ class TrajectoryCalls:
 
     async def _claim(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = await self._fields(scope, receive)
-        wanted, (tenant, journal) = wanted_of(fields), self._at(scope)
+        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
+        wanted, (tenant, journal) = wanted_of(fields, query.get("media", [None])[-1]), self._at(scope)
         async with ClientConnection(receive) as client:
             found = await self._claims.claim(tenant, journal, wanted)
             client.stop_watching()
@@ -177,8 +179,8 @@ def _ignored(fields: Iterable[str], known: frozenset[str]) -> dict[str, list[str
     return {"ignored": found} if found else {}
 
 
-def wanted_of(fields: dict[str, Raw]) -> ClaimRequest:
-    """Read the body of a claim. Raises BadRequestError with the field that is wrong."""
+def wanted_of(fields: dict[str, Raw], media: str | None = None) -> ClaimRequest:
+    """Read the body of a claim, and `media` of its query. Raises BadRequestError with the field that is wrong."""
     size = _count(fields, "group_size", MOST_SIZE)
     limit = _count(fields, "limit", MOST_SIZE)
     if size is not None and limit is not None and limit < size:
@@ -197,6 +199,7 @@ def wanted_of(fields: dict[str, Raw]) -> ClaimRequest:
         partial_after_seconds=_seconds(fields, "partial_after_seconds", 0.0, math.inf),
         max_staleness=staleness,
         return_logp=True if logp is None else logp,
+        media="inline" if asks_inline(_text(fields, "media") or media) else "ref",
         **{name: bool(typed(fields, name, bool, "true or false")) for name in switches},
     )
     if wanted.partial_after_seconds and not wanted.allow_partial:

@@ -56,14 +56,22 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     return_routed_experts: bool = False
     return_indexer_topk: bool = False
     return_top_p: bool = False
+    media: str = "ref"
 
     @property
     def retrieval(self) -> dict[str, Any]:
-        """Return the options for the sequences of texts: fields of `/retrieve_from_text`."""
+        """Return the options for the sequences: see `SampleTrajectories.built`."""
         return {name: getattr(self, name) for name in _RETRIEVAL}
 
 
-_RETRIEVAL: Final = ("return_logp", "max_staleness", "return_routed_experts", "return_indexer_topk", "return_top_p")
+_RETRIEVAL: Final = (
+    "return_logp",
+    "max_staleness",
+    "return_routed_experts",
+    "return_indexer_topk",
+    "return_top_p",
+    "media",
+)
 
 
 class Claims:

@@ -277,7 +277,7 @@ class SampleTrajectories(Protocol):
     async def built(self, tenant: str, sample: GroupSample, options: Mapping[str, Any]) -> Built | None:
         """Return the sequences of a sample; None if some of its tokens are lost. Raises StoreError.
 
-        `options`: fields of `/retrieve_from_text`, for samples of texts.
+        `options`: `media`, and for samples of texts fields of `/retrieve_from_text`.
         """
         ...
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec import Raw
 
+from middleware_hub.media.media import Media
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.cut import end_of
@@ -36,11 +37,17 @@ class Sequences:
     Args:
         tree, memory: these remember texts; `memory` fills the tree from a store.
         sessions: lays out sessions, if any are served.
+        media: shows pictures, if the model sees.
     """
 
     def __init__(
-        self, tree: RadixTree, memory: Memory | None, sessions: Callable[[], SampleTrajectories | None]
+        self,
+        tree: RadixTree,
+        memory: Memory | None,
+        sessions: Callable[[], SampleTrajectories | None],
+        media: Media | None = None,
     ) -> None:
+        self._media = media
         self._tree = tree
         self._memory = memory
         self._sessions = sessions
@@ -51,7 +58,8 @@ class Sequences:
         if members[0].session is not None:
             sessions = self._sessions()
             return None if sessions is None else await sessions.built(tenant, sample, options)
-        request = RetrievalRequest("", **options)
+        viewer = None if self._media is None else self._media.viewer(tenant, inline=options.get("media") == "inline")
+        request = RetrievalRequest("", **{name: value for name, value in options.items() if name != "media"})
         found = await self._found(members)
         if found is None:
             return None
@@ -81,7 +89,9 @@ class Sequences:
                 flat = flat.because(OUTSIDE_GROUP)
             flat, extras = await retrieval.with_extras(self._tree, self._memory, flat, request)
             recall = Recall(cut, True, _names(generation))
-            answer_of = partial(retrieval.answer_of, self._tree, text, recall, flat, request, [], missed=missed[number])
+            answer_of = partial(
+                retrieval.answer_of, self._tree, text, recall, flat, request, [], missed=missed[number], viewer=viewer
+            )
             answer = {**await offload(heavy, answer_of), **extras}
             exact = exact and answer["exact"]
             versions.update((version, None) for version, _, _ in flat.weight_versions)

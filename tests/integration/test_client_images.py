@@ -127,6 +127,27 @@ def test_a_session_takes_parts_of_messages(served: Stack, client: Client) -> Non
     assert [(one.message, one.part) for one in found.multi_modal_data.images] == [(0, 0)]
 
 
+@pytest.mark.parametrize("inline", [False, True])
+def test_claims_give_the_images_of_texts_and_of_sessions(served: Stack, client: Client, *, inline: bool) -> None:
+    """As the retrieval and `finalize` do: text with placeholders, and each picture at its run."""
+    reply = client.generate(
+        f"Claimed {IMAGE}", FEW, images=[CAT], group_id="texts", rollout_end=True, group_size=1, rid=f"claim{inline}"
+    )
+    session = Session(client, group_id="sessions", group_size=1)
+    said = session.chat([{"role": "user", "content": [image_part(DOG), {"type": "text", "text": "What?"}]}])
+    session.finalize()
+    claim = client.claim(groups=2, wait_seconds=5, media="inline" if inline else "ref")
+    found = {one.group_id: one.trajectories for one in claim}
+    (text,), (branch,) = found["texts"], found["sessions"]
+    check(text, record_of(served, reply.id), [CAT], inline=inline)
+    assert text.text == f"Claimed {IMAGE}{reply.text}"
+    name = said["choices"][0]["meta_info"]["generation_id"]
+    (record,) = [one for worker in served.workers for one in worker.log if name.startswith(one.rid)]
+    check(branch, record, [DOG], inline=inline)
+    assert client.acknowledge(claim) == 2
+    session.delete()
+
+
 def test_refusals_have_their_word(served: Stack, client: Client) -> None:
     with pytest.raises(RefusedError, match=r"^400 media_count: .*an image for each placeholder") as count:
         client.generate(f"{IMAGE} {IMAGE}", FEW, images=[CAT])
@@ -139,6 +160,8 @@ def test_refusals_have_their_word(served: Stack, client: Client) -> None:
         client.retrieve(IMAGE, images=[b"no picture"])
     with pytest.raises(UnknownReplyError, match=r"^404 media_unknown: "):
         client.media("sha256:" + "0" * 64)
+    with pytest.raises(RefusedError, match=r"400 invalid_request_error: .*`media`"):
+        client.claim(media="all")  # type: ignore[typeddict-item]
     with pytest.raises(RefusedError, match=r"400 invalid_request_error: .*`media`"):
         client.retrieve("text", media="all")  # type: ignore[typeddict-item]
 
