@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn, get_args
 
 from worker.models.ngram import shipped_image_tokenizer, shipped_tokenizer
-from worker.options import Interface, WorkerOptions
+from worker.options import Interface, Role, WorkerOptions
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,12 @@ def parser(prog: str = COMMAND) -> argparse.ArgumentParser:
         dest="tokenizer_path",
         help="take images: the tokenizer is the shipped one with their placeholder in it",
     )
+    parser.add_argument(
+        "--disaggregation-mode",
+        choices=get_args(Role),
+        default="null",
+        help="prefill or decode: one of two workers that serve a request together (%(default)s)",
+    )
     parser.add_argument("--scripted", action="store_true", help="cut replies out of a pool, for measuring load")
     parser.add_argument(
         "--tokens-per-second",
@@ -118,6 +124,8 @@ def main(argv: Sequence[str] | None = None, prog: str = COMMAND) -> NoReturn:
     over = threading.Event()
     options = WorkerOptions(
         interface=args.engine,
+        disaggregation_mode=args.disaggregation_mode,
+        kv_connector=args.engine == "vllm",
         scripted=args.scripted,
         host=args.host,
         port=args.port,

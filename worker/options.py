@@ -11,6 +11,9 @@ StreamStyle = Literal["cumulative", "incremental", "mixed"]
 """The default of SGLang; its `--incremental-streaming-output`; up to 0.5.5: `output_ids` are deltas, the rest is cumulative."""
 
 
+Role = Literal["null", "prefill", "decode"]
+"""SGLang's `--disaggregation-mode`."""
+
 Interface = Literal["sglang", "vllm"]
 """Whose HTTP interface a worker has."""
 
@@ -20,7 +23,11 @@ class WorkerOptions:
     """The settings of a worker. The defaults are for tests."""
 
     interface: Interface = "sglang"
+    disaggregation_mode: Role = "null"
+    bootstrap_timeout: float = 300.0  # seconds that a leg waits for its other leg
     scale_out: bool = True  # vLLM's --enable-scale-out
+    kv_connector: bool = False  # vLLM's --kv-transfer-config with a NIXL connector, which takes and gives caches
+    kv_lease: float = 30.0  # seconds that it keeps a cache for a worker that has not come for it
     dev_mode: bool = True  # vLLM's VLLM_SERVER_DEV_MODE
     weight_transfer: bool = False  # vLLM's --weight-transfer-config
     scripted: bool = False  # cut replies out of a pool, for measuring load

@@ -45,10 +45,11 @@ from worker.models.noise import NoiseSource
 from worker.models.pool import Pool, PooledReply
 from worker.models.sampler import ModelSource
 from worker.models.sight import SeeingModel
-from worker.options import WorkerOptions
+from worker.options import Role, WorkerOptions
 from worker.vllm.content_parts import ImageMemory
 from worker.vllm.control import VllmControl
 from worker.vllm.generate import VllmGenerateHandler
+from worker.vllm.kept_caches import KeptCaches
 from worker.vllm.reply import VllmReply
 from worker.vllm.request import COMPLETIONS, GENERATE
 from worker.vllm.wire import VllmWire
@@ -74,6 +75,7 @@ class EmbeddedWorker:
         calls: a record of each other request.
         out_of_range: the faults of requests outside of the valid range. A router must send no such request.
         wire: `stream_style` and `version_spans` can be changed while it serves.
+        kept_caches: with vLLM's interface and a `kv_connector`, the caches that it keeps for other workers.
         control: `unhealthy` and `adapters` can be changed while it serves.
     """
 
@@ -94,13 +96,16 @@ class EmbeddedWorker:
         )
         self.wire = Wire(self.vocabulary, options)
         self._images = ImageMemory()
+        self.kept_caches = KeptCaches(on=options.kv_connector, seconds=options.kv_lease)
         self.control: Control | VllmControl
         generate: Handler
         if options.interface == "vllm":
-            self.control = VllmControl(self._engine, self.vocabulary, self.tokenizer_path, options)
+            self.control = VllmControl(self._engine, self.vocabulary, self.tokenizer_path, options, self.kept_caches)
             vllm_wire = VllmWire(self.vocabulary, self.tokenizer_path)
             generate = VllmGenerateHandler(
-                self._engine, vllm_wire, self._journal, self.vocabulary, options, self._reset, memory=self._images
+                *(self._engine, vllm_wire, self._journal, self.vocabulary, options, self._reset),
+                memory=self._images,
+                kept=self.kept_caches,
             )
         else:
             self.control = Control(self._engine, self.wire, self.vocabulary, self.tokenizer_path, options)
@@ -184,6 +189,10 @@ class EmbeddedWorker:
     def set_weight_version(self, version: str) -> None:
         """Change the weights under the running samples, without a request."""
         self._engine_call(lambda: setattr(self._engine, "weight_version", version))
+
+    def switch_role(self, role: Role) -> None:
+        """Make it a prefill or a decode worker from now on, as SGLang's `/pd_role_switch` does."""
+        self._engine_call(lambda: setattr(self._engine, "role", role))
 
     def forget_images(self) -> None:
         """Forget the images that a `uuid` named, as vLLM does when its cache is full: their bytes are wanted again."""
@@ -281,7 +290,12 @@ def _sampler(path: str, vocabulary: EngineVocabulary, options: WorkerOptions) ->
     elif path == str(shipped_image_tokenizer()):
         source = ModelSource(SeeingModel(NGramModel.shipped(), size=vocabulary.size), vocabulary)
     numbers = count()
-    return lambda request: reply(vocabulary, source, request, f"{options.seed}/{next(numbers)}")
+
+    def begin(request: ReplyRequest) -> WorkerSample:
+        seed = f"{options.seed}/{next(numbers)}" if request.handover is None else request.handover.seed
+        return reply(vocabulary, source, request, seed)
+
+    return begin
 
 
 def _generating(options: WorkerOptions) -> Mapping[str, Sequence[str]]:

@@ -24,10 +24,11 @@ from enum import Enum
 from typing import Literal
 
 from worker.engine.prefix_cache import PrefixCache
-from worker.engine.records import ABORTED, DEQUEUED, FinishReason, GenerationRecord
+from worker.engine.records import ABORTED, DEQUEUED, FinishReason, GenerationRecord, length
 from worker.engine.sample import ReplyRequest, WorkerSample
 from worker.engine.script import FREE, Fault, ReplyScript
-from worker.options import WorkerOptions
+from worker.engine.transfer import Handover, Leg, Rooms
+from worker.options import Role, WorkerOptions
 
 
 class Condition:
@@ -85,6 +86,7 @@ class EngineJob:
     sample: WorkerSample
     record: GenerationRecord
     fault: Fault | None
+    leg: Leg | None = None  # of a request that is prefilled at one worker and decoded at another one
     cached: int = 0  # tokens of its prompt that the cache had
     stage: JobStage = JobStage.FRONT
     aborted: bool = False
@@ -114,6 +116,8 @@ class EmbeddedEngine:
         self, new_sample: Callable[[ReplyRequest], WorkerSample], options: WorkerOptions, cache: PrefixCache
     ) -> None:
         self.weight_version = options.weight_version
+        self.role: Role = options.disaggregation_mode
+        self.rooms = Rooms()
         self.jobs: dict[str, EngineJob] = {}
         self.scripts: deque[ReplyScript] = deque()
         self.faults: deque[Fault] = deque()
@@ -147,7 +151,11 @@ class EmbeddedEngine:
         cached = self._cache.match(request.cached_ids)
         if request.returns.logprobs and request.returns.start >= 0:
             cached = min(cached, request.returns.start)  # what has logprobs is computed again
-        job = self.jobs[request.rid] = EngineJob(self._new_sample(request), record, fault, cached)
+        job = self.jobs[request.rid] = EngineJob(self._new_sample(request), record, fault, cached=cached)
+        if request.bootstrap is not None:
+            job.leg = Leg(request.bootstrap.room, self.changed, prefill=self.role == "prefill")
+            if job.leg.prefill:
+                self.rooms.enter(job.leg)
         return job
 
     def retire(self, job: EngineJob) -> None:
@@ -156,6 +164,9 @@ class EmbeddedEngine:
             return
         del self.jobs[job.record.rid]
         sample, record = job.sample, job.record
+        if job.leg is not None:
+            job.leg.fail(f"the other leg of bootstrap room {job.leg.room} has ended")
+            self.rooms.leave(job.leg)
         if sample.finish is None:
             sample.finish = dict(ABORTED)
         if sample.output_ids:  # the last of them is sampled and not computed yet
@@ -187,11 +198,17 @@ class EmbeddedEngine:
                     sample.finish = dict(DEQUEUED)
                     yield replace(passed_on, finish=sample.finish, dequeued=True)
                     return
+                if job.stage is JobStage.QUEUED:
+                    sample = self._joined(job)
                 job.stage = JobStage.RUNNING
                 if job.aborted or job.dropped:
                     sample.finish = dict(ABORTED)
+                elif job.leg is not None and job.leg.failure is not None:
+                    sample.finish = job.leg.reason()
                 else:
                     await self._advance(job, self._due(passed_on.count, interval, stream=stream))
+                    if job.leg is not None and job.leg.prefill:
+                        await self._hand_over(job, job.leg)
             count = len(sample.output_ids)
             due = count >= self._due(passed_on.count, interval, stream=stream)
             if sample.finish is not None or (due and not (stream and sample.holds_back())):
@@ -201,6 +218,20 @@ class EmbeddedEngine:
             if sample.finish is not None:
                 return
 
+    def _joined(self, job: EngineJob) -> WorkerSample:
+        """Return the sample of a job that may run: that of a decode leg begins with what its prefill leg has sampled."""
+        if job.leg is not None and job.leg.handover is not None and job.sample.request.handover is None:
+            job.sample = self._new_sample(replace(job.sample.request, handover=job.leg.handover))
+        return job.sample
+
+    async def _hand_over(self, job: EngineJob, leg: Leg) -> None:
+        """Hand over to the decode leg. The prefill leg ends, with the one token that it has sampled."""
+        sample = job.sample
+        first = (sample.output_ids[0], sample.logprobs[0]) if sample.output_ids else None
+        leg.give(Handover(sample.seed, first))
+        await self._pass(job, lambda: leg.done or leg.failure is not None or job.aborted or job.dropped)
+        sample.finish = length(0) if leg.done else leg.reason() if leg.failure is not None else dict(ABORTED)
+
     def _due(self, passed_on: int, interval: int, *, stream: bool) -> int:
         """Return the number of tokens at which a reply is decoded next; a stream has its first token at once."""
         return 1 if stream and not passed_on else passed_on + interval
@@ -209,6 +240,8 @@ class EmbeddedEngine:
         """Sample up to `due` tokens: one by one if something waits for progress, else in a burst."""
         sample, count = job.sample, len(job.sample.output_ids)
         burst = 1 if self._token_delay or self.progress.has_waiters else max(1, min(sample.burst, due - count))
+        if job.leg is not None and job.leg.prefill:
+            burst = 1
         if self._hold is not None and not job.released:
             burst = min(burst, self._hold - count)
         sample.advance(burst, self.weight_version)
@@ -225,6 +258,8 @@ class EmbeddedEngine:
             return True
         if job.aborted:
             return job.stage is JobStage.QUEUED or not self._scheduler_closed
+        if job.leg is not None and not job.leg.ready:
+            return job.leg.failure is not None
         held = self._hold is not None and len(job.sample.output_ids) >= self._hold and not job.released
         return not (held or self._scheduler_closed)
 

@@ -23,6 +23,8 @@ class GeneratedReply(WorkerSample):
         prompt_ids, sampling, returns = request.input_ids, request.sampling, request.returns
         super().__init__(request)
         self.burst = source.burst
+        self.seed = seed
+        self._first = None if request.handover is None else request.handover.first
         self._eos_id = vocabulary.eos_id
         self._distributions = source.begin(request.read_ids, sampling, seed)
         self._stopping = Stopping(vocabulary, sampling, request.script)
@@ -52,6 +54,8 @@ class GeneratedReply(WorkerSample):
         else:
             token = place.draw()
         logprob = script.logprobs[at] if at < len(script.logprobs) else place.logprob(token)
+        if self._first is not None and not at:
+            token, logprob = self._first
         if returns.top:
             self.details.output_top.append(place.top((logprob, token), returns.top))
         if returns.chosen:

@@ -11,6 +11,7 @@ from worker.engine.prompt_images import PromptImage, digest_of, keyed
 from worker.engine.records import FinishReason, length
 from worker.engine.script import FREE, ReplyScript
 from worker.engine.source import LogprobDetails, SamplingParams
+from worker.engine.transfer import Bootstrap, Handover
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class ReplyRequest:
     script: ReplyScript = FREE
     images: tuple[PromptImage, ...] = ()
     image_names: tuple[str | None, ...] = ()  # vLLM's uuids: where there is one, the cache knows the image by it
+    bootstrap: Bootstrap | None = None  # where the prefill and the decode leg of a request meet
+    handover: Handover | None = None  # of the prefill leg
 
     @cached_property
     def read_ids(self) -> list[int]:
@@ -86,6 +89,7 @@ class WorkerSample(ABC):
 
     burst: int  # how many tokens may be sampled before the other samples run
     plain_interval: int  # without a stream, the text is decoded after this many tokens
+    seed: str = ""  # of its randomness, if it has any
 
     def __init__(self, request: ReplyRequest) -> None:
         self.request = request

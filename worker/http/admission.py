@@ -17,8 +17,10 @@ from worker.engine.prompt_images import expanded
 from worker.engine.sample import ReplyRequest, ReturnOptions
 from worker.engine.script import FREE, ReplyScript
 from worker.engine.source import AS_MANY, SamplingParams
+from worker.engine.transfer import Bootstrap
 from worker.http.exchange import OutOfRange, Refused
 from worker.http.image_data import image_digests
+from worker.options import Role
 from worker.vocabulary import EngineVocabulary
 
 # Each with the type that the contract names in its refusal; None takes anything.
@@ -75,6 +77,9 @@ _KINDS: dict[str, Any] = {
     "token_ids_logprob": list,
     "return_text_in_logprobs": bool,
     "return_prompt_token_ids": bool,
+    "bootstrap_host": str | list[str],
+    "bootstrap_port": int | list[int],
+    "bootstrap_room": int | list[int],
 }
 
 
@@ -88,7 +93,12 @@ class Admitted:
 
 
 def admit(
-    body: Mapping[str, Any], vocabulary: EngineVocabulary, *, context_length: int, in_flight: Mapping[str, object]
+    body: Mapping[str, Any],
+    vocabulary: EngineVocabulary,
+    *,
+    context_length: int,
+    in_flight: Mapping[str, object],
+    role: Role = "null",
 ) -> Admitted:
     """Check the JSON of a request, whose request ids must not be in flight.
 
@@ -124,8 +134,31 @@ def admit(
         _check_returns(returns, prompt, vocabulary)
         # With several samples each has an id of its own, and the client's is lost.
         names = [rid] if sampling.n == 1 else [uuid.uuid4().hex for _ in range(sampling.n)]
-        found += [ReplyRequest(name, prompt, sampling, returns, script, seen) for name in names]
+        bootstrap = None if role == "null" else _bootstrap(body, number, rid, batch=batch)
+        if bootstrap is not None and sampling.n > 1:
+            raise OutOfRange("several samples of one prompt, which would share a bootstrap room")
+        found += [ReplyRequest(name, prompt, sampling, returns, script, seen, bootstrap=bootstrap) for name in names]
     return Admitted(found, batch or len(found) > 1, from_text)
+
+
+def _bootstrap(body: Mapping[str, Any], number: int, rid: str, *, batch: bool) -> Bootstrap:
+    """Return where the legs of a prompt meet. In a batch, an integer is the room of its first prompt."""
+
+    def own(name: str, step: int = 0) -> Any:
+        value: Any = body.get(name)
+        if isinstance(value, list):
+            if not batch or number >= len(value):
+                raise OutOfRange(f"a list as {name} that does not fit")
+            return value[number]
+        return value + step if step and value is not None else value
+
+    room = own("bootstrap_room", number)
+    if room is None:
+        raise Refused(f"Invalid request: Disaggregated request received without bootstrap room id. req.rid={rid!r}")
+    host, port = own("bootstrap_host"), own("bootstrap_port")
+    if host is None or port is None or not 0 <= room < 1 << 63:
+        raise OutOfRange("a disaggregated request without a place to meet")
+    return Bootstrap(host, port, room)
 
 
 def _fitting(

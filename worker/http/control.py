@@ -10,6 +10,7 @@ from typing import Any
 
 from worker.engine.engine import EmbeddedEngine, PauseMode
 from worker.http.exchange import Handler, HttpExchange, Refused
+from worker.http.rooms import ROOMS, RoomHandler
 from worker.http.wire import Wire
 from worker.options import WorkerOptions
 from worker.vocabulary import EngineVocabulary
@@ -103,6 +104,7 @@ class Control(EngineControl):
             "/v1/models": (GET, self._models),
             "/tokenize": (POST, self._tokenize),
             "/generate": (("POST", "PUT"), not_found),
+            ROOMS: (POST, RoomHandler(engine)),
             "/abort_request": (POST, self._abort_request),
             "/pause_generation": (POST, self._pause),
             "/continue_generation": (POST, self._continue),
@@ -141,7 +143,7 @@ class Control(EngineControl):
             "load_format": "auto",
             "reasoning_parser": None,
             "tool_call_parser": None,
-            "disaggregation_mode": "null",
+            "disaggregation_mode": self._engine.role,
             "has_image_understanding": self._vocabulary.image_id is not None,
             "has_audio_understanding": False,
             "model_type": self._vocabulary.model_type or "embedded",
@@ -159,6 +161,8 @@ class Control(EngineControl):
             "incremental_streaming_output": self._wire.stream_style == "incremental",
             "weight_version": self._engine.weight_version,
             "version": "0.5.23",
+            "disaggregation_mode": self._options.disaggregation_mode,
+            "disaggregation_bootstrap_port": exchange.server[1],
         }
         if self._vocabulary.image_id is not None:
             info["mm_preprocess_cache_size_mb"] = self._options.preprocess_cache

@@ -59,6 +59,7 @@ class HttpExchange:
         self.path: str = scope["path"]
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self.client = tuple(scope["client"])
+        self.server: tuple[str, int] = tuple(scope["server"])  # where it is answered
         self._query = scope["query_string"]
         self._receive = receive
         self._send = send

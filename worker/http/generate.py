@@ -10,9 +10,12 @@ from worker.engine.engine import NOTHING, EmbeddedEngine, EngineJob, JobProgress
 from worker.engine.records import GenerationRecord, WorkerLog
 from worker.engine.sample import ReplyRequest
 from worker.engine.script import Fault
+from worker.engine.transfer import Handover, Leg
 from worker.http.admission import admit
 from worker.http.exchange import DONE, EVENTS, JSON, PLAIN, HttpExchange, Refused, event
-from worker.http.wire import BUSY, GAVE_UP, Wire
+from worker.http.peer import PeerError, ask
+from worker.http.rooms import ROOMS
+from worker.http.wire import BUSY, GAVE_UP, Wire, failed
 from worker.options import WorkerOptions
 from worker.vocabulary import EngineVocabulary
 
@@ -44,6 +47,7 @@ class Generating(Generic[W]):
         self._journal = journal
         self._vocabulary = vocabulary
         self._context_length = options.context_length
+        self._bootstrap_timeout = options.bootstrap_timeout
         self._reset = reset
 
     def _start(
@@ -161,7 +165,13 @@ class GenerateHandler(Generating[Wire]):
         body = exchange.json_object()
         stream = bool(body.get("stream"))
         try:
-            admitted = admit(body, self._vocabulary, context_length=self._context_length, in_flight=self._engine.jobs)
+            admitted = admit(
+                body,
+                self._vocabulary,
+                context_length=self._context_length,
+                in_flight=self._engine.jobs,
+                role=self._engine.role,
+            )
         except Refused as refused:
             if not stream or refused.shape != "message":
                 raise
@@ -171,7 +181,28 @@ class GenerateHandler(Generating[Wire]):
             return
         jobs, fault = self._start(exchange, body, admitted.replies, admitted.from_text)
         answer = self._stream if stream else self._reply
-        await self._until_left(exchange, jobs, answer(exchange, jobs, admitted.listed, fault))
+        meeting = [asyncio.create_task(self._meet(job, job.leg)) for job in jobs if job.leg is not None]
+        try:
+            await self._until_left(exchange, jobs, answer(exchange, jobs, admitted.listed, fault))
+        finally:
+            for task in meeting:
+                task.cancel()
+
+    async def _meet(self, job: EngineJob, leg: Leg) -> None:
+        """Wait for the other leg. A decode leg asks for its room and gets what the prefill leg hands over."""
+        seconds, bootstrap = self._bootstrap_timeout, job.sample.request.bootstrap
+        assert bootstrap is not None
+        if leg.prefill:
+            await asyncio.sleep(seconds)
+            if not leg.ready:
+                leg.fail(f"no decode worker has asked for bootstrap room {leg.room} within {seconds:g} s")
+            return
+        try:
+            given = await ask(bootstrap.host, bootstrap.port, ROOMS, {"room": leg.room}, seconds)
+            leg.give(Handover.parse(given))
+            leg.taken()
+        except PeerError as error:
+            leg.fail(f"Decode handshake failed for bootstrap room {leg.room}: {error}")
 
     async def _reply(self, exchange: HttpExchange, jobs: list[EngineJob], listed: bool, fault: Fault | None) -> None:
         match fault:
@@ -184,6 +215,10 @@ class GenerateHandler(Generating[Wire]):
                 await exchange.answer(500, b"Internal Server Error", PLAIN)
                 return
         payloads = [await self._run(jobs[0])] if len(jobs) == 1 else await asyncio.gather(*map(self._run, jobs))
+        why = next((job.leg.failure for job in jobs if job.leg is not None and job.leg.failure is not None), None)
+        if why is not None and any("status_code" in (job.record.finish_reason or {}) for job in jobs):
+            await exchange.answer(500, failed(why))
+            return
         content = b"[%b]" % b",".join(payloads) if listed else payloads[0]
         await self._answer_whole(exchange, content, fault)
 

@@ -138,6 +138,13 @@ BUSY: dict[str, Any] = {
     "param": None,
     "code": 503,
 }
+
+
+def failed(why: str) -> dict[str, Any]:
+    """Return the body of a 500 with this reason."""
+    return {"object": "error", "message": why, "type": "500", "param": None, "code": 500}
+
+
 BUSY_REASON: dict[str, Any] = {
     "type": "abort",
     "message": "The request queue is full.",

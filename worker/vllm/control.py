@@ -11,6 +11,7 @@ from worker.engine.engine import EmbeddedEngine, EngineJob, PauseMode
 from worker.http.control import ANY, BOTH, GET, POST, EngineControl, echo, not_found
 from worker.http.exchange import Handler, HttpExchange
 from worker.options import WorkerOptions
+from worker.vllm.kept_caches import READ, KeptCaches
 from worker.vocabulary import EngineVocabulary
 
 _MODES: Mapping[str, PauseMode] = {"abort": "abort", "wait": "wait", "keep": "in_place"}
@@ -25,7 +26,12 @@ class VllmControl(EngineControl):
     """
 
     def __init__(
-        self, engine: EmbeddedEngine, vocabulary: EngineVocabulary, tokenizer_path: str, options: WorkerOptions
+        self,
+        engine: EmbeddedEngine,
+        vocabulary: EngineVocabulary,
+        tokenizer_path: str,
+        options: WorkerOptions,
+        kept: KeptCaches,
     ) -> None:
         super().__init__(engine, vocabulary, tokenizer_path, options)
         self.transferring = False
@@ -40,6 +46,7 @@ class VllmControl(EngineControl):
             "/v1/completions": (POST, not_found),
             "/inference/v1/generate": (POST, not_found),
             "/echo": (ANY, echo),
+            READ: (POST, kept.given),
         }
         if options.scale_out:
             routes["/inference/v1/abort_requests"] = (POST, self._abort_some)

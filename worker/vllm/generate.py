@@ -11,7 +11,9 @@ from worker.engine.engine import EngineJob, JobProgress
 from worker.engine.script import Fault
 from worker.http.exchange import HttpExchange, OutOfRange, event
 from worker.http.generate import Generating
+from worker.http.peer import PeerError
 from worker.vllm.content_parts import ImageMemory
+from worker.vllm.kept_caches import KeptCaches
 from worker.vllm.rejected import Rejected
 from worker.vllm.request import VllmRequest, read_request
 from worker.vllm.wire import VllmWire
@@ -23,9 +25,10 @@ _FAILED = {"error": {"message": "the engine gave up", "type": "InternalServerErr
 class VllmGenerateHandler(Generating[VllmWire]):
     """vLLM's two paths that generate."""
 
-    def __init__(self, *arguments: Any, memory: ImageMemory) -> None:
+    def __init__(self, *arguments: Any, memory: ImageMemory, kept: KeptCaches) -> None:
         super().__init__(*arguments)
         self._memory = memory
+        self._kept = kept
 
     async def __call__(self, exchange: HttpExchange) -> None:
         name = exchange.headers.get("x-request-id")
@@ -40,6 +43,12 @@ class VllmGenerateHandler(Generating[VllmWire]):
         except Rejected as rejected:
             await exchange.answer(rejected.status, rejected.error)
             return
+        try:
+            await self._kept.read(request.transfer)
+        except PeerError as error:
+            message = f"the cache of the prompt could not be loaded: {error}"
+            await exchange.answer(500, Rejected(message, status=500).error)
+            return
         jobs, fault = self._start(exchange, msgspec.json.decode(exchange.raw), request.replies, request.from_text)
         answer = self._stream if request.stream else self._reply
         await self._until_left(exchange, jobs, answer(exchange, request, jobs, fault))
@@ -50,7 +59,7 @@ class VllmGenerateHandler(Generating[VllmWire]):
         if await self._failed(exchange, fault, stream=False):
             return
         ends = await asyncio.gather(*[self._run_to_end(job) for job in jobs])
-        whole = self._wire.whole(request, jobs, ends)
+        whole = self._wire.whole(request, jobs, ends, self._kept.keep(request.name, request.transfer, exchange))
         _spoil(whole, fault)
         content = msgspec.json.encode(whole)
         await self._answer_whole(exchange, content, fault)

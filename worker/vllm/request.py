@@ -77,6 +77,7 @@ class VllmRequest:
         texts: whether a reply has its text.
         top: logprobs at each place besides that of the sampled token; None for no logprobs.
         ids: whether the ids of the prompt are returned, and in `/v1/completions` the sampled ids.
+        transfer: its `kv_transfer_params`, by which a cache comes from another worker or is kept for one.
         placeholders: whether tokens are named by their ids in the logprobs of `/v1/completions`.
     """
 
@@ -90,6 +91,7 @@ class VllmRequest:
     placeholders: bool
     usage: bool
     from_text: bool
+    transfer: Mapping[str, Any] | None = None
 
 
 def read_request(
@@ -137,7 +139,9 @@ def read_request(
             own = name if native else f"{name}-{number}"
             called = f"{own}#{uuid.uuid4().hex[:8]}.{sample}"
             found.append(ReplyRequest(called, prompt, sampling, returns, images=images, image_names=tuple(names)))
-    options = body.get("stream_options")
+    options, transfer = body.get("stream_options"), body.get("kv_transfer_params")
+    if not isinstance(transfer, dict | None):
+        raise Rejected("1 validation error:\n  'msg': 'Input should be a valid dictionary'", "body.kv_transfer_params")
     return VllmRequest(
         native=native,
         name=name,
@@ -149,6 +153,7 @@ def read_request(
         placeholders=bool(body.get("return_tokens_as_token_ids")),
         usage=isinstance(options, dict) and bool(options.get("include_usage")),
         from_text=from_text,
+        transfer=transfer,
     )
 
 

@@ -22,8 +22,14 @@ class VllmWire:
         self._vocabulary = vocabulary
         self._model = model
 
-    def whole(self, request: VllmRequest, jobs: Sequence[EngineJob], ends: Sequence[JobProgress]) -> dict[str, Any]:
-        """Return the reply to a request."""
+    def whole(
+        self,
+        request: VllmRequest,
+        jobs: Sequence[EngineJob],
+        ends: Sequence[JobProgress],
+        transfer: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return the reply to a request. `transfer`: where another worker finds the cache of its prompt."""
         choices = [
             self._choice(request, job, number, NOTHING, end)
             for number, (job, end) in enumerate(zip(jobs, ends, strict=True))
@@ -40,7 +46,7 @@ class VllmWire:
                 "prompt_token_id_logprobs": None,
                 "prompt_token_ids": jobs[0].sample.request.input_ids if request.ids else None,
                 "mm_placeholders": _ranges(jobs[0]) if request.ids else None,
-                **dict.fromkeys(("metrics", "kv_transfer_params", "ec_transfer_params")),
+                **{"metrics": None, "kv_transfer_params": transfer, "ec_transfer_params": None},
                 "output_mode": "text" if request.texts else "tokens",
                 "choices": choices,
             }
@@ -53,7 +59,7 @@ class VllmWire:
             "service_tier": None,
             "system_fingerprint": _FINGERPRINT,
             "usage": usage,
-            **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "metrics")),
+            **{"kv_transfer_params": transfer, "ec_transfer_params": None, "metrics": None},
         }
 
     def event(
