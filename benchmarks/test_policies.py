@@ -16,14 +16,14 @@ from router.policies.cache_aware import CacheAware
 from router.policies.consistent_hashing import ConsistentHashing
 from router.workers.policy import Policy, RouteQuery
 from router.workers.pool import WorkerPool
-from router.workers.worker import Worker
+from router.workers.worker import Target, Worker
 
 FLEETS = pytest.mark.parametrize("count", [4, 64, 512])
 
 
-def fleet(count: int, seed: int = 1) -> tuple[Worker, ...]:
+def fleet(count: int, seed: int = 1) -> tuple[Target, ...]:
     generator = random.Random(seed)
-    made = tuple(Worker(f"http://10.0.{number // 250}.{number % 250}:30001") for number in range(count))
+    made = tuple(Target(Worker(f"http://10.0.{number // 250}.{number % 250}:30001")) for number in range(count))
     for worker in made:
         worker.inflight = generator.randrange(8)
     return made
@@ -48,7 +48,7 @@ def conversations(characters: int, kind: str, count: int = 64) -> Iterator[Route
 
 
 def decide(
-    benchmark: BenchmarkFixture, policy: Policy, workers: tuple[Worker, ...], asked: Iterator[RouteQuery]
+    benchmark: BenchmarkFixture, policy: Policy, workers: tuple[Target, ...], asked: Iterator[RouteQuery]
 ) -> None:
     for query in itertools.islice(asked, 1000):
         policy.select(workers, query)
@@ -102,7 +102,7 @@ def test_lease(benchmark: BenchmarkFixture, name: str) -> None:
     """The whole cost of a request: a worker chosen among 512, counted, and released."""
     pool = WorkerPool(create_policy(name), breaker=BreakerConfig())
     for worker in fleet(512):
-        pool.probed(pool.add(worker.url), None)
+        pool.probed(pool.add(worker.name), None)
     asked = itertools.cycle(itertools.islice(conversations(1_000, "ids"), 500))
     benchmark(lambda: pool.lease(next(asked)).release())
 

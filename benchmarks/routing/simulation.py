@@ -28,7 +28,7 @@ from router.policies.power_of_two import PowerOfTwo
 from router.policies.random_choice import RandomChoice
 from router.prefix_tree.tree import TokenTree
 from router.workers.policy import Decision, LearnsReplies, Policy, RouteQuery
-from router.workers.worker import Worker
+from router.workers.worker import Target, Worker
 
 SHARED = 0.8
 PREFILL = 8_000.0  # tokens a second
@@ -79,7 +79,7 @@ class SimulatedConversation:
 class SimulatedEngine:
     """A worker's cache, which evicts nothing, and the tokens it served."""
 
-    worker: Worker
+    worker: Target
     known: dict[int, int] = field(default_factory=dict)
     groups: dict[int, int] = field(default_factory=dict)
     warm: int = 0
@@ -107,7 +107,7 @@ class PlainCacheAware:
     def __init__(self) -> None:
         self._tree = TokenTree()
 
-    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
+    def select(self, workers: Sequence[Target], query: RouteQuery) -> Target:
         """Choose the longest cached prefix, unless the fleet is out of balance."""
         assert query.token_ids is not None
         loads = [worker.inflight for worker in workers]
@@ -116,8 +116,8 @@ class PlainCacheAware:
         if not (most - least > 64 and most > 1.5 * least):
             match = self._tree.match(query.token_ids)
             if match.matched > 0.3 * match.input:
-                chosen = next(worker for worker in workers if worker.url == match.tenant)
-        self._tree.insert(query.token_ids, chosen.url)
+                chosen = next(worker for worker in workers if worker.name == match.tenant)
+        self._tree.insert(query.token_ids, chosen.name)
         return chosen
 
 
@@ -136,7 +136,7 @@ class Simulation:
         self._policy = policy
         self._kind = kind
         self._random = random.Random(seed)
-        self._engines = {f"http://w{n}:1": SimulatedEngine(Worker(f"http://w{n}:1")) for n in range(workers)}
+        self._engines = {f"http://w{n}:1": SimulatedEngine(Target(Worker(f"http://w{n}:1"))) for n in range(workers)}
         self._workers = tuple(engine.worker for engine in self._engines.values())
         self._numbers = itertools.count()
         self._ticks = itertools.count()  # orders events of the same time
@@ -195,9 +195,9 @@ class Simulation:
             self._reasons[reason] += 1
             if one.at is not None:
                 self._later += 1
-                self._kept += one.at == worker.url
-            one.at = worker.url
-            engine, reply = self._engines[worker.url], self._tokens(self._length(300))
+                self._kept += one.at == worker.name
+            one.at = worker.name
+            engine, reply = self._engines[worker.name], self._tokens(self._length(300))
             cached = engine.cached(one)
             self._prompt += len(prompt)
             self._hits += cached

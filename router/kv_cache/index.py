@@ -1,7 +1,8 @@
 """The contents of the workers' KV caches, as the workers report them.
 
 Block sizes differ between workers, so there is one `PositionalIndexer` for each size. A worker with several data-parallel ranks
-has several caches, and a request uses one of them: the index follows each separately, and the best one counts.
+has several caches, and a request uses one of them: the index follows each separately. Where its ranks are targets of their own,
+each target has its cache (`separate`). Else one target has them all, and the best one counts.
 
 The index never credits a worker with more than it holds. `tracked` says whether the index is complete: if it missed a worker's
 first events, the blocks stored before are unknown until the worker empties its cache.
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from router.engines.form.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from router.kv_cache.block_hashes import content_hashes, root_of
 from router.kv_cache.positional_indexer import UNSIGNED, ParentNotFoundError, PositionalIndexer
+from router.workers.worker import target_name
 
 _GPU = 1
 _TIERS = {None: _GPU, "GPU": _GPU, "CPU_PINNED": 2, "DISK": 4}
@@ -23,7 +25,7 @@ _TIERS = {None: _GPU, "GPU": _GPU, "CPU_PINNED": 2, "DISK": 4}
 
 
 class KvIndex:
-    """The caches of any number of workers, by their URLs.
+    """The caches of any number of workers, by URL and rank. Questions are about targets, by their names.
 
     Attributes:
         counts: the blocks that were skipped, by reason: `unknown_parent`, `other_size` (not the worker's), `malformed`.
@@ -33,15 +35,28 @@ class KvIndex:
         self.counts: Counter[str] = Counter()
         self._indexers: dict[int, PositionalIndexer] = {}  # by block size
         self._caches: dict[str, dict[int, _Cache]] = {}  # by URL and rank
-        self._urls: dict[str, str] = {}  # by the name of a cache in the indexers
+        self._separate: set[str] = set()  # URLs
+        self._targets: dict[str, str] = {}  # the target of a cache, by the cache's name in the indexers
+        self._of_target: dict[str, list[_Cache]] = {}  # by the target's name
+
+    def separate(self, url: str, *, separate: bool) -> None:
+        """Forget a worker, and say whether its ranks are targets of their own from now on."""
+        self.forget(url)
+        if separate:
+            self._separate.add(url)
+
+    def is_separate(self, url: str) -> bool:
+        """Return whether the ranks of a worker are targets of their own."""
+        return url in self._separate
 
     def reset(self, url: str, rank: int = 0, *, complete: bool) -> None:
         """Start over with a worker's cache. `complete`: it is empty, and all its events will be applied from now on."""
         ranks = self._caches.setdefault(url, {})
         cache = ranks.get(rank)
         if cache is None:
-            cache = ranks[rank] = _Cache(f"{url}@{rank}" if rank else url)
-            self._urls[cache.name] = url
+            cache = ranks[rank] = _Cache(url, target_name(url, rank))
+            self._targets[cache.name] = target = cache.name if url in self._separate else url
+            self._of_target.setdefault(target, []).append(cache)
         self._leave(cache)
         cache.complete = complete
 
@@ -63,7 +78,7 @@ class KvIndex:
                     self._indexers[cache.block_size].apply_cleared(cache.name)
 
     def overlaps(self, ids: Sequence[int], lora: str | None = None) -> dict[str, int]:
-        """Return, by worker, how many blocks of this prompt it has cached, in blocks of its own size, if it has any.
+        """Return, by target, how many blocks of this prompt it has cached, in blocks of its own size, if it has any.
 
         `ids` is fastest as an array or a memoryview of 32-bit integers. `lora` is the adapter's name.
         """
@@ -74,22 +89,22 @@ class KvIndex:
                 blocks = indexer.find_matches(content_hashes(ids, size), root)
             except OverflowError:
                 return {}  # no vocabulary has such ids, and so no cache
-            if len(self._urls) == len(self._caches) and not found:  # no worker has several ranks
+            if len(self._targets) == len(self._of_target) and not found:  # no target has several caches
                 found = blocks
                 continue
             for name, count in blocks.items():
-                url = self._urls[name]
-                found[url] = max(count, found.get(url, 0))
+                target = self._targets[name]
+                found[target] = max(count, found.get(target, 0))
         return found
 
-    def tracked(self, url: str) -> bool:
-        """Return whether the whole cache of this worker is known: it has nothing beyond its overlap."""
-        ranks = self._caches.get(url, {})
-        return bool(ranks) and all(cache.complete for cache in ranks.values())
+    def tracked(self, target: str) -> bool:
+        """Return whether the whole cache of this target is known: it has nothing beyond its overlap."""
+        caches = self._of_target.get(target, ())
+        return bool(caches) and all(cache.complete for cache in caches)
 
-    def block_size(self, url: str) -> int | None:
-        """Return the number of ids in a block of this worker; None until it has stored one."""
-        return next((cache.block_size for cache in self._caches.get(url, {}).values()), None)
+    def block_size(self, target: str) -> int | None:
+        """Return the number of ids in a block of this target; None until it has stored one."""
+        return next((cache.block_size for cache in self._of_target.get(target, ())), None)
 
     def tree_size(self, url: str) -> int:
         """Return the number of blocks that a worker is known to hold, all ranks together."""
@@ -99,8 +114,26 @@ class KvIndex:
     def forget(self, url: str) -> None:
         """Forget a worker; an unknown worker is no error."""
         for cache in self._caches.pop(url, {}).values():
-            self._leave(cache)
-            del self._urls[cache.name]
+            self._drop(cache)
+        self._separate.discard(url)
+
+    def forget_target(self, target: str) -> None:
+        """Forget the caches of a target; an unknown target is no error."""
+        gone = self._of_target.get(target, ())
+        for url in {cache.url for cache in gone}:
+            ranks = {rank: cache for rank, cache in self._caches[url].items() if cache not in gone}
+            self._caches[url] = ranks
+            if not ranks:
+                del self._caches[url]
+        for cache in tuple(gone):
+            self._drop(cache)
+
+    def _drop(self, cache: _Cache) -> None:
+        self._leave(cache)
+        target = self._targets.pop(cache.name)
+        self._of_target[target].remove(cache)
+        if not self._of_target[target]:
+            del self._of_target[target]
 
     def _stored(self, cache: _Cache, event: BlockStored) -> None:
         tier = _TIERS.get(event.medium)
@@ -163,10 +196,11 @@ class KvIndex:
         cache.tiers.clear()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Cache:
-    """The cache of one rank. `tiers` says where its blocks are, except those that are on the GPU alone."""
+    """The cache of one rank of the worker at `url`. `tiers`: where its blocks are, except those that are on the GPU alone."""
 
+    url: str
     name: str
     block_size: int | None = None
     complete: bool = False

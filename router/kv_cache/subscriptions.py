@@ -69,9 +69,13 @@ class KvSubscriptions:
         self._ranks: dict[str, list[_Subscription]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
-    def start(self, url: str, source: KvSource) -> None:
-        """Follow a worker. With the source that it already has, do nothing; with another one, start over."""
-        if self._sources.get(url) == source:
+    def start(self, url: str, source: KvSource, targets: int = 1) -> None:
+        """Follow a worker that is so many targets: each has a cache if there are as many caches, else one has all.
+
+        With the source that it already has, do nothing; with another one, start over.
+        """
+        separate = targets > 1 and source.ranks == targets
+        if self._sources.get(url) == source and self._index.is_separate(url) is separate:
             return
         self.stop(url)
         if self._context is None:
@@ -79,6 +83,7 @@ class KvSubscriptions:
             # A cache needs three sockets, and the default limit is 1,023.
             self._context.set(zmq.MAX_SOCKETS, self._context.get(zmq.SOCKET_LIMIT))
         self._sources[url] = source
+        self._index.separate(url, separate=separate)
         self._tasks[url] = []
         self._ranks[url] = []
         for rank in range(source.ranks):
@@ -92,6 +97,10 @@ class KvSubscriptions:
                 subscription.run(), name=f"KV events of {url}, rank {rank}", context=contextvars.Context()
             )
             self._tasks[url].append(task)
+
+    def divide(self, url: str, targets: int) -> None:
+        """Say how many targets a followed worker is now. If that is new, start over."""
+        self.start(url, self._sources[url], targets)
 
     def stop(self, url: str) -> None:
         """Stop following a worker and forget its cache at once. A worker that is not followed is no error."""

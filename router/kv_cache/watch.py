@@ -73,6 +73,8 @@ class KvWatch:
         well = {url for url, worker in workers.items() if worker.state in ROUTABLE}
         for url in subscriptions.urls - workers.keys():
             subscriptions.stop(url)
+        for url in subscriptions.urls & workers.keys():
+            subscriptions.divide(url, len(workers[url].targets))
         self._again = {url: again for url, again in self._again.items() if url in well}
         now = asyncio.get_running_loop().time()
         new = (well - self._asked) | {url for url, again in self._again.items() if again.at <= now}
@@ -107,7 +109,7 @@ class KvWatch:
         else:
             logger.info("worker %s publishes KV events at %s", url, source.endpoint(0))
             self._none.discard(url)
-            subscriptions.start(url, source)
+            subscriptions.start(url, source, len(worker.targets))
 
     def _ask_again(self, url: str, why: str) -> None:
         before = self._again.get(url)

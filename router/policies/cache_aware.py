@@ -13,6 +13,8 @@ system prompt, so it gets every request. Three rules prevent this:
 
 For workers that publish KV cache events, the events count instead of the tree, which does not know evictions.
 
+What is said of workers here holds for targets: each rank of a worker with several has a cache of its own.
+
 A decision reveals nothing of other tenants' prompts: the trees hold each tenant's prompts after a salt of its own.
 """
 
@@ -34,7 +36,7 @@ from router.prefix_tree.remembered_prompts import NEGLIGIBLE, Known, RememberedP
 from router.prefix_tree.snapshot import SnapshotError
 from router.prefix_tree.tree import Descent, ExactTokenTree, Key, StringTree, pack_ids
 from router.workers.policy import ENOUGH_CHARACTERS, ENOUGH_IDS, Decision, RouteQuery
-from router.workers.worker import Worker
+from router.workers.worker import Target
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -136,11 +138,11 @@ class CacheAware:
         self._recent = RecentWork(_HALF_LIFE)
         self._leaving: set[str] = set()
         self._next = 0
-        self._offered: Sequence[Worker] = ()
-        self._by_url: dict[str, Worker] = {}
+        self._offered: Sequence[Target] = ()
+        self._by_name: dict[str, Target] = {}
 
-    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Decision:
-        """Return a worker with the reason.
+    def select(self, targets: Sequence[Target], query: RouteQuery) -> Decision:
+        """Return a target with the reason.
 
         `continued`: it has what this prompt continues. `cached`: it has enough of this prompt. `spilled`: the worker that has
         it was given too much. `imbalance`: the fleet is out of balance. `least_loaded`: no particular worker has it.
@@ -149,37 +151,37 @@ class CacheAware:
         if query.token_ids is not None:
             ids = pack_ids(query.token_ids)
             descent = self.ids.descend(_id_salt(query.tenant) + ids)
-            known = self._ids.known(descent, _SALT if query.tenant else 0, len(workers))
+            known = self._ids.known(descent, _SALT if query.tenant else 0, len(targets))
             if self.index is not None:
-                known = _corrected(known, self.index, memoryview(ids).cast("I"), workers, confined=bool(query.tenant))
-            return self._decide(workers, self._ids, descent, known, len(ids) // 4, _SLIP_IDS)
+                known = _corrected(known, self.index, memoryview(ids).cast("I"), targets, confined=bool(query.tenant))
+            return self._decide(targets, self._ids, descent, known, len(ids) // 4, _SLIP_IDS)
         if query.text is not None:
             salt = _text_salt(query.tenant)
             text_descent = self.texts.descend(salt + query.text)
-            known = self._texts.known(text_descent, len(salt), len(workers))
-            return self._decide(workers, self._texts, text_descent, known, len(query.text), _SLIP_CHARACTERS)
-        return Decision(self._least(workers, min({worker.inflight for worker in workers})), "no_prompt")
+            known = self._texts.known(text_descent, len(salt), len(targets))
+            return self._decide(targets, self._texts, text_descent, known, len(query.text), _SLIP_CHARACTERS)
+        return Decision(self._least(targets, min({target.inflight for target in targets})), "no_prompt")
 
-    def replied(self, worker: Worker, query: RouteQuery, beginning: str | Sequence[int]) -> None:
+    def replied(self, target: Target, query: RouteQuery, beginning: str | Sequence[int]) -> None:
         """Remember the start of a reply after its prompt."""
-        if worker.url in self._leaving or not beginning:
+        if target.name in self._leaving or not beginning:
             return
         if isinstance(beginning, str):
             if query.text is not None and query.token_ids is None:
                 text = query.text + beginning[:ENOUGH_CHARACTERS]
-                self._texts.replied(_text_salt(query.tenant) + text, worker.url)
+                self._texts.replied(_text_salt(query.tenant) + text, target.name)
         elif query.token_ids is not None:
             key = pack_ids(query.token_ids) + pack_ids(beginning[:ENOUGH_IDS])
-            self._ids.replied(_id_salt(query.tenant) + key, worker.url)
+            self._ids.replied(_id_salt(query.tenant) + key, target.name)
 
-    def forget(self, worker: Worker) -> None:
-        """Forget a worker's cache. A large one goes bit by bit with the decisions that follow."""
-        self._leaving.add(worker.url)
-        self._sweep(worker.url)
-        self._recent.forget(worker.url)
+    def forget(self, target: Target) -> None:
+        """Forget a target's cache. A large one goes bit by bit with the decisions that follow."""
+        self._leaving.add(target.name)
+        self._sweep(target.name)
+        self._recent.forget(target.name)
         if self.index is not None:
-            self.index.forget(worker.url)
-        self._offered, self._by_url = (), {}
+            self.index.forget_target(target.name)
+        self._offered, self._by_name = (), {}
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.metrics_core import GaugeMetricFamily  # slow to import: not for --help
@@ -229,86 +231,86 @@ class CacheAware:
 
     def _decide(
         self,
-        workers: Sequence[Worker],
+        targets: Sequence[Target],
         prompts: RememberedPrompts[Key, AnyStr],
         descent: Descent[AnyStr],
         known: Known,
         length: int,
         slip: int,
     ) -> Decision:
-        chosen = self._choose(workers, known, length, slip)
+        chosen = self._choose(targets, known, length, slip)
         if self._leaving:
             self._sweep(next(iter(self._leaving)))
-            if chosen.worker.url in self._leaving:  # the worker has come back already, with an empty cache
-                self._leaving.discard(chosen.worker.url)
-                self.texts.remove_tenant(chosen.worker.url)
-                self.ids.remove_tenant(chosen.worker.url)
-        prompts.learn(descent, chosen.worker.url, known)
-        self._recent.add(chosen.worker.url, length)
+            if chosen.target.name in self._leaving:  # it has come back already, with an empty cache
+                self._leaving.discard(chosen.target.name)
+                self.texts.remove_tenant(chosen.target.name)
+                self.ids.remove_tenant(chosen.target.name)
+        prompts.learn(descent, chosen.target.name, known)
+        self._recent.add(chosen.target.name, length)
         return chosen
 
-    def _choose(self, workers: Sequence[Worker], known: Known, length: int, slip: int) -> Decision:
-        loads = {worker.inflight for worker in workers}  # few distinct numbers, however many workers
+    def _choose(self, targets: Sequence[Target], known: Known, length: int, slip: int) -> Decision:
+        loads = {target.inflight for target in targets}  # few distinct numbers, however many targets
         least, most, config = min(loads), max(loads), self.parameters
         if most - least > config.balance_abs and most > config.balance_rel * least:
-            return Decision(self._least(workers, least), "imbalance")
+            return Decision(self._least(targets, least), "imbalance")
         holder = None
         if known.continued or _is_enough(known, length, slip, config.threshold):
-            holder = self._holder(workers, known.holders)
+            holder = self._holder(targets, known.holders)
         if holder is None:
-            return Decision(self._least(workers, least), "least_loaded")
-        if self._has_too_much(holder, least, self._recent.total / len(workers), length, stays=known.continued):
-            return Decision(self._least(workers, least), "spilled")
+            return Decision(self._least(targets, least), "least_loaded")
+        if self._has_too_much(holder, least, self._recent.total / len(targets), length, stays=known.continued):
+            return Decision(self._least(targets, least), "spilled")
         return Decision(holder, "continued" if known.continued else "cached")
 
-    def _sweep(self, url: str) -> None:
+    def _sweep(self, name: str) -> None:
         """Forget some of a departed worker's prompts."""
         for tree in (self.texts, self.ids):
-            tree.evict(url, max(0, tree.tenant_size(url) - _UNITS_PER_STEP))
-        if not self.texts.tenant_size(url) and not self.ids.tenant_size(url):
-            self._leaving.discard(url)
+            tree.evict(name, max(0, tree.tenant_size(name) - _UNITS_PER_STEP))
+        if not self.texts.tenant_size(name) and not self.ids.tenant_size(name):
+            self._leaving.discard(name)
 
-    def _has_too_much(self, worker: Worker, least: int, mean: float, length: int, *, stays: bool) -> bool:
+    def _has_too_much(self, target: Target, least: int, mean: float, length: int, *, stays: bool) -> bool:
         """Return whether a worker has more than its share of recent work, by some prompts, and of the requests in flight.
 
         A prompt that continues no conversation is refused for its recent work alone.
         """
-        excess = self._recent.given(worker.url) - mean
+        excess = self._recent.given(target.name) - mean
         if excess <= (_BOUND - 1) * mean:
             return False
-        busy = worker.inflight > least + _SLACK
+        busy = target.inflight > least + _SLACK
         return busy and excess > _MANY * self._recent.mean if stays else busy or excess > _FEW * length
 
-    def _holder(self, workers: Sequence[Worker], holders: Collection[str]) -> Worker | None:
+    def _holder(self, targets: Sequence[Target], holders: Collection[str]) -> Target | None:
         """Return the least loaded offered holder; None if there is none, or if more than half of the fleet are holders."""
-        if 2 * len(holders) > len(workers) > 1:
+        if 2 * len(holders) > len(targets) > 1:
             return None
-        if workers is not self._offered or not isinstance(workers, tuple):
-            self._offered, self._by_url = workers, {worker.url: worker for worker in workers}
+        if targets is not self._offered or not isinstance(targets, tuple):
+            self._offered, self._by_name = targets, {target.name: target for target in targets}
         if self._leaving:
-            holders = [url for url in holders if url not in self._leaving]
-        there = [worker for url in holders if (worker := self._by_url.get(url)) is not None]
+            holders = [name for name in holders if name not in self._leaving]
+        there = [target for name in holders if (target := self._by_name.get(name)) is not None]
         if len(there) <= 1:
             return there[0] if there else None
         return min(there, key=self._burden)
 
-    def _least(self, workers: Sequence[Worker], least: int) -> Worker:
+    def _least(self, targets: Sequence[Target], least: int) -> Target:
         """Return the worker with the least recent work among a few, taken in turn, with the fewest requests in flight."""
-        loads = [worker.inflight for worker in workers]
-        found: list[Worker] = []
-        at = self._next % len(workers)
-        for begin, end in ((at, len(workers)), (0, at)):
+        loads = [target.inflight for target in targets]
+        found: list[Target] = []
+        at = self._next % len(targets)
+        for begin, end in ((at, len(targets)), (0, at)):
             while len(found) < _EQUALS:
                 try:
                     begin = loads.index(least, begin, end) + 1
                 except ValueError:
                     break
-                found.append(workers[begin - 1])
+                found.append(targets[begin - 1])
                 self._next = begin
         return min(found, key=self._burden)
 
-    def _burden(self, worker: Worker) -> tuple[int, float]:
-        return worker.inflight, self._recent.given(worker.url)
+    def _burden(self, target: Target) -> tuple[int, float]:
+        return target.inflight, self._recent.given(target.name)
 
 
 class PolicyCopy:
@@ -348,35 +350,35 @@ def _id_salt(tenant: str) -> bytes:
     return blake3.blake3(tenant.encode("utf-8", "surrogatepass")).digest(4 * _SALT) if tenant else b""
 
 
-def _corrected(known: Known, index: KvIndex, ids: memoryview, workers: Sequence[Worker], *, confined: bool) -> Known:
+def _corrected(known: Known, index: KvIndex, ids: memoryview, targets: Sequence[Target], *, confined: bool) -> Known:
     """Return the known prefixes of a prompt, corrected by the workers' reports of their caches.
 
     For workers that report nothing, the tree holds. `confined`: count nothing beyond what the tree knows, because the
     rest of a cache may be another tenant's.
     """
     length = len(ids)
-    reported = {url: blocks * (index.block_size(url) or 0) for url, blocks in index.overlaps(ids).items()}
+    reported = {name: blocks * (index.block_size(name) or 0) for name, blocks in index.overlaps(ids).items()}
     if confined:
-        reported = {url: min(count, known.matched) for url, count in reported.items()}
-    silent = [url for url in known.holders if url not in reported and not index.tracked(url)]
+        reported = {name: min(count, known.matched) for name, count in reported.items()}
+    silent = [name for name in known.holders if name not in reported and not index.tracked(name)]
     counts = {**reported, **dict.fromkeys(silent, known.matched)}
     most = max(counts.values(), default=0)
     if not most:
         return Known()
     # The length that more than half of the fleet has. For workers that report nothing, the tree knows it.
-    half = len(workers) // 2
-    shared = sorted(counts.values(), reverse=True)[half] if len(counts) > half and len(workers) > 1 else 0
+    half = len(targets) // 2
+    shared = sorted(counts.values(), reverse=True)[half] if len(counts) > half and len(targets) > 1 else 0
     if silent:
         shared = max(shared, known.shared)
     sure = max(shared + 1, most - max(0, length - shared) // NEGLIGIBLE)
-    holders = [url for url, count in counts.items() if count >= sure]
+    holders = [name for name, count in counts.items() if count >= sure]
     return known._replace(holders=holders, matched=most, shared=shared)
 
 
 class RecentWork:
-    """The work that each worker got recently: sums that fade. After `half_life` decisions, work counts half.
+    """The work that each target got recently: sums that fade. After `half_life` decisions, work counts half.
 
-    Requests in flight show which workers are busy now. They do not show which workers have conversations whose clients are
+    Requests in flight show which targets are busy now. They do not show which of them have conversations whose clients are
     thinking, or long requests; recently routed tokens do. Time is counted in decisions: every decision makes all earlier work
     weigh a little less. Instead of shrinking every sum, the weight of new work grows, so a decision costs the same for any
     fleet size.
@@ -389,23 +391,23 @@ class RecentWork:
         self._total = 0.0
         self._requests = 0.0
 
-    def add(self, worker: str, units: int) -> None:
-        """Count a request of this many units for a worker."""
+    def add(self, target: str, units: int) -> None:
+        """Count a request of this many units for a target, by its name."""
         self._weight *= self._growth
         if self._weight > _MAX_WEIGHT:
             self._rescale()
         weighted = units * self._weight
-        self._sums[worker] = self._sums.get(worker, 0.0) + weighted
+        self._sums[target] = self._sums.get(target, 0.0) + weighted
         self._total += weighted
         self._requests += self._weight
 
-    def given(self, worker: str) -> float:
-        """Return the units that a worker was given lately."""
-        return self._sums.get(worker, 0.0) / self._weight
+    def given(self, target: str) -> float:
+        """Return the units that a target was given lately."""
+        return self._sums.get(target, 0.0) / self._weight
 
     @property
     def total(self) -> float:
-        """The units that all workers were given lately."""
+        """The units that all targets were given lately."""
         return max(0.0, self._total / self._weight)
 
     @property
@@ -413,16 +415,16 @@ class RecentWork:
         """The mean units of a recent request."""
         return self._total / self._requests if self._requests else 0.0
 
-    def forget(self, worker: str) -> None:
-        """Drop a worker and its work."""
-        share = self._sums.pop(worker, 0.0)
+    def forget(self, target: str) -> None:
+        """Drop a target and its work."""
+        share = self._sums.pop(target, 0.0)
         self._requests *= 1 - share / self._total if self._total else 0.0
         self._total -= share
         if not self._sums:
             self._total = self._requests = 0.0
 
     def _rescale(self) -> None:
-        self._sums = {worker: weighted / self._weight for worker, weighted in self._sums.items()}
+        self._sums = {target: weighted / self._weight for target, weighted in self._sums.items()}
         self._total = sum(self._sums.values())
         self._requests /= self._weight
         self._weight = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.workers.policy import RouteQuery
-from router.workers.worker import Worker
+from router.workers.worker import Target
 
 
 class LeastInflight:
@@ -14,14 +14,14 @@ class LeastInflight:
     def __init__(self) -> None:
         self._next = 0
 
-    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
-        if len(workers) == 1:
-            return workers[0]
-        loads = [worker.inflight for worker in workers]
+    def select(self, targets: Sequence[Target], query: RouteQuery) -> Target:
+        if len(targets) == 1:
+            return targets[0]
+        loads = [target.inflight for target in targets]
         least, start = min(loads), self._next % len(loads)
         try:
             best = loads.index(least, start)
         except ValueError:
             best = loads.index(least)
         self._next = best + 1
-        return workers[best]
+        return targets[best]

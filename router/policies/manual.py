@@ -3,6 +3,8 @@
 Unlike `consistent_hashing`, this policy remembers: a new key goes to the least loaded worker and stays there until that worker
 is lost or the key has been idle for a while. A worker that joins changes nothing. Several routers do not share their keys, and
 a router knows no keys after a restart.
+
+What is said of workers here holds for targets: a key stays on one rank of a worker.
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ from router.config.flag import flag
 from router.policies.base import PolicyParameters
 from router.policies.least_inflight import LeastInflight
 from router.workers.policy import Decision, RouteQuery
-from router.workers.worker import Worker
+from router.workers.worker import Target
 
 MOST_KEYS = 1 << 20
 """Limit of remembered keys. Beyond it, the least recently used key is forgotten."""
 
 
 class _Pin(msgspec.Struct):
-    """The worker of a key, when the key was last used, and how many of its requests are in flight."""
+    """The target of a key, when the key was last used, and how many of its requests are in flight."""
 
-    worker: Worker
+    target: Target
     used: float
     inflight: int = 0
 
@@ -57,8 +59,8 @@ class Manual:
     def __len__(self) -> int:
         return len(self._pins)
 
-    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Decision:
-        """Return a worker with the reason.
+    def select(self, targets: Sequence[Target], query: RouteQuery) -> Decision:
+        """Return a target with the reason.
 
         `key`: the worker has this key. `new_key`: it has it from now on. `moved`: it has it from now on, because the previous
         worker is lost. `elsewhere`: the key's worker is well but not offered this time; the key stays there. `no_key`: the
@@ -66,28 +68,28 @@ class Manual:
         """
         key, now = _digest(query), self._clock()
         if key is None:
-            return Decision(self._least.select(workers, query), "no_key")
+            return Decision(self._least.select(targets, query), "no_key")
         self._forget_idle(now)
         pin = self._pins.get(key)
         if pin is None:
-            pin = self._pins[key] = _Pin(self._least.select(workers, query), now)
+            pin = self._pins[key] = _Pin(self._least.select(targets, query), now)
             reason = "new_key"
-        elif pin.worker in workers:
+        elif pin.target in targets:
             reason = "key"
-        elif pin.worker.routable:
+        elif pin.target.routable:
             reason = "elsewhere"
         else:
-            pin.worker, reason = self._least.select(workers, query), "moved"
+            pin.target, reason = self._least.select(targets, query), "moved"
         pin.used = now
         pin.inflight += 1
         self._pins.move_to_end(key)
         if len(self._pins) > MOST_KEYS:
             self._pins.popitem(last=False)
-        return Decision(self._least.select(workers, query) if reason == "elsewhere" else pin.worker, reason)
+        return Decision(self._least.select(targets, query) if reason == "elsewhere" else pin.target, reason)
 
-    def pinned_worker(self, query: RouteQuery) -> Worker | None:
+    def pinned_target(self, query: RouteQuery) -> Target | None:
         pin = self._pins.get(_digest(query) or b"")
-        return None if pin is None else pin.worker
+        return None if pin is None else pin.target
 
     def released(self, query: RouteQuery) -> None:
         """Note the end of a request: its key was in use until now."""

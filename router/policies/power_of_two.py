@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from router.workers.policy import RouteQuery
-from router.workers.worker import Worker
+from router.workers.worker import Target
 
 
 class PowerOfTwo:
@@ -15,8 +15,8 @@ class PowerOfTwo:
     def __init__(self, generator: random.Random | None = None) -> None:
         self._random = generator or random.Random()
 
-    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
-        if len(workers) == 1:
-            return workers[0]
-        first, second = self._random.sample(workers, 2)
+    def select(self, targets: Sequence[Target], query: RouteQuery) -> Target:
+        if len(targets) == 1:
+            return targets[0]
+        first, second = self._random.sample(targets, 2)
         return first if first.inflight <= second.inflight else second

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from router.workers.policy import RouteQuery
-from router.workers.worker import Worker
+from router.workers.worker import Target
 
 
 class RandomChoice:
@@ -15,5 +15,5 @@ class RandomChoice:
     def __init__(self, generator: random.Random | None = None) -> None:
         self._random = generator or random.Random()
 
-    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
-        return self._random.choice(workers)
+    def select(self, targets: Sequence[Target], query: RouteQuery) -> Target:
+        return self._random.choice(targets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.workers.policy import RouteQuery
-from router.workers.worker import Worker
+from router.workers.worker import Target
 
 
 class RoundRobin:
@@ -14,7 +14,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker:
-        index = self._next % len(workers)
+    def select(self, targets: Sequence[Target], query: RouteQuery) -> Target:
+        index = self._next % len(targets)
         self._next = index + 1
-        return workers[index]
+        return targets[index]

@@ -10,23 +10,25 @@ What may be sent again, and how often:
 |---|---|---|
 | no connection | the worker | goes elsewhere, to each worker once |
 | connection lost before a reply | the worker, if another one answers | goes elsewhere, three workers at most |
-| no reply in time | the same | its copy is aborted, then the same |
+| no reply in time | the same | its copy is aborted, then the same; other ranks of that worker come last |
 | 500, 502, 504 | the same | the same, and without another worker this is the reply |
 | 404, 405, 501 | the worker: it has no `/generate` | goes elsewhere, to each worker once; else this is the reply |
 | the same in an engine's own words | the worker, if another one answers | as with a 500 |
-| 429, 503 | no worker: it is full | waits, goes elsewhere if it can, as often as `--retry-max-retries` says |
+| 429, 503 | no worker: its rank is full | waits, goes elsewhere if it can, as often as `--retry-max-retries` says |
+
+A request whose client named a rank keeps to that rank.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Literal
 
 from router.config.workers import RetryConfig
 from router.errors import EndedInQueueError, NoWorkerError, RouterError, UpstreamError, UpstreamTimeoutError
 from router.workers.pool import WorkerPool
-from router.workers.worker import Worker
+from router.workers.worker import Target, Worker
 
 MAX_LOST = 3
 """When this many workers have lost a request, it is more likely at fault than they are."""
@@ -48,7 +50,7 @@ class Attempts:
     request that cannot be repeated takes a new connection at once.
 
     Attributes:
-        exclude: ids of the workers that must not be asked now.
+        exclude: ids of the workers, and of their targets, that must not be asked now.
         fresh: whether the next attempt needs a new connection.
         asked: ids of the workers that have seen the request.
         count: the number of attempts.
@@ -62,17 +64,19 @@ class Attempts:
         retry: RetryConfig,
         *,
         repeatable: bool,
+        rank: int | None = None,
         draw: Callable[[float, float], float] = _JITTER.uniform,
     ) -> None:
-        """`repeatable`: sending the request twice does no harm. `draw(low, high)`: for the jitter."""
+        """`repeatable`: sending the request twice does no harm. `rank`: see `RouteQuery`. `draw(low, high)`: for the jitter."""
         self._pool = pool
         self._retry = retry
         self._repeatable = repeatable
+        self._rank = rank
         self._draw = draw
         self._failures: list[str] = []
         self._suspects: list[Worker] = []
         self._tried: set[str] = set()
-        self._full: set[str] = set()
+        self._avoided: set[str] = set()
         self._stale: str | None = None
         self._lost = 0
         self._busy = 0
@@ -85,11 +89,11 @@ class Attempts:
 
     @property
     def exclude(self) -> frozenset[str]:
-        """The workers that failed, and those that were full as long as there are others."""
-        if not self._tried and not self._full:
+        """The workers that failed; as long as there are others, also full targets, and workers with a rank that was late."""
+        if not self._tried and not self._avoided:
             return _NONE
-        both = self._tried | self._full
-        return frozenset(both if self._full and self._pool.has_other(both) else self._tried)
+        both = self._tried | self._avoided
+        return frozenset(both if self._avoided and self._has_other(both) else self._tried)
 
     def answered(self, worker: Worker) -> None:
         """Note a reply. The workers that gave none before were at fault."""
@@ -97,14 +101,19 @@ class Attempts:
         for suspect in self._suspects:
             suspect.breaker.failed()
 
-    def failed(self, worker: Worker, why: Failure, message: str, *, kept: bool = False, gone: bool = False) -> None:
-        """Note that a worker gave no reply.
+    def failed(self, target: Target, why: Failure, message: str, *, kept: bool = False, gone: bool = False) -> None:
+        """Note that a target gave no reply.
 
         `kept`: the connection had served an earlier request. `gone`: the worker is gone, so no time limit is to blame.
         """
+        worker = target.worker
         self._too_slow = why == "timeout" and not gone
         self._failures.append(f"{worker.url}: {message}")
-        self._tried.add(worker.id)
+        if self._too_slow and len(worker.targets) > 1:
+            self._tried.add(target.id)
+            self._avoided.add(worker.id)
+        else:
+            self._tried.add(worker.id)
         self.reason = why
         if why in ("connect", "no_engine"):
             worker.breaker.failed()
@@ -116,21 +125,22 @@ class Attempts:
         else:
             self._suspects.append(worker)
 
-    def goes_on_after_error(self, worker: Worker, status: int) -> bool:
+    def goes_on_after_error(self, target: Target, status: int) -> bool:
         """Note a worker's error. Return whether another worker is asked; otherwise the error is the reply."""
-        tried = self._tried | {worker.id}
-        if not self._repeatable or self._lost + 1 >= MAX_LOST or not self._pool.has_other(tried):
+        tried = self._tried | {target.worker.id}
+        if not self._repeatable or self._lost + 1 >= MAX_LOST or not self._has_other(tried):
             return False
-        self.failed(worker, "error", f"status {status}")
+        self.failed(target, "error", f"status {status}")
         return True
 
-    def goes_on_without_engine(self, worker: Worker, status: int) -> bool:
+    def goes_on_without_engine(self, target: Target, status: int) -> bool:
         """Note that a worker does not generate at all. Return whether another one is asked; otherwise that is the reply.
 
         Raises NoWorkerError for a worker whose engine was not known: it was asked in the words of another one.
         """
-        goes_on = self._repeatable and self._pool.has_other(self._tried | {worker.id})
-        self.failed(worker, "no_engine", f"status {status}: it does not generate")
+        worker = target.worker
+        goes_on = self._repeatable and self._has_other(self._tried | {worker.id})
+        self.failed(target, "no_engine", f"status {status}: it does not generate")
         self._pool.does_not_generate(worker)
         if not goes_on and (self.engine is None or self.engine != worker.engine):
             raise NoWorkerError(
@@ -138,20 +148,20 @@ class Attempts:
             )
         return goes_on
 
-    def wait_after_busy(self, worker: Worker, status: int, retry_after: float | None) -> float | None:
-        """Note that a worker is full. Return the seconds until the next attempt; None if the refusal is the reply.
+    def wait_after_busy(self, target: Target, status: int, retry_after: float | None) -> float | None:
+        """Note that a target is full. Return the seconds until the next attempt; None if the refusal is the reply.
 
-        `retry_after` is the worker's own wish. It does not count while another worker can be asked.
+        `retry_after` is the worker's own wish. It does not count while another target can be asked.
         """
         self._busy += 1
         if not self._repeatable or self._busy >= self._retry.attempts:
             return None
-        self._failures.append(f"{worker.url}: status {status}")
-        self._full.add(worker.id)
+        self._failures.append(f"{target.worker.url}: status {status}")
+        self._avoided.add(target.id)
         self.reason, self._too_slow = "busy", False
         grown = min(self._retry.longest_wait, self._retry.first_wait * self._retry.multiplier ** (self._busy - 1))
         spread = grown * (1 + self._retry.jitter * self._draw(-1.0, 1.0))
-        if retry_after is None or self._pool.has_other(self._tried | self._full):
+        if retry_after is None or self._has_other(self._tried | self._avoided):
             return spread
         return max(spread, min(retry_after, self._retry.longest_wait))
 
@@ -184,5 +194,8 @@ class Attempts:
     def exhausted(self) -> RouterError:
         """Return the error for a request that no worker answered."""
         kind = UpstreamTimeoutError if self._too_slow else UpstreamError
-        hint = "" if self._lost or self._full else ": GET /workers says which are up"
+        hint = "" if self._lost or self._avoided else ": GET /workers says which are up"
         return kind(f"no worker gave a reply ({'; '.join(self._failures)}){hint}", tried=self._failures)
+
+    def _has_other(self, exclude: Set[str]) -> bool:
+        return self._pool.has_other(exclude, self._rank)

@@ -42,7 +42,7 @@ from router.workers.policy import ENOUGH_IDS
 from router.workers.pool import Lease, WorkerPool
 from router.workers.probe import NONE_SUCH
 from router.workers.queue import RequestQueue
-from router.workers.worker import Worker, WorkerState
+from router.workers.worker import Target, Worker, WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ class Proxy:
 
     async def _reply(self, request: OutboundRequest) -> WorkerReply:
         in_flight = request.in_flight
-        attempts = Attempts(self._pool, self._config.retry, repeatable=request.repeatable)
+        attempts = Attempts(self._pool, self._config.retry, repeatable=request.repeatable, rank=request.query.rank)
         while True:
             if attempts.count:
                 attempts.check(unwanted=in_flight is not None and in_flight.unwanted)
@@ -247,8 +247,8 @@ class Proxy:
 
     async def _try(self, request: OutboundRequest, attempts: Attempts, attempt: _Attempt) -> float | None:
         """Ask one worker. Return the seconds to wait before the next attempt, or None if its reply is for the client."""
-        lease, span = attempt.lease, attempt.span
-        worker, in_flight = lease.worker, request.in_flight
+        lease, span, in_flight = attempt.lease, attempt.span, request.in_flight
+        target, worker = lease.target, lease.worker
         if in_flight is not None:
             in_flight.worker = worker
             if in_flight.some_to_end:
@@ -266,24 +266,24 @@ class Proxy:
             if span is not None:
                 span.fail(why)
             kept = isinstance(failure, ClosedBeforeReplyError) and failure.kept
-            self._failed(attempts, worker, why, str(failure), kept=kept)
+            self._failed(attempts, target, why, str(failure), kept=kept)
             self._on_broken(worker)
             return 0.0
         except TimeoutError:
             if span is not None:
                 span.fail("timeout")
-            await self._took_too_long(request, attempts, worker)
+            await self._took_too_long(request, attempts, target)
             return 0.0
         status, first = attempt.status, attempt.first
         if span is not None:
             span.set(status=status)
         if status in BUSY:
             assert attempt.response is not None
-            return attempts.wait_after_busy(worker, status, retry_after(attempt.response.headers))
+            return attempts.wait_after_busy(target, status, retry_after(attempt.response.headers))
         if status in FAULTY:
-            goes_on = attempts.goes_on_after_error(worker, status)
+            goes_on = attempts.goes_on_after_error(target, status)
         elif status in NONE_SUCH and in_flight is not None:
-            goes_on = self._goes_on_elsewhere(attempts, worker, status, first)
+            goes_on = self._goes_on_elsewhere(attempts, target, status, first)
         else:
             goes_on = False
             if status < 500:
@@ -323,33 +323,35 @@ class Proxy:
             for timeout in self._unanswered.get(worker, ()):
                 timeout.reschedule(now)
 
-    async def _took_too_long(self, request: OutboundRequest, attempts: Attempts, worker: Worker) -> None:
+    async def _took_too_long(self, request: OutboundRequest, attempts: Attempts, target: Target) -> None:
+        worker = target.worker
         if worker.state is WorkerState.QUARANTINED:
             # It could not read a recall. It finds its connection closed when it goes on.
-            self._failed(attempts, worker, "timeout", f"no reply, and it is quarantined: {worker.complaint}", gone=True)
+            self._failed(attempts, target, "timeout", f"no reply, and it is quarantined: {worker.complaint}", gone=True)
             return
         if request.in_flight is not None:
             await self._recall(request.in_flight)
-        self._failed(attempts, worker, "timeout", f"no reply within {self._config.request_timeout} s")
+        self._failed(attempts, target, "timeout", f"no reply within {self._config.request_timeout} s")
 
-    def _goes_on_elsewhere(self, attempts: Attempts, worker: Worker, status: int, body: bytes) -> bool:
+    def _goes_on_elsewhere(self, attempts: Attempts, target: Target, status: int, body: bytes) -> bool:
         """Return whether another worker is asked, because this one seems to have no `/generate`.
 
         An engine that says so in its own words may mean something in the request.
         """
+        worker = target.worker
         if is_error(body):
-            return attempts.goes_on_after_error(worker, status)
+            return attempts.goes_on_after_error(target, status)
         logger.warning("worker %s answers /generate with %d: it is no engine", worker.url, status)
         self._metrics.failures.labels("no_engine").inc()
         self._on_broken(worker)
-        return attempts.goes_on_without_engine(worker, status)
+        return attempts.goes_on_without_engine(target, status)
 
     def _failed(
-        self, attempts: Attempts, worker: Worker, why: Failure, message: str, *, kept: bool = False, gone: bool = False
+        self, attempts: Attempts, target: Target, why: Failure, message: str, *, kept: bool = False, gone: bool = False
     ) -> None:
-        logger.warning("worker %s gave no reply (%s): %s", worker.url, why, message)
+        logger.warning("worker %s gave no reply (%s): %s", target.worker.url, why, message)
         self._metrics.failures.labels(why).inc()
-        attempts.failed(worker, why, message, kept=kept, gone=gone)
+        attempts.failed(target, why, message, kept=kept, gone=gone)
 
     async def _next_piece(self, request: OutboundRequest, worker: Worker, response: UpstreamResponse) -> bytes:
         """Return the next piece of a reply that has begun. Raises UpstreamBrokenError."""

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from router.workers.worker import Worker
+from router.workers.worker import Target
 
 
 class RouteQuery(msgspec.Struct, frozen=True):
@@ -21,8 +21,9 @@ class RouteQuery(msgspec.Struct, frozen=True):
         text: the prompt, if it came as text.
         token_ids: the prompt's token ids, if they are known.
         routing_key: the key that the client or a middleware gave.
-        target_worker: the URL or id of the worker that the client prefers.
+        target_worker: the URL or id of the worker that the client prefers, or of one of its ranks (`URL@RANK`).
         tenant: who sends the request. A policy's memory of one tenant never influences a decision for another.
+        rank: the data-parallel rank that the client named: no other is offered to the policy.
     """
 
     text: str | None = None
@@ -30,22 +31,23 @@ class RouteQuery(msgspec.Struct, frozen=True):
     routing_key: str | None = None
     target_worker: str | None = None
     tenant: str = ""
+    rank: int | None = None
 
 
 class Decision(NamedTuple):
-    """A worker and the reason for choosing it: one word for `tito_router_decisions` and the header `x-router-reason`."""
+    """A target and the reason for choosing it: one word for `tito_router_decisions` and the header `x-router-reason`."""
 
-    worker: Worker
+    target: Target
     reason: str
 
 
 class Policy(Protocol):
-    """Chooses a worker. The pool calls it and counts the request in one synchronous step: a policy never awaits or counts."""
+    """Chooses a target. The pool calls it and counts the request in one synchronous step: a policy never awaits or counts."""
 
-    def select(self, workers: Sequence[Worker], query: RouteQuery) -> Worker | Decision:
-        """Return one of `workers`, which are all routable and never empty. On a retry, workers already tried are missing.
+    def select(self, targets: Sequence[Target], query: RouteQuery) -> Target | Decision:
+        """Return one of `targets`, which are all routable and never empty. On a retry, those already tried are missing.
 
-        A policy that has only one reason returns the worker alone.
+        A policy that has only one reason returns the target alone.
         """
 
 
@@ -67,24 +69,24 @@ class ReadsPrompts(Protocol):
 class LearnsReplies(Protocol):
     """A policy that learns how replies start, because the next turn of a conversation repeats them."""
 
-    def replied(self, worker: Worker, query: RouteQuery, beginning: str | Sequence[int]) -> None:
-        """Take the start of a worker's reply: text if the prompt was text, ids if it was ids. It may be longer than needed."""
+    def replied(self, target: Target, query: RouteQuery, beginning: str | Sequence[int]) -> None:
+        """Take the start of a target's reply: text if the prompt was text, ids if it was ids. It may be longer than needed."""
 
 
 @runtime_checkable
 class PinsKeys(Protocol):
-    """A policy that sends some requests to one certain worker; the pool lets such a request wait until that worker has room."""
+    """A policy that sends some requests to one certain target; the pool lets such a request wait until that target has room."""
 
-    def pinned_worker(self, query: RouteQuery) -> Worker | None:
-        """Return the worker that this request must go to; None if any worker will do."""
+    def pinned_target(self, query: RouteQuery) -> Target | None:
+        """Return the target that this request must go to; None if any target will do."""
 
     def released(self, query: RouteQuery) -> None:
         """Note that a request which `select` gave to a worker is no longer in flight."""
 
 
 @runtime_checkable
-class ForgetsWorkers(Protocol):
-    """A policy that keeps state per worker."""
+class ForgetsTargets(Protocol):
+    """A policy that keeps state per target."""
 
-    def forget(self, worker: Worker) -> None:
-        """Drop the state of a worker that left the pool. A worker that comes back is a new one."""
+    def forget(self, target: Target) -> None:
+        """Drop the state of a target whose worker left the pool, or lost this rank. If it comes back, it is a new one."""

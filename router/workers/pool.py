@@ -1,6 +1,6 @@
-"""The pool of workers, and the choice of the one that serves a request.
+"""The pool of workers, and the choice of the target, one rank of a worker, that serves a request.
 
-Everything here is synchronous, which makes it correct without a lock: there is no await between choosing a worker and
+Everything here is synchronous, which makes it correct without a lock: there is no await between choosing a target and
 counting the request, so concurrent requests see each other's counts.
 """
 
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from router.config.workers import BreakerConfig, HealthConfig
-from router.errors import NotFoundError, NoWorkerError
+from router.errors import BadRequestError, NotFoundError, NoWorkerError
 from router.workers.breaker import Breaker, BreakerState
-from router.workers.policy import Decision, ForgetsWorkers, LearnsReplies, PinsKeys, Policy, RouteQuery
-from router.workers.worker import ROUTABLE, ProbeResult, Worker, WorkerState, normalize_url, worker_id
+from router.workers.policy import Decision, ForgetsTargets, LearnsReplies, PinsKeys, Policy, RouteQuery
+from router.workers.worker import ROUTABLE, ProbeResult, Target, Worker, WorkerState, normalize_url, worker_id
 
 logger = logging.getLogger(__name__)
 
@@ -28,27 +28,34 @@ def _nothing(*_: object) -> None:
 
 
 class FullError(Exception):
-    """No worker that may serve the request has room now."""
+    """No target that may serve the request has room now."""
 
 
-class PinnedWorkerFullError(FullError):
-    """The worker that the policy keeps for the request, the `pinned_worker`, is full; others may have room."""
+class PinnedTargetFullError(FullError):
+    """The target that the policy keeps for the request, the `pinned_target`, is full; others may have room."""
 
-    def __init__(self, pinned_worker: Worker) -> None:
-        super().__init__(pinned_worker.url)
-        self.pinned_worker = pinned_worker
+    def __init__(self, pinned_target: Target) -> None:
+        super().__init__(pinned_target.name)
+        self.pinned_target = pinned_target
 
 
 class Lease:
-    """One request's hold on a worker, from the choice to the end of the reply's body. A second release does nothing."""
+    """One request's hold on a target, from the choice to the end of the reply's body. A second release does nothing.
 
-    __slots__ = ("_held", "_pool", "_query", "_trial", "reason", "worker")
+    Attributes:
+        target: the target.
+        worker: its worker.
+        reason: see `WorkerPool.lease`.
+    """
+
+    __slots__ = ("_held", "_pool", "_query", "_trial", "reason", "target", "worker")
 
     def __init__(
-        self, pool: WorkerPool, worker: Worker, query: RouteQuery, reason: str, *, trial: bool = False
+        self, pool: WorkerPool, target: Target, query: RouteQuery, reason: str, *, trial: bool = False
     ) -> None:
-        """`WorkerPool.lease` lists the possible `reason`; `trial` says that the breaker waits for the release."""
-        self.worker = worker
+        """`trial` says that the breaker waits for the release."""
+        self.target = target
+        self.worker = target.worker
         self._query = query
         self.reason = reason
         self._pool = pool
@@ -59,14 +66,14 @@ class Lease:
         """Report the beginning of the reply to the policy: text for a text prompt, ids for ids."""
         listener = self._pool.listener
         if listener is not None:
-            listener.replied(self.worker, self._query, beginning)
+            listener.replied(self.target, self._query, beginning)
 
     def release(self, *_: object) -> None:
         if self._held:
             self._held = False
             if self._trial:
                 self.worker.breaker.trial_over()
-            self._pool._returned(self.worker, self._query)
+            self._pool._returned(self.target, self._query)
 
     def __enter__(self) -> Lease:
         return self
@@ -74,18 +81,18 @@ class Lease:
     __exit__ = release
 
     def __repr__(self) -> str:
-        return f"<Lease {'held' if self._held else 'released'} {self.worker!r}>"
+        return f"<Lease {'held' if self._held else 'released'} {self.target!r}>"
 
 
 class WorkerPool:
     """The workers, in the order of their addition.
 
     Args:
-        policy: chooses among the workers that can serve a request.
+        policy: chooses among the targets that can serve a request.
         health: thresholds for probes, and the gate that stops requests to workers at another weight version than `version`.
         breaker: parameters of the circuit breakers.
         max_inflight: most requests at all workers together, None for no limit.
-        max_inflight_per_worker: most requests at each worker, None for no limit.
+        max_inflight_per_worker: most requests at each target, None for no limit.
         clock: seconds, for the breakers.
         on_breaker: called with the worker and the new state of each circuit breaker that changes.
     """
@@ -112,6 +119,7 @@ class WorkerPool:
         self._clock = clock
         self._workers: dict[str, Worker] = {}  # by id
         self._routable: tuple[Worker, ...] = ()
+        self._targets: tuple[Target, ...] = ()  # of the routable workers
         self._resting: tuple[Worker, ...] = ()
         self._inflight = 0
         self.version: str | None = None
@@ -168,11 +176,16 @@ class WorkerPool:
         return self._routable
 
     def introduced(self, worker: Worker, found: ProbeResult) -> None:
-        """Note the engine of a worker, if it has introduced itself."""
+        """Note the engine of a worker, and its ranks, if it has introduced itself."""
         if found.engine is not None:
             worker.engine, worker.abilities = found.engine, found.abilities
             worker.stranger = False
             self.on_engine(found.engine)
+        if found.ranks is not None and found.ranks != len(worker.targets):
+            logger.info("worker %s has %d data-parallel ranks", worker.url, found.ranks)
+            self._forget(worker.split(found.ranks))
+            self._update_routable()
+            self._room()
 
     def probed(
         self, worker: Worker, complaint: str | None, version: str | None = None, *, absent: bool = False
@@ -222,7 +235,7 @@ class WorkerPool:
             self._update_routable()
 
     def lease(self, query: RouteQuery, exclude: AbstractSet[str] = frozenset(), *, limited: bool = True) -> Lease:
-        """Choose a worker whose id is not in `exclude`, count the request there, and return the lease.
+        """Choose a target that is not in `exclude`, count the request there, and return the lease.
 
         The lease's `reason` is the policy's, or `policy` if it gives none; `only_one` if there was no choice; `trial` if the
         worker's breaker was open; `last_resort` if no worker is known to be well, and one that was absent or has not answered
@@ -230,59 +243,73 @@ class WorkerPool:
 
         Args:
             query: the request as the policy knows it.
-            exclude: ids of workers that must not get it.
+            exclude: ids of workers and of targets that must not get it.
             limited: whether the limits on requests in flight apply.
 
         Raises:
+            BadRequestError: no worker has the rank that the client named.
             NoWorkerError: no worker is left.
-            FullError: all workers that are left are at their limit.
-            PinnedWorkerFullError: the worker that the policy keeps for this request is at its limit.
+            FullError: all targets that are left are at their limit.
+            PinnedTargetFullError: the target that the policy keeps for this request is at its limit.
         """
-        workers, reason = self._routable, "policy"
-        if exclude or self._resting or not workers:
-            workers, reason = self._candidates(exclude)
-        if not workers:
+        targets, reason = self._targets, "policy"
+        if exclude or self._resting or not targets or query.rank is not None:
+            targets, reason = self._candidates(exclude, query.rank)
+        if not targets:
+            self._check_rank(query.rank)
             raise self.no_worker_error()
         if limited and self._max_inflight is not None and self._inflight >= self._max_inflight:
             raise FullError
         if limited and self._max_per_worker is not None:
-            pinned_worker = self._pins.pinned_worker(query) if self._pins is not None else None
-            if pinned_worker in workers and pinned_worker.inflight >= self._max_per_worker:
-                raise PinnedWorkerFullError(pinned_worker)
-            workers = tuple(worker for worker in workers if worker.inflight < self._max_per_worker)
-            if not workers:
+            pinned_target = self._pins.pinned_target(query) if self._pins is not None else None
+            if pinned_target in targets and pinned_target.inflight >= self._max_per_worker:
+                raise PinnedTargetFullError(pinned_target)
+            targets = tuple(target for target in targets if target.inflight < self._max_per_worker)
+            if not targets:
                 raise FullError
-        chosen = self._policy.select(workers, query)
-        worker, why = chosen if isinstance(chosen, Decision) else (chosen, "policy")
+        chosen = self._policy.select(targets, query)
+        target, why = chosen if isinstance(chosen, Decision) else (chosen, "policy")
+        worker = target.worker
         trial = worker.breaker.state is not BreakerState.CLOSED and worker.breaker.begin()
         if trial:
             reason = "trial"
         elif reason == "policy":
-            reason = why if len(workers) > 1 else "only_one"
+            reason = why if len(targets) > 1 else "only_one"
+        target.inflight += 1
         worker.inflight += 1
         self._inflight += 1
-        return Lease(self, worker, query, reason, trial=trial)
+        return Lease(self, target, query, reason, trial=trial)
 
-    def may_take(self, pinned_worker: Worker) -> bool:
-        """Return whether requests that wait for a pinned worker may be leased: it has room, or others serve its keys now."""
+    def may_take(self, pinned_target: Target) -> bool:
+        """Return whether requests that wait for a pinned target may be leased: it has room, or others serve its keys now."""
         return (
-            not pinned_worker.routable or self._max_per_worker is None or pinned_worker.inflight < self._max_per_worker
+            not pinned_target.routable or self._max_per_worker is None or pinned_target.inflight < self._max_per_worker
         )
 
-    def has_other(self, exclude: AbstractSet[str]) -> bool:
-        """Return whether a worker outside `exclude` (ids) can be tried."""
-        return bool(self._candidates(exclude)[0])
+    def has_other(self, exclude: AbstractSet[str], rank: int | None = None) -> bool:
+        """Return whether a target outside `exclude` (ids of workers and targets) can be tried, and has this rank."""
+        return bool(self._candidates(exclude, rank)[0])
 
-    def _candidates(self, exclude: AbstractSet[str]) -> tuple[tuple[Worker, ...], str]:
+    def _candidates(self, exclude: AbstractSet[str], rank: int | None) -> tuple[tuple[Target, ...], str]:
         workers = self._routable
         if self._resting:
             workers += tuple(worker for worker in self._resting if worker.breaker.allows)
-        if exclude:
-            workers = tuple(worker for worker in workers if worker.id not in exclude)
-        if workers:
-            return workers, "policy"
-        left = (worker for worker in self._workers.values() if worker.worth_a_try and worker.id not in exclude)
-        return tuple(w for w in left if w.breaker.allows and self._at_version(w)), "last_resort"
+        if targets := _targets(workers, exclude, rank):
+            return targets, "policy"
+        left = (worker for worker in self._workers.values() if worker.worth_a_try)
+        able = (worker for worker in left if worker.breaker.allows and self._at_version(worker))
+        return _targets(able, exclude, rank), "last_resort"
+
+    def _check_rank(self, rank: int | None) -> None:
+        """Raise BadRequestError if no worker has this rank. One that has not introduced itself may have it."""
+        if rank is None or any(w.engine is None or rank < len(w.targets) for w in self._workers.values()):
+            return
+        most = max((len(worker.targets) for worker in self._workers.values()), default=0)
+        if most:
+            raise BadRequestError(
+                f"no worker has the data-parallel rank {rank}: the ranks are 0 to {most - 1}; leave it out, and the router"
+                " chooses one"
+            )
 
     def no_worker_error(self) -> NoWorkerError:
         """Return the error that says why no worker takes requests."""
@@ -308,12 +335,14 @@ class WorkerPool:
     def _at_version(self, worker: Worker) -> bool:
         return not self._health.version_gate or self.version is None or worker.version == self.version
 
-    def _returned(self, worker: Worker, query: RouteQuery) -> None:
+    def _returned(self, target: Target, query: RouteQuery) -> None:
+        worker = target.worker
+        target.inflight -= 1
         worker.inflight -= 1
         self._inflight -= 1
         if self._pins is not None:
             self._pins.released(query)
-        assert worker.inflight >= 0, worker
+        assert target.inflight >= 0, target
         if worker.state is WorkerState.DRAINING:
             self._forget_if_drained(worker)
         if self.on_room is not None:
@@ -323,8 +352,12 @@ class WorkerPool:
         if worker.state is WorkerState.DRAINING and worker.inflight == 0:
             worker.move_to(WorkerState.GONE)
             del self._workers[worker.id]
-            if isinstance(self._policy, ForgetsWorkers):
-                self._policy.forget(worker)
+            self._forget(worker.targets)
+
+    def _forget(self, targets: Iterable[Target]) -> None:
+        if isinstance(self._policy, ForgetsTargets):
+            for target in targets:
+                self._policy.forget(target)
 
     def _breaker_moved(self, worker: Worker, state: BreakerState) -> None:
         level = logging.WARNING if state is BreakerState.OPEN else logging.INFO
@@ -343,7 +376,19 @@ class WorkerPool:
             worker.outdated = not self._at_version(worker)
         able = [w for w in self._workers.values() if w.state in ROUTABLE and not w.outdated]
         self._routable = tuple(worker for worker in able if worker.routable)
+        self._targets = tuple(target for worker in self._routable for target in worker.targets)
         self._resting = tuple(worker for worker in able if not worker.routable)
 
     def __repr__(self) -> str:
         return f"<WorkerPool {list(self._workers.values())!r}>"
+
+
+def _targets(workers: Iterable[Worker], exclude: AbstractSet[str], rank: int | None) -> tuple[Target, ...]:
+    """Return the targets of workers outside of `exclude` (ids of workers and targets), all or those of a rank."""
+    return tuple(
+        target
+        for worker in workers
+        if worker.id not in exclude
+        for target in (worker.targets if rank is None else worker.targets[rank : rank + 1])
+        if target.id not in exclude
+    )

@@ -6,8 +6,9 @@ worker's own queue is a worse place to wait, because a request there can no long
 The queue is fair between keys (the routing key, or else the tenant): the requests of each key form a line, and the lines take
 turns. So a client with a thousand requests does not make another client wait for all of them.
 
-A policy may keep one worker for a key, whose line then waits for this worker alone. Such lines stand apart, by worker: with
-thousands of them, the room at one worker is given away without a look at all of them.
+A policy may keep one target (a rank of a worker) for a key, whose line then waits for this target alone. Such lines stand
+apart, by target: with thousands of them, the room at one target is given away without a look at all of them. Requests whose
+client named a rank have lines of their own, too: they hold up no others of their key.
 """
 
 from __future__ import annotations
@@ -23,34 +24,42 @@ from operator import attrgetter
 from typing import Protocol
 
 from router.config.workers import QueueConfig
-from router.errors import NoWorkerError, QueueFullError, QueueTimeoutError
+from router.errors import BadRequestError, NoWorkerError, QueueFullError, QueueTimeoutError
 from router.http.time_limits import patience
 from router.workers.policy import RouteQuery
-from router.workers.pool import FullError, Lease, PinnedWorkerFullError, WorkerPool
-from router.workers.worker import Worker
+from router.workers.pool import FullError, Lease, PinnedTargetFullError, WorkerPool
+from router.workers.worker import Target
 
 Key = tuple[str, str]
 """Tenant and routing key."""
+
+_LineKey = tuple[Key, int | None]
+"""The key of a line, and the rank that its clients named."""
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
     """A request in the queue. `future` gets its lease."""
 
-    key: Key
+    key: _LineKey
     query: RouteQuery
     exclude: AbstractSet[str]
     future: asyncio.Future[Lease]
     in_line: bool = True
 
+    @property
+    def is_choosy(self) -> bool:
+        """Whether other requests may go where this one cannot."""
+        return bool(self.exclude) or self.query.rank is not None
+
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """The requests of one key, in order. They wait for their `pinned_worker`, or for any worker. The lowest `turn` is next."""
+    """The requests of one key, in order. They wait for their `pinned_target`, or for any target. The lowest `turn` is next."""
 
-    key: Key
+    key: _LineKey
     turn: int
-    pinned_worker: Worker | None = None
+    pinned_target: Target | None = None
     waiters: OrderedDict[_Waiter, None] = field(default_factory=OrderedDict)
 
 
@@ -73,8 +82,8 @@ class RequestQueue:
         self._pool = pool
         self._config = config
         self._on_waited = on_waited
-        self._lines: dict[Key, _Line] = {}
-        self._by_pinned: dict[Worker | None, OrderedDict[Key, _Line]] = {}  # each in the order of turns
+        self._lines: dict[_LineKey, _Line] = {}
+        self._by_pinned: dict[Target | None, OrderedDict[_LineKey, _Line]] = {}  # each in the order of turns
         self._turns = itertools.count()
         self._waiting = 0
 
@@ -104,11 +113,12 @@ class RequestQueue:
         Args:
             key: the line to wait in.
             query: the request as the policy knows it.
-            exclude: ids of workers that must not get it.
+            exclude: ids of workers and of targets that must not get it.
             again: whether a worker had it before and failed: it goes to the head of its line, even if the queue is full.
             waiting: the caller that waits.
 
         Raises:
+            BadRequestError: no worker has the rank that the client named.
             NoWorkerError: no worker is left for the request.
             QueueFullError: the queue is full.
             QueueTimeoutError: no worker had room in time.
@@ -145,15 +155,16 @@ class RequestQueue:
             self._on_waited(time.monotonic() - begun, outcome)
 
     def _line_up(self, key: Key, query: RouteQuery, exclude: AbstractSet[str], *, first: bool) -> _Waiter:
-        waiter = _Waiter(key, query, exclude, asyncio.get_running_loop().create_future())
-        line = self._lines.get(key)
+        own = key, query.rank
+        waiter = _Waiter(own, query, exclude, asyncio.get_running_loop().create_future())
+        line = self._lines.get(own)
         if line is None:
-            line = self._lines[key] = _Line(key, next(self._turns))
-            self._by_pinned.setdefault(None, OrderedDict())[key] = line
+            line = self._lines[own] = _Line(own, next(self._turns))
+            self._by_pinned.setdefault(None, OrderedDict())[own] = line
         line.waiters[waiter] = None
         if first:
             line.waiters.move_to_end(waiter, last=False)
-            if line.pinned_worker is not None:
+            if line.pinned_target is not None:
                 self._to_the_end(line, None)  # its worker may be excluded for this request
         self._waiting += 1
         self._pool.on_room = self._serve
@@ -161,7 +172,7 @@ class RequestQueue:
 
     def _serve(self) -> None:
         """Lease the free room to waiting requests, one line after the other. Called whenever there may be room."""
-        full: set[Worker | None] = set()
+        full: set[Target | None] = set()
         passed_over = 0
         while self._waiting and (line := self._next(full)) is not None:
             waiter = next(iter(line.waiters))
@@ -171,19 +182,19 @@ class RequestQueue:
             try:
                 lease = self._pool.lease(waiter.query, waiter.exclude)
             except FullError as error:
-                if waiter.exclude:
-                    self._to_the_end(line, None)  # other requests may go to the workers that this one cannot
+                if isinstance(error, PinnedTargetFullError) and not waiter.exclude:
+                    full.add(error.pinned_target)
+                    self._to_the_end(line, error.pinned_target)
+                elif waiter.is_choosy:
+                    self._to_the_end(line, None)
                     passed_over += 1
                     if passed_over >= len(self._by_pinned[None]):
                         full.add(None)
-                elif isinstance(error, PinnedWorkerFullError):
-                    full.add(error.pinned_worker)
-                    self._to_the_end(line, error.pinned_worker)
                 else:
                     return  # no worker has room for any request
                 continue
-            except NoWorkerError as error:
-                if not waiter.exclude:
+            except (NoWorkerError, BadRequestError) as error:
+                if not waiter.is_choosy:
                     return  # all are down, and one may come back in time
                 self._leave(waiter)
                 waiter.future.set_exception(error)
@@ -195,26 +206,26 @@ class RequestQueue:
             if line.waiters:
                 self._to_the_end(line, None)
 
-    def _next(self, full: AbstractSet[Worker | None]) -> _Line | None:
-        """Return the line whose turn it is, of the lines that wait for a worker with room. `full`: workers that were full."""
+    def _next(self, full: AbstractSet[Target | None]) -> _Line | None:
+        """Return the line whose turn it is, of the lines that wait for a target with room. `full`: targets that were full."""
         found = None
-        for pinned_worker, lines in self._by_pinned.items():
-            if pinned_worker not in full and (pinned_worker is None or self._pool.may_take(pinned_worker)):
+        for pinned_target, lines in self._by_pinned.items():
+            if pinned_target not in full and (pinned_target is None or self._pool.may_take(pinned_target)):
                 first = next(iter(lines.values()))
                 found = first if found is None else min(found, first, key=_turn_of)
         return found
 
-    def _to_the_end(self, line: _Line, pinned_worker: Worker | None) -> None:
-        """Give a line the last turn of the lines that wait for `pinned_worker`."""
+    def _to_the_end(self, line: _Line, pinned_target: Target | None) -> None:
+        """Give a line the last turn of the lines that wait for `pinned_target`."""
         self._take_out(line)
-        line.pinned_worker, line.turn = pinned_worker, next(self._turns)
-        self._by_pinned.setdefault(pinned_worker, OrderedDict())[line.key] = line
+        line.pinned_target, line.turn = pinned_target, next(self._turns)
+        self._by_pinned.setdefault(pinned_target, OrderedDict())[line.key] = line
 
     def _take_out(self, line: _Line) -> None:
-        lines = self._by_pinned[line.pinned_worker]
+        lines = self._by_pinned[line.pinned_target]
         del lines[line.key]
         if not lines:
-            del self._by_pinned[line.pinned_worker]
+            del self._by_pinned[line.pinned_target]
 
     def _leave(self, waiter: _Waiter) -> None:
         waiter.in_line = False
@@ -226,7 +237,7 @@ class RequestQueue:
         if not line.waiters:
             self._take_out(line)
             del self._lines[waiter.key]
-        elif line.pinned_worker is not None and next(iter(line.waiters)).exclude:
+        elif line.pinned_target is not None and next(iter(line.waiters)).exclude:
             self._to_the_end(line, None)
 
     def _give_up(self, waiter: _Waiter) -> None:

@@ -4,6 +4,10 @@
 answer, `SUSPECT` from a first bad probe on, `QUARANTINED` after several, and `HEALTHY` again after good ones. Only workers in a
 `ROUTABLE` state get new requests. A draining worker finishes its requests and is gone with the last one, unless it is added
 again before that.
+
+Requests are sent to a *target*: a worker, or one of several ranks of it. An engine with data parallelism has ranks that share
+weights, address and health, and each has a KV cache and a queue of its own. So policies, limits and counts are about targets;
+probes, circuit breakers and weight versions are about workers.
 """
 
 from __future__ import annotations
@@ -87,6 +91,7 @@ class ProbeResult(msgspec.Struct, frozen=True):
         stranger: whether a server answered that is no engine. There may be one later: the complaint or refusal is not for ever.
         engine: the name of its engine; None if it did not introduce itself.
         abilities: the features that its engine's adapter may use (`router/engines/engine.py`).
+        ranks: the number of its data-parallel ranks; None if it did not say.
     """
 
     complaint: str | None = None
@@ -97,6 +102,7 @@ class ProbeResult(msgspec.Struct, frozen=True):
     stranger: bool = False
     engine: str | None = None
     abilities: frozenset[str] = frozenset()
+    ranks: int | None = None
 
 
 class WorkerCheck(msgspec.Struct, frozen=True):
@@ -118,7 +124,9 @@ class Worker:
     """An inference server. Only the pool that holds it changes it.
 
     Attributes:
-        inflight: the number of requests that it is serving.
+        targets: its ranks, of which it has at least one.
+        inflight: the number of requests that it is serving, at all of them, and at ranks that it no longer has.
+        rank_mismatches: the number of replies that came from another rank than the one that was asked.
         version: its weight version; None if unknown.
         doubts: how often it may have been restarted, which made its version unknown.
         breaker: its circuit breaker.
@@ -134,6 +142,7 @@ class Worker:
     __slots__ = (
         *("_bad", "_contact", "_good", "breaker", "complaint", "doubts", "id", "inflight"),
         *("abilities", "engine", "kv_events", "outdated", "state", "stranger", "url", "version", "warning"),
+        *("rank_mismatches", "targets"),
     )
 
     def __init__(self, url: str, breaker: Breaker | None = None) -> None:
@@ -142,6 +151,8 @@ class Worker:
         self.id = worker_id(url)
         self.state = WorkerState.STARTING
         self.inflight = 0
+        self.targets: tuple[Target, ...] = (Target(self),)
+        self.rank_mismatches = 0
         self.version: str | None = None
         self.doubts = 0
         self.breaker = breaker or Breaker()
@@ -209,12 +220,52 @@ class Worker:
             return self.was_away or self.complaint is None
         return self.state is WorkerState.STARTING and not self.stranger
 
+    def split(self, ranks: int) -> tuple[Target, ...]:
+        """Have this many ranks from now on. Return the targets that are gone."""
+        kept, gone = self.targets[:ranks], self.targets[ranks:]
+        self.targets = (*kept, *(Target(self, rank) for rank in range(len(kept), ranks)))
+        return gone
+
     def move_to(self, state: WorkerState) -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} -> {state}"
         self.state = state
 
     def __repr__(self) -> str:
         return f"<Worker {self.url} {self.state.value} inflight={self.inflight}>"
+
+
+class Target:
+    """One rank of a worker. A worker with one rank has the target 0 alone, and no rank is named to it.
+
+    Attributes:
+        worker: the worker.
+        rank: its number there, from 0 on.
+        name: the worker's URL, with `@` and the rank from rank 1 on. It means the same after a restart.
+        id: for sets of targets that must not get a request.
+        inflight: the number of requests that it is serving. Only the pool changes it.
+    """
+
+    __slots__ = ("id", "inflight", "name", "rank", "worker")
+
+    def __init__(self, worker: Worker, rank: int = 0) -> None:
+        self.worker = worker
+        self.rank = rank
+        self.name = target_name(worker.url, rank)
+        self.id = f"{worker.id}@{rank}"
+        self.inflight = 0
+
+    @property
+    def routable(self) -> bool:
+        """Whether it gets new requests: its worker does, and still has this rank."""
+        return self.worker.routable and self.rank < len(self.worker.targets)
+
+    def __repr__(self) -> str:
+        return f"<Target {self.name} {self.worker.state.value} inflight={self.inflight}>"
+
+
+def target_name(url: str, rank: int) -> str:
+    """Return the name of a rank of the worker at a URL."""
+    return f"{url}@{rank}" if rank else url
 
 
 def worker_id(url: str) -> str:

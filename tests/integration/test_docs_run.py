@@ -26,7 +26,7 @@ from router.config import RADIX_TREE_MIDDLEWARE, AbortConfig
 from router.flags import config_from_args, parser
 from router.policies import POLICIES
 from router.workers.policy import RouteQuery
-from router.workers.worker import Worker
+from router.workers.worker import Target, Worker
 from tests.integration.doc_pages import COMMANDS, ROOT, pieces, same
 from tests.integration.doc_runner import Reading, reading
 from tests.support.client import call
@@ -255,7 +255,7 @@ def test_the_policy_and_the_middleware_of_the_page_on_development(
     read: Callable[..., Reading], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = read("docs/development.md").namespace
-    workers = [Worker(f"http://10.0.0.{number}:30001") for number in range(4)]
+    workers = [Target(Worker(f"http://10.0.0.{number}:30001")) for number in range(4)]
     policy = names["ByRoutingKey"]()
     chosen = {policy.select(workers, RouteQuery(routing_key="a")) for _ in range(9)}
     assert len(chosen) == 1

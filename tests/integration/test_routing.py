@@ -186,10 +186,10 @@ def test_samples_of_one_prompt_are_told_apart_by_their_replies(
             }
             body["sampling_params"]["n"] = 2 if way == "samples" else 1
             for url in others:
-                routed.app.pool.get(url).inflight += 100  # so that it is the turn of one of them
+                routed.app.pool.get(url).targets[0].inflight += 100  # so that it is the turn of one of them
             answer = call(f"{routed.url}/generate", body)
             for url in others:
-                routed.app.pool.get(url).inflight -= 100
+                routed.app.pool.get(url).targets[0].inflight -= 100
             assert answer.status == 200, answer.content
             at += [(text, answer.headers["x-router-worker"]) for text in texts_of(answer, way)]
         assert {worker for _, worker in at} == {worker.url for worker in workers}

@@ -36,7 +36,10 @@ def check_indexer(index: PositionalIndexer) -> None:
 def check(index: KvIndex) -> None:
     """Raise AssertionError if a recount differs from what the index keeps."""
     caches = [cache for ranks in index._caches.values() for cache in ranks.values()]
-    assert index._urls.keys() == {cache.name for cache in caches}
+    assert index._targets.keys() == {cache.name for cache in caches}
+    found = {name: target for target, own in index._of_target.items() for name in (cache.name for cache in own)}
+    assert index._targets == found
+    assert all(index._of_target.values())
     for size, indexer in index._indexers.items():
         check_indexer(indexer)
         assert indexer.tree_sizes, "an index of nobody's"

@@ -72,7 +72,7 @@ def test_a_worker_can_be_forgotten() -> None:
     assert not index.tracked(A)
     index.forget(B)
     assert overlaps(index, [1, 2]) == {}
-    assert index._indexers == index._urls == index._caches == {}
+    assert index._indexers == index._targets == index._of_target == index._caches == {}
 
 
 def test_ids_that_no_vocabulary_has_match_nothing() -> None:
@@ -167,6 +167,31 @@ class TestRanks:
         assert overlaps(index, [1, 2]) == {A: 1}
         index.forget(A)
         assert overlaps(index, [1, 2]) == {}
+
+    def test_ranks_that_are_targets_have_a_cache_each(self) -> None:
+        index = follow(B)
+        index.separate(A, separate=True)
+        for rank in range(3):
+            index.reset(A, rank, complete=True)
+        index.apply(A, [stored([1, 2])])
+        index.apply(A, [stored([1, 2, 3, 4])], rank=2)
+        assert overlaps(index, [1, 2, 3, 4]) == {A: 1, f"{A}@2": 2}
+        assert (index.block_size(f"{A}@2"), index.block_size(f"{A}@1"), index.tree_size(A)) == (2, None, 3)
+        index.reset(A, 1, complete=False)
+        assert [index.tracked(name) for name in (A, f"{A}@1", f"{A}@2", f"{A}@3")] == [True, False, True, False]
+        index.forget_target(f"{A}@2")
+        assert overlaps(index, [1, 2, 3, 4]) == {A: 1}
+        index.forget(A)
+        assert overlaps(index, [1, 2, 3, 4]) == {}
+        assert not index.is_separate(A)
+
+    def test_a_target_with_all_caches_forgets_all_of_them(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored([1, 2])], rank=1)
+        index.forget_target(A)
+        index.forget_target(A)  # repeating it is no error
+        assert overlaps(index, [1, 2]) == {}
+        assert index._caches == {}
 
 
 class TestNamespaces:

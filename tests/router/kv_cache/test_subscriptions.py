@@ -516,6 +516,31 @@ def test_each_rank_is_followed_on_its_own_port() -> None:
     run(scenario)
 
 
+def test_a_worker_that_turns_out_to_be_several_targets_is_followed_anew() -> None:
+    """Each target has a cache then; where their number is another one, all caches are of one target."""
+
+    async def scenario() -> None:
+        first, second = await neighbours()
+        async with (
+            contextlib.aclosing(first),
+            contextlib.aclosing(second),
+            following((URL, first.source(ranks=2))) as router,
+        ):
+            router.subscriptions.divide(URL, 2)
+            router.subscriptions.divide(URL, 2)  # is no news
+            await first.subscribed()
+            await second.subscribed()
+            await first.publish(stored(10, 1, 2))
+            await second.publish(stored(10, 1, 2, 3, 4))
+            await router.batches(2)
+            assert router.index.overlaps([1, 2, 3, 4]) == {URL: 1, f"{URL}@1": 2}
+            router.subscriptions.divide(URL, 3)
+            assert not router.index.is_separate(URL)
+            assert URL in router.subscriptions.urls
+
+    run(scenario)
+
+
 def test_a_stopped_worker_is_forgotten_at_once() -> None:
     async def scenario() -> None:
         async with publishing() as worker, following((URL, worker.source())) as router:

@@ -17,17 +17,17 @@ from router.policies import cache_aware
 from router.policies.cache_aware import CacheAware, CacheAwareParameters
 from router.prefix_tree.snapshot import SnapshotError
 from router.workers.policy import ENOUGH_CHARACTERS, ENOUGH_IDS, RouteQuery
-from router.workers.worker import Worker
+from router.workers.worker import Target, Worker
 from tests.router.prefix_tree.recount import check
 from tests.support.usual import usual
 
 SYSTEM = "You are a careful assistant. " * 40
 
 
-def fleet(*inflight: int) -> tuple[Worker, ...]:
+def fleet(*inflight: int) -> tuple[Target, ...]:
     made = []
     for number, count in enumerate(inflight):
-        made.append(Worker(f"http://w{number}:1"))
+        made.append(Target(Worker(f"http://w{number}:1")))
         made[-1].inflight = count
     return tuple(made)
 
@@ -55,10 +55,30 @@ def test_the_next_turn_stays_on_its_worker(kind: str) -> None:
         assert policy.select(workers, query(prompt, kind)) == (worker, "continued")
 
 
+def test_conversations_stay_on_their_rank_of_a_worker() -> None:
+    """Whether the tree or the worker's own events say which rank has them."""
+    worker, index = Worker("http://w:1"), KvIndex()
+    worker.split(4)
+    index.separate(worker.url, separate=True)
+    for policy in (CacheAware(), CacheAware(index=index)):
+        at: dict[int, Target] = {}
+        for turn in range(4):
+            for number in range(8):
+                asked = query(f"Conversation {number * 7919}. " * 20 + "And then? " * turn, "view")
+                target = policy.select(worker.targets, asked).target
+                assert at.setdefault(number, target) is target
+        assert set(at.values()) == set(worker.targets)
+    text = "A prompt that only the events know. " * 4
+    for rank in range(4):
+        index.reset(worker.url, rank, complete=True)
+    index.apply(worker.url, stored(text), 3)
+    assert policy.select(worker.targets, query(text, "view")) == (worker.targets[3], "cached")
+
+
 @KINDS
 def test_a_prompt_goes_where_enough_of_it_is_cached(kind: str) -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
-    worker = policy.select(workers, query("a" * 400 + "b" * 200, kind)).worker
+    worker = policy.select(workers, query("a" * 400 + "b" * 200, kind)).target
     worker.inflight = 1
     assert policy.select(workers, query("a" * 400 + "c" * 900, kind)) == (worker, "cached")
     assert policy.select(workers, query("a" * 400 + "d" * 1000, kind)).reason == "least_loaded"
@@ -75,10 +95,10 @@ def test_a_prefix_of_more_than_half_of_the_fleet_is_common() -> None:
     """It is common even if one worker has a few more characters of it by chance."""
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     for worker in workers[:3]:
-        policy.select((worker,), query(SYSTEM + f"{worker.id} asks something"))
+        policy.select((worker,), query(SYSTEM + f"{worker.worker.id} asks something"))
     for worker in workers[:3]:
         worker.inflight = 1
-    chance = workers[0].id[:-2]
+    chance = workers[0].worker.id[:-2]
     assert policy.select(workers, query(SYSTEM + f"{chance} something else")) == (workers[3], "least_loaded")
 
 
@@ -105,7 +125,7 @@ def test_a_worker_with_too_much_recent_work_gets_no_more_for_its_cache() -> None
     """In a cold fleet with one system prompt, the first worker does not keep all requests."""
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     for number in range(64):
-        policy.select(workers, query(SYSTEM + f"{number} {number * 7919} is my number")).worker.inflight += 1
+        policy.select(workers, query(SYSTEM + f"{number} {number * 7919} is my number")).target.inflight += 1
     loads = sorted(worker.inflight for worker in workers)
     assert loads[-1] <= 1.25 * 16, loads
 
@@ -115,16 +135,16 @@ def test_a_request_of_only_the_system_prompt_is_no_conversation_of_all() -> None
     policy, workers, served = CacheAware(), fleet(0, 0, 0, 0), Counter[str]()
     policy.select(workers, query(SYSTEM))
     for number in range(80):
-        served[policy.select(workers, query(SYSTEM + f"{number} {number * 7919} is my number")).worker.url] += 1
+        served[policy.select(workers, query(SYSTEM + f"{number} {number * 7919} is my number")).target.name] += 1
     assert max(served.values()) <= 1.25 * 20, served
 
 
 def test_forks_of_a_conversation_stay_on_its_worker() -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     prompt = "Think of something, and tell me what it is. " * 10
-    first = policy.select(workers, query(prompt)).worker
+    first = policy.select(workers, query(prompt)).target
     told = [policy.select(workers, query(prompt + f"{number}!" * 50)) for number in range(2)]
-    assert [decision.worker for decision in told] == [first] * 2
+    assert [decision.target for decision in told] == [first] * 2
     assert [decision.reason for decision in told] == ["continued", "cached"]
 
 
@@ -134,7 +154,7 @@ def test_forks_stay_although_all_workers_have_most_of_their_prefix() -> None:
     for number in range(800):
         policy.select((workers[number % 4],), query(f"{system}{number * 7919} is my number. "))
     prompt = system + "Think of something, and tell me what it is. " * 5
-    first = policy.select(workers, query(prompt)).worker
+    first = policy.select(workers, query(prompt)).target
     first.inflight = 3
     told = [policy.select(workers, query(prompt + f"{number}!" * 50)) for number in range(2)]
     assert told == [(first, "continued"), (first, "cached")]
@@ -148,7 +168,7 @@ def test_a_group_that_returns_at_once_is_no_imbalance() -> None:
     for turn in range(2):
         for group, sample in talks:
             asked = query(f"{SYSTEM} Problem {group}: {group * 7919}? " + f"It is {sample * 7919}. Sure? " * turn)
-            worker = policy.select(workers, asked).worker
+            worker = policy.select(workers, asked).target
             kept += at.setdefault((group, sample), worker) is worker
             worker.inflight += 1
             if not turn:
@@ -161,7 +181,7 @@ def test_a_group_that_returns_at_once_is_no_imbalance() -> None:
 def test_a_lone_conversation_never_spills() -> None:
     """It is all of the recent work, but competes with nothing."""
     policy, workers, prompt = CacheAware(), fleet(0, 0, 0, 0), SYSTEM
-    first = policy.select(workers, query(prompt)).worker
+    first = policy.select(workers, query(prompt)).target
     for _ in range(100):
         prompt += "more " * 20
         assert policy.select(workers, query(prompt)) == (first, "continued")
@@ -170,7 +190,7 @@ def test_a_lone_conversation_never_spills() -> None:
 def test_a_missing_holder_is_replaced_and_the_replacement_is_learnt() -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0)
     prompt = "To be continued. " * 10
-    first = policy.select(workers, query(prompt)).worker
+    first = policy.select(workers, query(prompt)).target
     others = tuple(worker for worker in workers if worker is not first)
     second, reason = policy.select(others, query(prompt + "a"))
     assert reason == "least_loaded"
@@ -187,14 +207,14 @@ def test_a_large_worker_is_forgotten_in_steps_and_returns_empty(kind: str) -> No
     for prompt in prompts:
         policy.select(workers[:1], query(prompt, kind))
     policy.forget(workers[0])
-    left = tree.tenant_size(workers[0].url)
+    left = tree.tenant_size(workers[0].name)
     assert left > 100_000
     assert policy.select(workers, query(prompts[-1], kind)).reason == "least_loaded", "what is left does not count"
     for number in range(3):
         policy.select(workers[1:], query(f"another {number}", kind))
-    assert 0 < tree.tenant_size(workers[0].url) < left
+    assert 0 < tree.tenant_size(workers[0].name) < left
     policy.select(workers[:1], query("it is back", kind))
-    assert tree.tenant_size(workers[0].url) == len("it is back")
+    assert tree.tenant_size(workers[0].name) == len("it is back")
     check(tree)
 
 
@@ -211,7 +231,7 @@ def test_without_a_prompt_the_least_loaded_is_chosen_in_turn() -> None:
     policy, workers = CacheAware(), fleet(0, 1, 0)
     chosen = [policy.select(workers, RouteQuery()) for _ in range(4)]
     assert {decision.reason for decision in chosen} == {"no_prompt"}
-    assert workers[1] not in {decision.worker for decision in chosen}
+    assert workers[1] not in {decision.target for decision in chosen}
 
 
 def test_recent_work_decides_among_equally_loaded_workers() -> None:
@@ -220,7 +240,7 @@ def test_recent_work_decides_among_equally_loaded_workers() -> None:
     given = dict.fromkeys(workers, 0)
     for number, length in enumerate(lengths):
         text = str(number) * length
-        worker = policy.select(workers, query(text)).worker
+        worker = policy.select(workers, query(text)).target
         assert given[worker] == min(given.values())
         given[worker] += length
 
@@ -240,7 +260,7 @@ class Talk:
         self.later = self.kept = 0
 
     def turn(
-        self, policy: CacheAware, workers: tuple[Worker, ...], kind: str, said: str, *, heard: bool = False
+        self, policy: CacheAware, workers: tuple[Target, ...], kind: str, said: str, *, heard: bool = False
     ) -> str:
         asked = query(self.history + GENERATION, kind)
         worker, reason = policy.select(workers, asked)
@@ -271,7 +291,7 @@ def test_a_later_turn_stays_although_history_drops_the_generation_prompt(kind: s
         for number, talk in enumerate(talks):
             talk.turn(policy, workers, kind, f"It is {number * 7919 % 997} of {turn}. " * 4, heard=heard)
             assert talk.at is not None
-            served[talk.at.url] += 1
+            served[talk.at.name] += 1
     assert sum(talk.kept for talk in talks) >= 0.95 * sum(talk.later for talk in talks)
     assert max(served.values()) <= 1.15 * served.total() / 4, served
 
@@ -292,7 +312,7 @@ def test_a_similar_question_is_no_later_turn() -> None:
 def test_a_stripped_reply_is_continued(kind: str) -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     prompt = SYSTEM + "Tell me a story. "
-    worker = policy.select(workers, query(prompt, kind)).worker
+    worker = policy.select(workers, query(prompt, kind)).target
     said = "  Once upon a time, there was a king. \n"
     policy.replied(worker, query(prompt, kind), said if kind == "text" else [ord(one) for one in said])
     worker.inflight = 3
@@ -310,19 +330,19 @@ def test_replies_tell_samples_of_one_prompt_apart(kind: str) -> None:
         at: list[tuple[Worker, str]] = []
         for _ in range(16):
             asked = query(prompt, kind)
-            worker = policy.select(workers, asked).worker
+            worker = policy.select(workers, asked).target
             said = "".join(generator.choices("abcdefgh ", k=generator.randrange(3, 900)))
             policy.replied(worker, asked, said if kind == "text" else [ord(one) for one in said])
             at.append((worker, prompt + said + " Are you sure? "))
             worker.inflight += 1
         for worker, _ in at:
             worker.inflight -= 1
-        spread += len({worker.url for worker, _ in at}) > 1
+        spread += len({worker.name for worker, _ in at}) > 1
         generator.shuffle(at)
         for worker, text in at:
             later += 1
-            kept += policy.select(workers, query(text, kind)).worker is worker
-            served[worker.url] += 1
+            kept += policy.select(workers, query(text, kind)).target is worker
+            served[worker.name] += 1
     assert kept >= 0.95 * later
     assert max(served.values()) <= 1.15 * served.total() / 4, served
     assert spread, "else their first prompt would tell where they are"
@@ -334,9 +354,9 @@ def test_a_group_without_known_replies_stays_together() -> None:
     for number in range(800):
         policy.select((workers[number % 4],), query(f"{SYSTEM}{number * 7919} is my number. "))
     prompt = SYSTEM + "How many are there? "
-    first = policy.select(workers, query(prompt + GENERATION)).worker
+    first = policy.select(workers, query(prompt + GENERATION)).target
     for _ in range(15):
-        assert policy.select(workers, query(prompt + GENERATION)).worker is first
+        assert policy.select(workers, query(prompt + GENERATION)).target is first
     first.inflight = 3
     longer = [prompt + f"{number * 7919 % 997} are there. " + "And more? " * 400 + GENERATION for number in range(17)]
     told = [policy.select(workers, query(text)) for text in longer]
@@ -347,7 +367,7 @@ def test_a_group_without_known_replies_stays_together() -> None:
 def test_a_short_or_missing_reply_does_no_harm() -> None:
     policy, workers = CacheAware(), fleet(0, 0)
     asked = query("a question", "list")
-    worker = policy.select(workers, asked).worker
+    worker = policy.select(workers, asked).target
     policy.replied(worker, asked, [])
     policy.replied(worker, asked, "a text, to ids")
     policy.replied(worker, RouteQuery(), [1])
@@ -375,7 +395,7 @@ def test_only_the_start_of_a_reply_is_remembered() -> None:
 @pytest.mark.parametrize("ids", [[2**31, 2**32 - 1, 5], array("I", [2**31, 5]), memoryview(array("I", [2**32 - 1]))])
 def test_all_32_bit_ids_are_accepted(ids: Any) -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0)
-    worker = policy.select(workers, RouteQuery(token_ids=ids)).worker
+    worker = policy.select(workers, RouteQuery(token_ids=ids)).target
     worker.inflight = 1
     assert policy.select(workers, RouteQuery(token_ids=[*ids, 1, 2])) == (worker, "continued")
 
@@ -391,7 +411,7 @@ def test_a_decision_reveals_nothing_of_another_tenants_prompts(kind: str) -> Non
     secret = "The launch code is 4711, and nobody must know. " * 10
     mine = msgspec.structs.replace(query(secret, kind), tenant="mine")
     for _ in range(3):
-        chosen = shared.select(workers, mine).worker
+        chosen = shared.select(workers, mine).target
         shared.replied(chosen, mine, "Yes." if kind == "text" else [1, 2, 3])
     for text in (secret, secret + "Yes. And?", secret[:100]):
         asked = msgspec.structs.replace(query(text, kind), tenant="theirs")
@@ -405,7 +425,7 @@ def test_a_tenants_own_conversations_stay(kind: str) -> None:
     policy, workers = CacheAware(), fleet(0, 0, 0, 0)
     for tenant in ("one", "another"):
         asked = msgspec.structs.replace(query(SYSTEM + "What is this? ", kind), tenant=tenant)
-        worker = policy.select(workers, asked).worker
+        worker = policy.select(workers, asked).target
         worker.inflight += 1
         longer = msgspec.structs.replace(query(SYSTEM + "What is this? It is that. And that? ", kind), tenant=tenant)
         assert policy.select(workers, longer) == (worker, "continued")
@@ -415,9 +435,9 @@ def test_kv_events_of_other_tenants_decide_nothing() -> None:
     index = KvIndex()
     policy, workers = CacheAware(index=index), fleet(0, 0, 0)
     for worker in workers:
-        index.reset(worker.url, complete=True)
+        index.reset(worker.name, complete=True)
     prompt = "The launch code is 4711. " * 20
-    index.apply(workers[1].url, stored(prompt))
+    index.apply(workers[1].name, stored(prompt))
     asked = msgspec.structs.replace(query(prompt, "view"), tenant="theirs")
     assert policy.select(workers, asked).reason == "least_loaded"
     assert policy.select(workers, query(prompt, "view")) == (workers[1], "cached")
@@ -430,12 +450,12 @@ def test_kv_events_of_other_tenants_decide_nothing() -> None:
 def test_a_snapshot_survives_a_restart(kind: str) -> None:
     before, workers = CacheAware(), fleet(0, 0, 0, 0)
     prompt = "Remember this, whatever happens. "
-    worker = before.select(workers, query(prompt, kind)).worker
+    worker = before.select(workers, query(prompt, kind)).target
     after = CacheAware()
     after.load(before.dump())
     assert after.dump() == before.dump()
     worker.inflight = 2
-    assert after.select(workers, query(prompt + "Now?", kind)).worker is worker
+    assert after.select(workers, query(prompt + "Now?", kind)).target is worker
 
 
 def _without_the_end_of_its_ids(data: bytes) -> bytes:
@@ -518,30 +538,30 @@ def test_kv_events_count_more_than_the_tree() -> None:
     index = KvIndex()
     policy, workers = CacheAware(index=index), fleet(0, 0, 0)
     for worker in workers:
-        index.reset(worker.url, complete=True)
+        index.reset(worker.name, complete=True)
     prompt = "How was that again? " * 20
-    first = policy.select(workers, query(prompt, "view")).worker
+    first = policy.select(workers, query(prompt, "view")).target
     other = next(worker for worker in workers if worker is not first)
-    index.apply(other.url, stored(prompt))
+    index.apply(other.name, stored(prompt))
     other.inflight = 2
-    assert policy.select(workers, query(prompt + "And now, tell me more?", "view")).worker is other
-    index.apply(other.url, [AllBlocksCleared()])
+    assert policy.select(workers, query(prompt + "And now, tell me more?", "view")).target is other
+    index.apply(other.name, [AllBlocksCleared()])
     assert policy.select(workers, query(prompt + "And now, tell me more?", "view")).reason == "least_loaded"
 
 
 def test_the_tree_counts_for_workers_without_kv_events() -> None:
     index = KvIndex()
     policy, workers = CacheAware(index=index), fleet(0, 0, 0)
-    index.reset(workers[0].url, complete=True)
+    index.reset(workers[0].name, complete=True)
     prompt = "How was that again? " * 20
     policy.select(workers[1:2], query(prompt, "view"))
     workers[1].inflight = 2
     assert policy.select(workers, query(prompt + "And now, tell me more?", "view")) == (workers[1], "continued")
-    index.apply(workers[0].url, stored(prompt[:48]))
+    index.apply(workers[0].name, stored(prompt[:48]))
     prompt += "And now, tell me more?"
     assert policy.select(workers, query(prompt + " That is enough, I think.", "view")) == (workers[1], "continued")
     policy.forget(workers[0])
-    assert not index.tracked(workers[0].url)
+    assert not index.tracked(workers[0].name)
 
 
 def test_where_no_worker_reports_the_tree_decides_as_without_an_index() -> None:

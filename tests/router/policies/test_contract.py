@@ -20,9 +20,9 @@ from router.flags import parser
 from router.policies import POLICIES, create_policy
 from router.policies.cache_aware import CacheAware, CacheAwareParameters
 from router.policies.consistent_hashing import ConsistentHashing
-from router.workers.policy import Decision, ForgetsWorkers, Policy, ReadsPrompts, RouteQuery
+from router.workers.policy import Decision, ForgetsTargets, Policy, ReadsPrompts, RouteQuery
 from router.workers.pool import Lease, WorkerPool
-from router.workers.worker import Worker
+from router.workers.worker import ProbeResult, Target, Worker
 from tests.conftest import examples
 from tests.router.prefix_tree.recount import check
 
@@ -35,8 +35,8 @@ REASONS = {
 }
 
 
-def fleet(count: int) -> tuple[Worker, ...]:
-    return tuple(Worker(f"http://w{number}:1") for number in range(count))
+def fleet(count: int) -> tuple[Target, ...]:
+    return tuple(Target(Worker(f"http://w{number}:1")) for number in range(count))
 
 
 def test_the_help_and_the_page_name_every_policy() -> None:
@@ -45,7 +45,7 @@ def test_the_help_and_the_page_name_every_policy() -> None:
     assert set(re.findall(r"`(\w+)`", table)) == set(POLICIES), "the table at the top of docs/routing.md"
 
 
-def decide(policy: Policy, workers: Sequence[Worker], query: RouteQuery) -> Decision:
+def decide(policy: Policy, workers: Sequence[Target], query: RouteQuery) -> Decision:
     chosen = policy.select(workers, query)
     return chosen if isinstance(chosen, Decision) else Decision(chosen, "policy")
 
@@ -90,22 +90,24 @@ def test_no_worker_starves(name: str) -> None:
         text = "One system prompt for all. " * 40 + key
         chosen, _ = decide(policy, workers, RouteQuery(text, None, key))
         chosen.inflight += 1
-        served[chosen.url] += 1
-    assert all(served[worker.url] >= 60 for worker in workers), f"a worker gets too little: {served}"
+        served[chosen.name] += 1
+    assert all(served[worker.name] >= 60 for worker in workers), f"a worker gets too little: {served}"
 
 
 @EVERY
 @settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_workers_come_and_go(name: str, seed: int) -> None:
-    """In a pool with requests in flight, leased workers are routable, and departed workers leave nothing behind."""
+    """In a pool with requests in flight, leased workers are routable, and departed workers and ranks leave nothing behind."""
     generator, policy = random.Random(seed), create_policy(name)
     pool, held = WorkerPool(policy), list[Lease]()
     urls = [f"http://w{number}:1" for number in range(6)]
     for query in queries(generator, 60):
         step = generator.randrange(5)
         if step == 0:
-            pool.probed(pool.add(generator.choice(urls)), None)
+            worker = pool.add(generator.choice(urls))
+            pool.introduced(worker, ProbeResult(ranks=generator.randint(1, 3)))
+            pool.probed(worker, None)
         elif step == 1 and pool.list():
             pool.remove(generator.choice(pool.list()).url)
         elif step == 2 and held:
@@ -116,7 +118,7 @@ def test_workers_come_and_go(name: str, seed: int) -> None:
             assert lease.worker in pool.routable
             assert lease.worker.id not in tried
             held.append(lease)
-        assert remembered(policy) <= {worker.url for worker in pool.list()}
+        assert remembered(policy) <= {target.name for worker in pool.list() for target in worker.targets}
 
 
 @EVERY
@@ -186,7 +188,7 @@ def test_a_policy_forgets_its_workers(name: str) -> None:
     policy, workers = create_policy(name), fleet(4)
     for query in queries(random.Random(5), 100):
         decide(policy, workers, query)
-    if isinstance(policy, ForgetsWorkers):
+    if isinstance(policy, ForgetsTargets):
         for worker in workers:
             policy.forget(worker)
             policy.forget(worker)  # repeating it is no error

@@ -7,15 +7,15 @@ import pytest
 from router.policies import manual
 from router.policies.manual import Manual, ManualParameters
 from router.workers.policy import RouteQuery
-from router.workers.pool import PinnedWorkerFullError, WorkerPool
-from router.workers.worker import Worker
+from router.workers.pool import PinnedTargetFullError, WorkerPool
+from router.workers.worker import ProbeResult, Target
 
 
-def fleet(count: int, pool: WorkerPool | None = None) -> tuple[Worker, ...]:
+def fleet(count: int, pool: WorkerPool | None = None) -> tuple[Target, ...]:
     pool = pool or WorkerPool(Manual())
     for number in range(count):
         pool.probed(pool.add(f"http://w{number}:1"), None)
-    return pool.list()
+    return tuple(worker.targets[0] for worker in pool.list())
 
 
 class Clock:
@@ -34,8 +34,8 @@ def test_a_key_stays_with_its_first_worker_whatever_the_load() -> None:
     policy, workers = Manual(), fleet(4)
     first = policy.select(workers, query("k"))
     assert first.reason == "new_key"
-    first.worker.inflight = 10_000
-    assert [policy.select(workers, query("k")) for _ in range(3)] == [(first.worker, "key")] * 3
+    first.target.inflight = 10_000
+    assert [policy.select(workers, query("k")) for _ in range(3)] == [(first.target, "key")] * 3
 
 
 def test_a_new_key_goes_to_the_least_loaded() -> None:
@@ -43,14 +43,14 @@ def test_a_new_key_goes_to_the_least_loaded() -> None:
     workers[0].inflight = workers[2].inflight = 1
     assert policy.select(workers, query("k")) == (workers[1], "new_key")
     workers[1].inflight = 5
-    assert policy.select(workers, query("another")).worker is not workers[1]
+    assert policy.select(workers, query("another")).target is not workers[1]
 
 
 @pytest.mark.parametrize("key", [None, ""])
 def test_without_a_key_the_least_loaded_is_chosen_in_turn(key: str | None) -> None:
     policy, workers = Manual(), fleet(3)
     told = [policy.select(workers, query(key)) for _ in range(3)]
-    assert {decision.worker for decision in told} == set(workers)
+    assert {decision.target for decision in told} == set(workers)
     assert {decision.reason for decision in told} == {"no_key"}
     assert len(policy) == 0
 
@@ -74,7 +74,7 @@ def test_keys_of_a_lost_worker_move_once() -> None:
 def test_a_worker_that_is_not_offered_keeps_its_keys() -> None:
     """For example on a retry, after it had no room."""
     policy, workers = Manual(), fleet(3)
-    first = policy.select(workers, query("k")).worker
+    first = policy.select(workers, query("k")).target
     others = tuple(worker for worker in workers if worker is not first)
     worker, reason = policy.select(others, query("k"))
     assert (worker in others, reason) == (True, "elsewhere")
@@ -85,12 +85,27 @@ def test_a_key_waits_for_its_full_worker_while_others_take_other_keys() -> None:
     pool = WorkerPool(Manual(), max_inflight_per_worker=1)
     fleet(2, pool)
     held = pool.lease(query("k"))
-    with pytest.raises(PinnedWorkerFullError):
+    with pytest.raises(PinnedTargetFullError):
         pool.lease(query("k"))
     other = pool.lease(query("another"))
     assert other.worker is not held.worker
     held.release()
     assert pool.lease(query("k")).worker is held.worker
+
+
+def test_a_key_stays_on_its_rank_and_moves_when_the_worker_lost_it() -> None:
+    pool = WorkerPool(Manual(), max_inflight_per_worker=1)
+    (first,) = fleet(1, pool)
+    pool.introduced(first.worker, ProbeResult(ranks=3))
+    for key in "abc":
+        pool.lease(query(key)).release()
+    held = pool.lease(query("c"))
+    assert (held.target.rank, held.reason) == (2, "key")
+    with pytest.raises(PinnedTargetFullError):
+        pool.lease(query("c"))
+    pool.introduced(first.worker, ProbeResult(ranks=2))
+    assert pool.may_take(held.target), "it is gone, so nothing waits for it"
+    assert pool.lease(query("c")).reason == "moved"
 
 
 def test_an_idle_key_is_forgotten() -> None:
@@ -138,7 +153,7 @@ def test_tenants_do_not_share_keys() -> None:
     policy, workers = Manual(), fleet(2)
     first = policy.select(workers, query("k", "one"))
     assert policy.select(workers, query("k", "two")).reason == "new_key"
-    assert policy.select(workers, query("k", "one")) == (first.worker, "key")
+    assert policy.select(workers, query("k", "one")) == (first.target, "key")
     # A tenant's name cannot be extended into another tenant's key.
     policy.select(workers, query("bc", "a"))
     assert policy.select(workers, query("c", "ab")).reason == "new_key"

@@ -14,17 +14,16 @@ from router.policies.power_of_two import PowerOfTwo
 from router.policies.random_choice import RandomChoice
 from router.policies.round_robin import RoundRobin
 from router.workers.policy import RouteQuery
-from router.workers.worker import Worker
+from router.workers.worker import Target, Worker
 
 QUERY = RouteQuery()
 
 
-def workers(*inflight: int) -> list[Worker]:
+def workers(*inflight: int) -> list[Target]:
     made = []
     for number, count in enumerate(inflight):
-        worker = Worker(f"http://w{number}:1")
-        worker.inflight = count
-        made.append(worker)
+        made.append(Target(Worker(f"http://w{number}:1")))
+        made[-1].inflight = count
     return made
 
 
@@ -59,16 +58,16 @@ def test_round_robin_ignores_load() -> None:
 def test_random_is_even() -> None:
     fleet = workers(9, 0, 5)
     policy = RandomChoice(random.Random(1))
-    counts = Counter(policy.select(fleet, QUERY).url for _ in range(3000))
+    counts = Counter(policy.select(fleet, QUERY).name for _ in range(3000))
     assert all(900 < count < 1100 for count in counts.values())
 
 
 def test_power_of_two_never_takes_the_busiest() -> None:
     fleet = workers(1, 2, 9)
     policy = PowerOfTwo(random.Random(1))
-    counts = Counter(policy.select(fleet, QUERY).url for _ in range(3000))
-    assert fleet[2].url not in counts
-    assert counts[fleet[0].url] > counts[fleet[1].url] > 0
+    counts = Counter(policy.select(fleet, QUERY).name for _ in range(3000))
+    assert fleet[2].name not in counts
+    assert counts[fleet[0].name] > counts[fleet[1].name] > 0
     assert policy.select(fleet[:1], QUERY) is fleet[0]
 
 

@@ -14,9 +14,9 @@ from router.policies.cache_aware import CacheAware, CacheAwareParameters, Policy
 from router.policies.least_inflight import LeastInflight
 from router.policies.snapshots import PolicySnapshots, read_snapshot, write_snapshot
 from router.workers.policy import RouteQuery
-from router.workers.worker import Worker
+from router.workers.worker import Target, Worker
 
-WORKERS = (Worker("http://a:1"), Worker("http://b:1"))
+WORKERS = (Target(Worker("http://a:1")), Target(Worker("http://b:1")))
 
 
 def filled(config: CacheAwareParameters | None = None) -> CacheAware:

@@ -13,6 +13,7 @@ from router.proxy.attempts import MAX_LOST, Attempts, Failure
 from router.workers.breaker import BreakerState
 from router.workers.policy import RouteQuery
 from router.workers.pool import WorkerPool
+from router.workers.worker import ProbeResult
 
 QUERY = RouteQuery()
 
@@ -56,10 +57,10 @@ def run(pool: WorkerPool, attempts: Attempts, bad: dict[str, Failure], asked: li
                 attempts.answered(lease.worker)
                 return lease.worker.url
             if why == "error":
-                if not attempts.goes_on_after_error(lease.worker, 500):
+                if not attempts.goes_on_after_error(lease.target, 500):
                     return "500"
             else:
-                attempts.failed(lease.worker, why, why)
+                attempts.failed(lease.target, why, why)
 
 
 @pytest.mark.parametrize("why", ["connect", "lost", "timeout", "error"])
@@ -109,7 +110,7 @@ def test_a_worker_whose_kept_connection_was_closed_is_asked_once_more_and_not_bl
     pool = make(1, failures=1)
     attempts = Attempts(pool, RetryConfig(), repeatable=True)
     (worker,) = pool.list()
-    attempts.failed(worker, "lost", "reset", kept=True)
+    attempts.failed(worker.targets[0], "lost", "reset", kept=True)
     assert attempts.fresh
     assert attempts.exclude == {worker.id}
     attempts.no_worker_left(NoWorkerError("all tried"))
@@ -122,9 +123,9 @@ def test_it_is_asked_only_once_more() -> None:
     pool = make(1, failures=1)
     attempts = Attempts(pool, RetryConfig(), repeatable=True)
     (worker,) = pool.list()
-    attempts.failed(worker, "lost", "reset", kept=True)
+    attempts.failed(worker.targets[0], "lost", "reset", kept=True)
     attempts.no_worker_left(NoWorkerError("all tried"))
-    attempts.failed(worker, "lost", "reset")
+    attempts.failed(worker.targets[0], "lost", "reset")
     with pytest.raises(UpstreamError):
         attempts.no_worker_left(NoWorkerError("all tried"))
 
@@ -135,7 +136,7 @@ def test_a_worker_that_closes_new_connections_is_blamed() -> None:
     for _ in range(2):
         attempts = begin(pool)
         one, two = pool.list()
-        attempts.failed(one, "lost", "reset")
+        attempts.failed(one.targets[0], "lost", "reset")
         attempts.answered(two)
     assert open_breakers(pool) == ["http://w0:1"]
 
@@ -144,7 +145,7 @@ def test_full_workers_are_waited_for_longer_each_time_and_blamed_for_nothing() -
     pool = make(2, failures=1)
     attempts = begin(pool, first_wait=0.05, multiplier=1.5, longest_wait=0.1)
     one, two = pool.list()
-    waits = [attempts.wait_after_busy(worker, 503, None) for worker in (one, two, one, two, one)]
+    waits = [attempts.wait_after_busy(worker.targets[0], 503, None) for worker in (one, two, one, two, one)]
     assert waits[:4] == pytest.approx([0.05, 0.075, 0.1, 0.1])
     assert waits[4] is None, "the fifth is the last"
     assert open_breakers(pool) == []
@@ -154,27 +155,29 @@ def test_another_worker_is_preferred_to_a_full_one() -> None:
     pool = make(2)
     attempts = begin(pool)
     one, two = pool.list()
-    attempts.wait_after_busy(one, 429, None)
-    assert attempts.exclude == {one.id}
-    attempts.wait_after_busy(two, 429, None)
+    attempts.wait_after_busy(one.targets[0], 429, None)
+    assert attempts.exclude == {one.targets[0].id}
+    attempts.wait_after_busy(two.targets[0], 429, None)
     assert attempts.exclude == frozenset(), "when all are full, each is as good as the other"
 
 
 def test_retry_after_is_honoured_up_to_the_longest_wait() -> None:
     pool = make(1)
     (worker,) = pool.list()
-    assert begin(pool).wait_after_busy(worker, 503, 7.0) == 7.0
-    assert begin(pool).wait_after_busy(worker, 503, 3600.0) == 30.0
-    assert begin(pool).wait_after_busy(worker, 503, 0.0) == pytest.approx(0.05)
+    assert begin(pool).wait_after_busy(worker.targets[0], 503, 7.0) == 7.0
+    assert begin(pool).wait_after_busy(worker.targets[0], 503, 3600.0) == 30.0
+    assert begin(pool).wait_after_busy(worker.targets[0], 503, 0.0) == pytest.approx(0.05)
     pool = make(2)
-    assert begin(pool).wait_after_busy(pool.list()[0], 503, 7.0) == pytest.approx(0.05), "there is another one"
+    assert begin(pool).wait_after_busy(pool.list()[0].targets[0], 503, 7.0) == pytest.approx(0.05), (
+        "there is another one"
+    )
 
 
 @given(st.floats(-1, 1))
 def test_jitter_spreads_by_a_fifth(drawn: float) -> None:
     pool = make(1)
     attempts = Attempts(pool, RetryConfig(first_wait=1.0), repeatable=True, draw=lambda low, high: drawn)
-    wait = attempts.wait_after_busy(pool.list()[0], 503, None)
+    wait = attempts.wait_after_busy(pool.list()[0].targets[0], 503, None)
     assert wait is not None
     assert 0.8 <= wait <= 1.2
 
@@ -183,14 +186,14 @@ def test_the_last_word_names_all_that_was_tried() -> None:
     pool = make(2)
     attempts = begin(pool)
     one, two = pool.list()
-    attempts.wait_after_busy(one, 503, None)
-    attempts.failed(two, "timeout", "no reply within 3 s")
+    attempts.wait_after_busy(one.targets[0], 503, None)
+    attempts.failed(two.targets[0], "timeout", "no reply within 3 s")
     error = attempts.exhausted()
     assert isinstance(error, UpstreamTimeoutError)
     assert error.details["tried"] == ["http://w0:1: status 503", "http://w1:1: no reply within 3 s"]
-    attempts.failed(one, "lost", "reset")
+    attempts.failed(one.targets[0], "lost", "reset")
     assert isinstance(attempts.exhausted(), UpstreamError)
-    attempts.failed(two, "timeout", "no reply, and it is quarantined", gone=True)
+    attempts.failed(two.targets[0], "timeout", "no reply, and it is quarantined", gone=True)
     assert isinstance(attempts.exhausted(), UpstreamError), "no time limit was reached"
     with pytest.raises(UpstreamError):
         attempts.check(unwanted=True)
@@ -216,10 +219,10 @@ def test_a_worker_that_was_too_slow_before_the_last_one_was_full_is_no_time_out(
     pool = make(3)
     one, two, _ = pool.list()
     attempts = begin(pool)
-    attempts.failed(one, "timeout", "no reply within 1 s")
+    attempts.failed(one.targets[0], "timeout", "no reply within 1 s")
     with pytest.raises(UpstreamTimeoutError):
         attempts.check(unwanted=True)
-    assert attempts.wait_after_busy(two, 503, None) is not None
+    assert attempts.wait_after_busy(two.targets[0], 503, None) is not None
     error = attempts.exhausted()
     assert isinstance(error, UpstreamError)
     assert not isinstance(error, UpstreamTimeoutError)
@@ -229,11 +232,11 @@ def test_a_worker_that_was_too_slow_before_the_last_one_was_full_is_no_time_out(
 def test_an_abort_that_ends_a_wait_is_no_failure_of_a_worker() -> None:
     pool = make(2)
     (one, _), attempts = pool.list(), begin(pool)
-    assert attempts.wait_after_busy(one, 503, None) is not None
+    assert attempts.wait_after_busy(one.targets[0], 503, None) is not None
     attempts.check()
     with pytest.raises(EndedInQueueError):
         attempts.check(unwanted=True)
-    attempts.failed(one, "lost", "broke off")
+    attempts.failed(one.targets[0], "lost", "broke off")
     with pytest.raises(UpstreamError, match="broke off"):
         attempts.check(unwanted=True)
 
@@ -243,9 +246,9 @@ def test_where_no_worker_is_left_the_reply_of_one_that_does_not_generate_is_the_
     pool = make(2)
     attempts = begin(pool)
     one, other = pool.list()
-    attempts.failed(one, "lost", "lost")
+    attempts.failed(one.targets[0], "lost", "lost")
     attempts.engine = other.engine = "sglang"
-    assert not attempts.goes_on_without_engine(other, 404)
+    assert not attempts.goes_on_without_engine(other.targets[0], 404)
     assert (one.stranger, other.stranger) == (False, True)
 
 
@@ -258,7 +261,7 @@ def test_a_worker_that_was_asked_in_the_words_of_another_engine_gives_no_reply(
     (worker,) = pool.list()
     attempts.engine, worker.engine = asked, found
     with pytest.raises(NoWorkerError, match="it was not known which engine") as raised:
-        attempts.goes_on_without_engine(worker, 404)
+        attempts.goes_on_without_engine(worker.targets[0], 404)
     assert raised.value.headers == (("retry-after", "1"),)
 
 
@@ -268,7 +271,57 @@ def test_where_workers_answered_nobody_is_sent_to_look_whether_they_are_up(full:
     attempts = begin(pool)
     (worker,) = pool.list()
     if full:
-        attempts.wait_after_busy(worker, 503, None)
+        attempts.wait_after_busy(worker.targets[0], 503, None)
     else:
-        attempts.failed(worker, "connect", "refused")
+        attempts.failed(worker.targets[0], "connect", "refused")
     assert ("GET /workers" in str(attempts.exhausted())) is not full
+
+
+def make_ranks(count: int, ranks: int) -> WorkerPool:
+    pool = make(count, failures=1)
+    for worker in pool.list():
+        pool.introduced(worker, ProbeResult(ranks=ranks))
+    return pool
+
+
+def left(pool: WorkerPool, attempts: Attempts, rank: int | None = None) -> set[str]:
+    """Return the targets that the next attempt may go to."""
+    return {target.name for target in pool._candidates(attempts.exclude, rank)[0]}
+
+
+def test_a_full_rank_says_nothing_of_the_other_ranks() -> None:
+    pool = make_ranks(1, 3)
+    attempts = begin(pool)
+    for rank in (1, 2):
+        attempts.wait_after_busy(pool.list()[0].targets[rank], 429, None)
+    assert left(pool, attempts) == {"http://w0:1"}
+    assert attempts.wait_after_busy(pool.list()[0].targets[0], 503, 7.0) == 7.0, "all are full now"
+    assert len(left(pool, attempts)) == 3
+
+
+def test_other_ranks_of_a_worker_that_was_late_are_tried_behind_other_workers() -> None:
+    pool = make_ranks(2, 2)
+    (one, two), attempts = pool.list(), begin(pool)
+    attempts.failed(one.targets[1], "timeout", "late")
+    assert left(pool, attempts) == {"http://w1:1", "http://w1:1@1"}
+    attempts.failed(two.targets[0], "lost", "reset")
+    assert left(pool, attempts) == {"http://w0:1"}
+
+
+@pytest.mark.parametrize("why", ["connect", "lost", "error", "no_engine"])
+def test_what_concerns_the_process_concerns_all_its_ranks(why: Failure) -> None:
+    pool = make_ranks(2, 2)
+    attempts = begin(pool)
+    attempts.failed(pool.list()[0].targets[1], why, why)
+    assert left(pool, attempts) == {"http://w1:1", "http://w1:1@1"}
+
+
+def test_a_request_for_a_rank_keeps_to_it() -> None:
+    """Also where no other worker has it: then there is nowhere else to go."""
+    pool = make_ranks(2, 3)
+    pool.introduced(pool.list()[1], ProbeResult(ranks=1))
+    attempts = Attempts(pool, RetryConfig(), repeatable=True, rank=2)
+    target = pool.list()[0].targets[2]
+    assert not attempts.goes_on_after_error(target, 500)
+    assert attempts.wait_after_busy(target, 503, 7.0) == 7.0
+    assert left(pool, attempts, 2) == {"http://w0:1@2"}

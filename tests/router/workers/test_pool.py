@@ -13,7 +13,7 @@ from router.policies.least_inflight import LeastInflight
 from router.workers.breaker import BreakerState
 from router.workers.policy import RouteQuery
 from router.workers.pool import FullError, Lease, WorkerPool
-from router.workers.worker import WorkerState
+from router.workers.worker import ProbeResult, WorkerState
 
 QUERY = RouteQuery()
 
@@ -72,13 +72,13 @@ def test_lease_is_released_once() -> None:
     pool = make_pool(1)
     lease = pool.lease(QUERY)
     other = pool.lease(QUERY)
-    assert repr(lease) == "<Lease held <Worker http://w0:1 healthy inflight=2>>"
+    assert repr(lease) == "<Lease held <Target http://w0:1 healthy inflight=2>>"
     lease.release()
     lease.release()
     assert lease.worker.inflight == 1
     with other:
         pass
-    assert repr(other) == "<Lease released <Worker http://w0:1 healthy inflight=0>>"
+    assert repr(other) == "<Lease released <Target http://w0:1 healthy inflight=0>>"
 
 
 def test_excluded_workers_are_not_leased() -> None:
@@ -107,36 +107,110 @@ def test_empty_pool_says_what_to_do() -> None:
     assert caught.value.status == 503
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_counts_stay_right_whatever_happens(seed: int) -> None:
-    """A random walk over all operations, compared with plain bookkeeping after each step."""
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("seed", range(10))
+def test_counts_stay_right_whatever_happens(seed: int, ranks: int) -> None:
+    """A random walk over all operations, compared with plain bookkeeping after each step.
+
+    Workers have up to this many ranks, and other numbers of them after a restart.
+    """
     generator = random.Random(seed)
     pool = make_pool()
     held: list[Lease] = []
     urls = [f"http://w{number}:1" for number in range(5)]
     for _ in range(400):
-        step = generator.randrange(4)
+        step = generator.randrange(5)
+        targets = [target for worker in pool.routable for target in worker.targets]
         if step == 0:
-            pool.probed(pool.add(generator.choice(urls)), None)
+            worker = pool.add(generator.choice(urls))
+            pool.introduced(worker, ProbeResult(ranks=generator.randint(1, ranks)))
+            pool.probed(worker, None)
         elif step == 1 and pool.list():
             pool.remove(generator.choice(pool.list()).url)
         elif step == 2 and pool.routable:
+            loads = {target: target.inflight for target in targets}
             lease = pool.lease(QUERY)
-            least = (
-                min(worker.inflight for worker in pool.routable if worker is not lease.worker)
-                if len(pool.routable) > 1
-                else 0
-            )
-            assert len(pool.routable) == 1 or lease.worker.inflight - 1 <= least
+            assert loads[lease.target] == min(loads.values())
             held.append(lease)
-        elif step == 3 and held:
+        elif step == 3 and pool.routable:
+            rank = generator.randrange(ranks)
+            if able := [target for target in targets if target.rank == rank]:
+                lease = pool.lease(RouteQuery(rank=rank))
+                assert lease.target in able
+                held.append(lease)
+            else:
+                with pytest.raises((BadRequestError, NoWorkerError)):
+                    pool.lease(RouteQuery(rank=rank))
+        elif step == 4 and held:
             held.pop(generator.randrange(len(held))).release()
         for worker in pool.list():
             assert worker.inflight == sum(lease.worker is worker for lease in held)
+            for target in worker.targets:
+                assert target.inflight == sum(lease.target is target for lease in held)
+            assert [(target.worker, target.rank) for target in worker.targets] == [
+                (worker, rank) for rank in range(len(worker.targets))
+            ]
             assert worker.state is not WorkerState.GONE
             assert worker.routable or worker.inflight > 0
         assert all(lease.worker in pool.list() for lease in held)
         assert pool.routable == tuple(worker for worker in pool.list() if worker.routable)
+
+
+def make_ranks(*ranks: int, **config: Any) -> WorkerPool:
+    pool = make_pool(len(ranks), **config)
+    for worker, count in zip(pool.list(), ranks, strict=True):
+        pool.introduced(worker, ProbeResult(engine="sglang", ranks=count))
+    return pool
+
+
+def test_a_worker_with_ranks_is_as_many_targets() -> None:
+    pool = make_ranks(1, 3)
+    names = [pool.lease(QUERY).target.name for _ in range(4)]
+    assert names == ["http://w0:1", "http://w1:1", "http://w1:1@1", "http://w1:1@2"]
+    assert [worker.inflight for worker in pool.list()] == [1, 3]
+
+
+def test_only_workers_that_have_a_rank_get_requests_for_it() -> None:
+    pool = make_ranks(1, 3, 2)
+    assert {pool.lease(RouteQuery(rank=1)).target.name for _ in range(4)} == {"http://w1:1@1", "http://w2:1@1"}
+    with pytest.raises(BadRequestError, match=r"no worker has the data-parallel rank 3: the ranks are 0 to 2"):
+        pool.lease(RouteQuery(rank=3))
+    pool.remove("http://w1:1")
+    with pytest.raises(NoWorkerError):  # it is still there, and may come back
+        pool.lease(RouteQuery(rank=2))
+
+
+def test_a_worker_that_has_not_introduced_itself_may_have_any_rank() -> None:
+    pool = make_pool()
+    pool.add("http://w0:1")
+    with pytest.raises(NoWorkerError):
+        pool.lease(RouteQuery(rank=5))
+    with pytest.raises(NoWorkerError, match="no worker is registered"):
+        make_pool().lease(RouteQuery(rank=0))
+
+
+def test_the_limit_holds_for_each_target() -> None:
+    pool = make_ranks(1, 2, max_inflight_per_worker=2)
+    for _ in range(6):
+        pool.lease(QUERY)
+    assert [[target.inflight for target in worker.targets] for worker in pool.list()] == [[2], [2, 2]]
+    with pytest.raises(FullError):
+        pool.lease(QUERY)
+
+
+def test_a_lease_of_a_rank_that_is_gone_still_counts_at_its_worker() -> None:
+    pool = make_ranks(3)
+    (worker,) = pool.list()
+    leases = [pool.lease(QUERY) for _ in range(3)]
+    pool.introduced(worker, ProbeResult(engine="sglang", ranks=1))
+    assert [target.inflight for target in worker.targets] == [1]
+    assert worker.inflight == 3
+    assert not leases[2].target.routable
+    pool.remove(worker.url)
+    for lease in leases:
+        assert worker.state is WorkerState.DRAINING
+        lease.release()
+    assert worker.state is WorkerState.GONE
 
 
 def test_workers_that_never_answered_are_the_last_resort() -> None:

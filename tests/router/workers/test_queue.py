@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from router.config import BreakerConfig, QueueConfig
-from router.errors import NoWorkerError, QueueFullError, QueueTimeoutError
+from router.errors import BadRequestError, NoWorkerError, QueueFullError, QueueTimeoutError
 from router.policies.least_inflight import LeastInflight
 from router.workers.policy import RouteQuery
 from router.workers.pool import Lease, WorkerPool
 from router.workers.queue import Key, RequestQueue
+from router.workers.worker import ProbeResult
 
 QUERY = RouteQuery()
 
@@ -38,6 +39,40 @@ def test_no_request_waits_while_there_is_room() -> None:
         queue = make(2)
         assert {(await queue.lease(("", ""), QUERY)).worker.url for _ in range(2)} == {"http://w0:1", "http://w1:1"}
         assert len(queue) == 0
+
+    asyncio.run(main())
+
+
+def test_requests_for_a_full_rank_hold_up_no_others() -> None:
+    """Though they have the same key, and came first. A rank that no worker has any more is refused."""
+
+    async def main() -> None:
+        queue = make(2)
+        pool = queue._pool
+        for worker, ranks in zip(pool.list(), (1, 3), strict=True):
+            pool.introduced(worker, ProbeResult(engine="sglang", ranks=ranks))
+        leases = {lease.target.name: lease for lease in [await queue.lease(("", ""), QUERY) for _ in range(4)]}
+
+        async def ask(rank: int | None) -> asyncio.Task[Lease]:
+            task = asyncio.create_task(queue.lease(("", ""), RouteQuery(rank=rank)))
+            await asyncio.sleep(0)
+            return task
+
+        asked = [await ask(rank) for rank in (2, 2, None, 1)]
+        leases["http://w0:1"].release()
+        assert (await asked[2]).target.name == "http://w0:1"
+        leases["http://w1:1@2"].release()
+        assert (await asked[0]).target.name == "http://w1:1@2"
+        await asyncio.sleep(0)
+        assert [task.done() for task in asked] == [True, False, True, False]
+        leases["http://w1:1"].release()
+        await asyncio.sleep(0)
+        assert len(queue) == 2, "nobody asked for rank 0"
+        pool.introduced(pool.list()[1], ProbeResult(engine="sglang", ranks=2))
+        with pytest.raises(BadRequestError, match="rank 2"):
+            await asked[1]
+        leases["http://w1:1@1"].release()
+        assert (await asked[3]).target.name == "http://w1:1@1"
 
     asyncio.run(main())
 

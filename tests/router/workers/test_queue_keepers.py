@@ -15,7 +15,7 @@ from router.policies.manual import Manual
 from router.workers.policy import RouteQuery
 from router.workers.pool import Lease, WorkerPool
 from router.workers.queue import RequestQueue
-from router.workers.worker import Worker
+from router.workers.worker import ProbeResult, Worker
 
 
 class CountingPool(WorkerPool):
@@ -164,7 +164,7 @@ def test_all_that_waits_for_a_worker_is_served_when_it_comes_back() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_request_waits_that_could_be_served(seed: int) -> None:
-    """Keys, retries, workers that come and go: the first of each line finds all workers full that may take it."""
+    """Keys, ranks, retries, workers that come and go: the first of each line finds all targets full that may take it."""
     draw = random.Random(seed)
 
     async def main() -> None:
@@ -173,6 +173,7 @@ def test_no_request_waits_that_could_be_served(seed: int) -> None:
         queue = RequestQueue(pool, QueueConfig(size=10_000))
         for number in range(3):
             pool.probed(pool.add(f"http://w{number}:1"), None)
+            pool.introduced(pool.list()[number], ProbeResult(ranks=1 + number % (1 + seed % 3)))
         tasks: dict[asyncio.Task[Lease], tuple[RouteQuery, frozenset[str]]] = {}
         held: list[Lease] = []
 
@@ -189,7 +190,8 @@ def test_no_request_waits_that_could_be_served(seed: int) -> None:
             if step < 0.5:
                 key = draw.choice("abcdef")
                 exclude = frozenset([draw.choice(pool.list()).id] if draw.random() < 0.2 else [])
-                query = RouteQuery(routing_key=key)
+                rank = draw.randrange(3) if draw.random() < 0.2 else None
+                query = RouteQuery(routing_key=key, rank=rank)
                 tasks[asyncio.create_task(queue.lease(("", key), query, exclude, again=bool(exclude)))] = query, exclude
             elif step < 0.85 and held:
                 held.pop(draw.randrange(len(held))).release()
@@ -203,9 +205,10 @@ def test_no_request_waits_that_could_be_served(seed: int) -> None:
             assert len(queue) == len(tasks)
             for line in queue._lines.values():
                 first = next(iter(line.waiters))
-                able = [one for one in pool.routable if one.id not in first.exclude]
-                pinned_worker = manual.pinned_worker(first.query)
-                assert all(one.inflight == 2 for one in ([pinned_worker] if pinned_worker in able else able))
+                targets = [target for one in pool.routable if one.id not in first.exclude for target in one.targets]
+                able = [one for one in targets if first.query.rank in (None, one.rank)]
+                pinned = manual.pinned_target(first.query)
+                assert all(one.inflight == 2 for one in ([pinned] if pinned in able else able))
         for worker in pool.list():
             pool.probed(worker, None)
             pool.probed(worker, None)
