@@ -36,7 +36,7 @@ from middleware_hub.radix.responder import Recorder, Responder
 from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.spans.answer_json import Lists
 from middleware_hub.spans.chain import printed_ids
-from middleware_hub.spans.media import Pictures, outside_mark
+from middleware_hub.spans.media import Pictures
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.tokenizer.id_checks import check_ids, check_options, check_unmatched
 from middleware_hub.trajectories.calls import TrajectoryCalls
@@ -463,15 +463,7 @@ class RadixTreeMiddleware:
         if self.memory is not None:
             await self.memory.cover(namespace, text)
             self._keep_to_budget()
-        departure = self.tree.departure(namespace, text)
-        # The digests of two pictures may begin alike: the text leaves the tree at the picture, not inside of its mark.
-        place = departure.matched if viewer is None else outside_mark(text, departure.matched)
-        other_image = place < departure.matched
-        if other_image:
-            departure = self.tree.departure(namespace, text[:place])
-        explained = departure.explained(text, stored=self.memory is not None)
-        if viewer is not None:
-            explained = viewer.explained(text, explained, other_image=other_image)
+        explained = retrieval.explained(self.tree, namespace, text, viewer, stored=self.memory is not None)
         await send_json(send, 200, msgspec.json.encode(explained))
 
     async def _stats(self, scope: Scope, receive: Receive, send: Send) -> None:

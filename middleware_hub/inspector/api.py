@@ -22,13 +22,16 @@ from middleware_hub.inspector.conversations.conversation import MOST_BRANCHES, C
 from middleware_hub.inspector.conversations.sessions import SessionConversation, StoredSessions
 from middleware_hub.inspector.conversations.texts import MOST_NAMESPACES, Standings, TenantTexts, Texts
 from middleware_hub.inspector.finding import PARAMETERS, ConversationFilter, TimeSlices, find
+from middleware_hub.inspector.gallery import Gallery
 from middleware_hub.inspector.queries import QueryParameters, explain_request, path_segments
 from middleware_hub.inspector.reports.drift import Drifts
 from middleware_hub.inspector.reports.files import TYPES
 from middleware_hub.inspector.reports.run import RunReports
+from middleware_hub.media.media import Media
+from middleware_hub.media.shelf import Shelf
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.cut import end_of
-from middleware_hub.radix.retrieval import RETOKENIZED
+from middleware_hub.radix.retrieval import RETOKENIZED, explained
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Session
@@ -131,6 +134,8 @@ class Sources(NamedTuple):
     behind: Callable[[str], int]
     """Returns how many versions a weight version is behind the current one."""
     groups: Groups
+    media: Media | None
+    shelf: Shelf
 
 
 class _Sessions(NamedTuple):
@@ -157,8 +162,9 @@ class Api:
         self._stored = None if sources.sessions is None else StoredSessions(sources.sessions)
         self._session_changes: dict[str, tuple[tuple[int, int, float], int]] = {}
         self._drifts = Drifts(sources.tokenizer)
-        self._runs = RunReports(self._vocabulary, self._drifts, sources.behind)
-        self._branches = Branches(self._vocabulary, self._drifts)
+        self._gallery = Gallery(sources.shelf)
+        self._runs = RunReports(self._vocabulary, self._drifts, sources.behind, self._gallery)
+        self._branches = Branches(self._vocabulary, self._drifts, self._gallery)
         calls: dict[str, Callable[..., Awaitable[None]]] = {
             "conversations": self._list,
             "conversation": self._show,
@@ -264,7 +270,7 @@ class Api:
                 await memory.asked_late(found.namespace, end_of(leaf.span))
         return found
 
-    async def _about(self, conversation: ConversationView) -> dict[str, Any]:
+    async def _about(self, tenant: str, conversation: ConversationView) -> dict[str, Any]:
         """Return everything known of a conversation except its tokens."""
         slices = TimeSlices()
         summary = conversation.summary()
@@ -275,6 +281,7 @@ class Api:
             await slices.pause()
         for node in nodes:
             node["preview"] = node["preview"]()
+            node["pictures"] = [self._gallery.about(tenant, digest) for digest in node["pictures"]]
             await slices.pause()
         truncated = truncated or summary["branches"] > MOST_BRANCHES
         return {**summary, "tree": nodes, "branches_list": branches, "truncated": truncated}
@@ -284,7 +291,7 @@ class Api:
         tenant = request_state(scope).caller.tenant
         conversation = await self._conversation(tenant, name)
         await self._standings.look(tenant)
-        await self._answer(send, await self._about(conversation))
+        await self._answer(send, await self._about(tenant, conversation))
 
     async def _of_branch(self, place: str, name: str, branch: str, scope: Scope, receive: Receive, send: Send) -> None:
         tenant = request_state(scope).caller.tenant
@@ -296,7 +303,7 @@ class Api:
     async def _download(self, name: str, branch: str, scope: Scope, receive: Receive, send: Send) -> None:
         tenant = request_state(scope).caller.tenant
         conversation = await self._conversation(tenant, name)
-        about = await self._about(conversation)
+        about = await self._about(tenant, conversation)
         form, content = await self._branches.file(conversation, branch, scope, about)
         named = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{name}-{branch}")[:100]
         headers = [
@@ -314,7 +321,7 @@ class Api:
             (await self._conversation(tenant, query.required(side)), query.text(f"{side}_branch"))
             for side in ("a", "b")
         ]
-        await self._answer(send, await self._branches.compare(one, other))
+        await self._answer(send, await self._branches.compare(tenant, one, other))
 
     # The whole run -----------------------------------------------------------------------------------------------------
 
@@ -341,8 +348,12 @@ class Api:
         if tree is None:
             raise NotFoundError("this router remembers sessions only, and no texts")
         namespace = tenant, request.adapter, request.namespace
-        asked = memory is None or await memory.cover(namespace, request.text)
-        recall = tree.recall(namespace, request.text, note=False)
+        text, media, viewer = request.text, self._sources.media, None
+        if media is not None:
+            shown = await media.shown(tenant, request.image_data)
+            text, viewer = media.key(text, shown.digests), media.viewer(tenant)
+        asked = memory is None or await memory.cover(namespace, text)
+        recall = tree.recall(namespace, text, note=False)
         assert recall is not None, "no reply was named"
         cut = recall.cut
         if asked and memory is not None:
@@ -351,10 +362,10 @@ class Api:
         reasons = list(flat.reasons if asked else flat.because(STORE_UNREACHABLE).reasons)
         if cut.recut and "cut_in_token" not in reasons:
             reasons.append("cut_in_token")
-        if cut.start < len(request.text):
+        if cut.start < len(text):
             reasons.append(RETOKENIZED)
         answer = {
-            **tree.departure(namespace, request.text).explained(request.text, stored=memory is not None),
+            **explained(tree, namespace, text, viewer, stored=memory is not None),
             "tokens": cut.tokens,
             "exact": recall.exact and INEXACT.isdisjoint(reasons),
             "reasons": reasons,

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from starlette.types import Scope
 
 from middleware_hub.drift import sequences
-from middleware_hub.inspector.conversations.chain import Chain, matches
+from middleware_hub.inspector.conversations.chain import Chain, CompactIds, matches
 from middleware_hub.inspector.conversations.conversation import Branch, ConversationView
+from middleware_hub.inspector.gallery import Gallery
 from middleware_hub.inspector.queries import MOST_TEXT, QueryParameters
 from middleware_hub.inspector.reports import files
 from middleware_hub.inspector.reports.drift import ChainDrift, Drifted, Drifts
@@ -20,6 +22,7 @@ from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.errors import BadRequestError, NotFoundError
 from router.http.offload import offload
+from router.http.request_state import request_state
 
 MOST_TOKENS = 5_000
 """Tokens of one window."""
@@ -44,9 +47,10 @@ _Json = Mapping[str, Any]
 class Branches:
     """See the top of this file. It keeps the chains that were read last."""
 
-    def __init__(self, vocabulary: Vocabulary, drifts: Drifts) -> None:
+    def __init__(self, vocabulary: Vocabulary, drifts: Drifts, gallery: Gallery) -> None:
         self._vocabulary = vocabulary
         self._drifts = drifts
+        self._gallery = gallery
         self._chains: OrderedDict[TokenSpan, tuple[Branch, Chain]] = OrderedDict()
 
     async def answer(self, conversation: ConversationView, branch: str, place: str, scope: Scope) -> dict[str, Any]:
@@ -63,7 +67,7 @@ class Branches:
                 return await self._find(chain, query)
             case "drift":
                 return await self._next_drift(chain, query)
-        return await self._head(found, chain, PATIENCE)
+        return await self._head(found, chain, PATIENCE, _tenant(scope))
 
     async def file(self, conversation: ConversationView, branch: str, scope: Scope, about: _Json) -> tuple[str, bytes]:
         """Return a branch as a file, and the name of its format. `about` describes the conversation.
@@ -73,17 +77,24 @@ class Branches:
         query = QueryParameters(scope, ("format",))
         form = query.choice("format", files.TYPES) or "json"
         found, chain = self.chain(conversation, branch)
-        head = await self._head(found, chain, None)
+        head = await self._head(found, chain, None, _tenant(scope))
         if form == "parquet":
             return form, await offload(True, files.as_parquet, about, head, chain, self._vocabulary)
         drift = await self._drifts.soon(chain, None)
         places = None if drift is None else await offload(True, self._each_drifted, chain, drift)
         tokens = await offload(True, files.tokens, chain, self._vocabulary, places)
-        return form, await offload(True, files.as_json if form == "json" else files.as_page, about, head, tokens)
+        if form == "json":
+            return form, await offload(True, files.as_json, about, head, tokens)
+        shown = [one.digest for one in chain.media] + [
+            one["digest"] for node in about["tree"] for one in node["pictures"]
+        ]
+        pictures = self._gallery.embedded(_tenant(scope), shown)
+        return form, await offload(True, files.as_page, about, head, tokens, pictures)
 
-    async def _head(self, branch: Branch, chain: Chain, patience: float | None) -> dict[str, Any]:
+    async def _head(self, branch: Branch, chain: Chain, patience: float | None, tenant: str) -> dict[str, Any]:
         drift = await self._drifts.soon(chain, patience)
-        return await offload(chain.total > HEAVY, self._described, branch, chain, drift)
+        head = await offload(chain.total > HEAVY, self._described, branch, chain, drift)
+        return {**head, "images": self._gallery.shown(tenant, chain.media)}
 
     async def _next_drift(self, chain: Chain, query: QueryParameters) -> dict[str, Any]:
         drift = await self._drifts.soon(chain, PATIENCE)
@@ -112,7 +123,7 @@ class Branches:
 
     def _described(self, branch: Branch, chain: Chain, drift: ChainDrift | None) -> dict[str, Any]:
         line = branch.described(chain)
-        vocabulary, ids = self._vocabulary, chain.ids()
+        vocabulary, ids = self._vocabulary, chain.compact().ids
         return {
             "id": branch.id,
             "total": chain.total,
@@ -166,13 +177,15 @@ class Branches:
         return {"matches": found, "more": more}
 
     async def compare(
-        self, one: tuple[ConversationView, str | None], other: tuple[ConversationView, str | None]
+        self, tenant: str, one: tuple[ConversationView, str | None], other: tuple[ConversationView, str | None]
     ) -> dict[str, Any]:
         """Return two branches, their runs, and where they differ first. Raises NotFoundError."""
         heads, chains = [], []
         for conversation, name in (one, other):
             branch, chain = self.chain(conversation, name)
-            heads.append({"conversation": conversation.id, **branch.described(chain), "total": chain.total})
+            shown = self._gallery.shown(tenant, chain.media)
+            about = {"conversation": conversation.id, **branch.described(chain), "total": chain.total}
+            heads.append({**about, "images": shown})
             chains.append(chain)
         heavy = sum(map(len, chains)) > HEAVY
         return {"a": heads[0], "b": heads[1], **await offload(heavy, compared, *chains)}
@@ -192,15 +205,38 @@ def _turn(turn: dict[str, Any], chain: Chain, drift: ChainDrift | None) -> dict[
 
 
 def compared(one: Chain, other: Chain) -> dict[str, Any]:
-    """Return the runs of two chains, and where they differ first."""
-    ids, others = one.ids(), other.ids()
-    first = sequences.first_difference(ids, others)
-    runs, truncated = sequences.compare(ids, others, most=MOST_RUNS)
+    """Return the runs of two chains, and where they differ first. An image is equal to none but itself."""
+    compact, others = one.compact(), other.compact()
+    numbers: dict[str, int] = {}
+    sides = _told_apart(one, compact, numbers), _told_apart(other, others, numbers)
+    first = sequences.first_difference(*sides)
+    runs, truncated = sequences.compare(*sides, most=MOST_RUNS)
     return {
-        "first_difference": None if first is None else {"a": first, "b": first},
-        "runs": [{"op": run.op, "a": [run.start, run.end], "b": [run.other_start, run.other_end]} for run in runs],
+        "first_difference": None if first is None else {"a": compact.place(first), "b": others.place(first)},
+        "runs": [
+            {
+                "op": run.op,
+                "a": [compact.place(run.start), compact.place(run.end)],
+                "b": [others.place(run.other_start), others.place(run.other_end)],
+            }
+            for run in runs
+        ],
         "truncated": truncated,
     }
+
+
+def _told_apart(chain: Chain, compact: CompactIds, numbers: dict[str, int]) -> NDArray[np.int32]:
+    """Return compact ids in which each image has a number of its own, which is no id. `numbers` are those given before."""
+    if not chain.media:
+        return compact.ids
+    found = compact.ids.copy()
+    for start, _, digest in chain.media:
+        found[compact.at(start)] = -1 - numbers.setdefault(digest, len(numbers))
+    return found
+
+
+def _tenant(scope: Scope) -> str:
+    return request_state(scope).caller.tenant
 
 
 def quantiles(chain: Chain) -> dict[str, Any]:

@@ -88,7 +88,9 @@ class Inspector:
         hub, registry = Hub.of(context), context.shared.get(SessionRegistry)
         sessions = registry if isinstance(registry, SessionRegistry) else None
         self.app = app
-        sources = Sources(hub.tokenizer, hub.tree, hub.memory, sessions, hub.clock.distance, hub.groups)
+        sources = Sources(
+            hub.tokenizer, hub.tree, hub.memory, sessions, hub.clock.distance, hub.groups, hub.media, hub.shelf
+        )
         server, limits = context.config.server, PromptLimits(tokens=context.config.radix.max_text_tokens)
         self.api = Api(sources, max_body_bytes=server.max_body_bytes, limits=limits, processes=server.processes)
         self._pages = Pages()

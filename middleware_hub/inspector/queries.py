@@ -108,9 +108,10 @@ class QueryParameters:
 
 
 class ExplainRequest(msgspec.Struct):
-    """The body of `/inspect/api/explain`."""
+    """The body of `/inspect/api/explain`. `image_data`: the images of the text's placeholders, as in a retrieval."""
 
     text: str
+    image_data: list[str] = []
     namespace: str = ""
     adapter: str = ""
 
@@ -121,7 +122,7 @@ def explain_request(body: bytes, limits: PromptLimits) -> ExplainRequest:
         found = msgspec.json.decode(body, type=ExplainRequest)
     except JSON_ERRORS as error:
         raise BadRequestError(
-            f"the body must be {{'text': a string, 'namespace': a string}}: {json_fault(body, error)}"
+            f"the body must be {{'text': a string, 'image_data': a list of strings}}: {json_fault(body, error)}"
         ) from error
     if not found.text:
         raise BadRequestError("`text` is empty")

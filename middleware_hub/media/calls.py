@@ -23,6 +23,7 @@ _HEADERS: Final = (
     (b"content-security-policy", b"default-src 'none'"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"private, max-age=31536000, immutable"),
+    (b"vary", b"authorization, x-api-key"),  # another tenant may sit at the same browser
 )
 
 

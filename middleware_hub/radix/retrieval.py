@@ -30,7 +30,7 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.answer_json import Lists, in_pieces
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
 from middleware_hub.spans.extras import TOP_P_IDS, TOP_P_OFFSETS, Extra, Extras
-from middleware_hub.spans.media import MediaSpan, chain_media, digests_in
+from middleware_hub.spans.media import MediaSpan, chain_media, digests_in, outside_mark
 from middleware_hub.spans.per_token import ROW_FIELDS, TOP_P, TurnRows, joined, written
 from middleware_hub.spans.trajectory import SampledTurn, SharedMask, TokenTrajectory, flatten
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -334,6 +334,21 @@ def answer_of(
 
 
 # The per-token data of engines, fetched only for a request that asks for it: from this process, or from the store.
+
+
+def explained(
+    tree: RadixTree, namespace: Namespace, text: str, viewer: Viewer | None, *, stored: bool
+) -> dict[str, Any]:
+    """Return where a text leaves the tree, as `/radix_tree/explain` answers it. With a `viewer` the text is keyed."""
+    departure = tree.departure(namespace, text)
+    if viewer is None:
+        return departure.explained(text, stored=stored)
+    # The digests of two pictures may begin alike: the text leaves the tree at the picture, not inside of its mark.
+    place = outside_mark(text, departure.matched)
+    other_image = place < departure.matched
+    if other_image:
+        departure = tree.departure(namespace, text[:place])
+    return viewer.explained(text, departure.explained(text, stored=stored), other_image=other_image)
 
 
 async def per_token_fields(

@@ -6,7 +6,7 @@ import contextlib
 import json
 import mimetypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ Answers = Callable[[str, list[str], dict[str, str]], Any]
 
 
 @contextlib.contextmanager
-def serving(answers: Answers, key: str | None = None) -> Iterator[str]:
-    """Serve the page and these answers; yield the URL. With a key, the answers need it."""
+def serving(answers: Answers, key: str | None = None, files: Mapping[str, bytes] | None = None) -> Iterator[str]:
+    """Serve the page, these answers, and files of images by their digests; yield the URL. With a key, both need it."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -36,6 +36,11 @@ def serving(answers: Answers, key: str | None = None) -> Iterator[str]:
             url = urlsplit(self.path)
             if url.path.startswith("/inspect/api"):
                 self._answer("GET", url.path, dict(parse_qsl(url.query)))
+                return
+            if url.path.startswith("/media/"):
+                found = None if self._refused() else (files or {}).get(url.path.removeprefix("/media/"))
+                if found is not None:
+                    self._send(200, found, "image/png")
                 return
             relative = "index.html" if url.path == "/inspect" else url.path.removeprefix("/inspect/assets/")
             path = STATIC / relative
@@ -49,8 +54,7 @@ def serving(answers: Answers, key: str | None = None) -> Iterator[str]:
             self._answer("POST", urlsplit(self.path).path, body)
 
         def _answer(self, method: str, path: str, fields: dict[str, str]) -> None:
-            if key is not None and self.headers.get("authorization") != f"Bearer {key}":
-                self._send(401, json.dumps({"error": {"message": "a key is required"}}).encode(), "application/json")
+            if self._refused():
                 return
             parts = [unquote(part) for part in path.removeprefix("/inspect/api/").split("/")]
             found = answers(method, parts, fields)
@@ -60,6 +64,12 @@ def serving(answers: Answers, key: str | None = None) -> Iterator[str]:
                 self._send(204, b"", "application/json")
             else:
                 self._send(200, json.dumps(found).encode(), "application/json")
+
+        def _refused(self) -> bool:
+            if key is None or self.headers.get("authorization") == f"Bearer {key}":
+                return False
+            self._send(401, json.dumps({"error": {"message": "a key is required"}}).encode(), "application/json")
+            return True
 
         def _send(self, status: int, content: bytes, kind: str) -> None:
             self.send_response(status)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, reasons_of, unpack_logprobs
+from middleware_hub.spans.media import MediaSpan
 from middleware_hub.spans.trajectory import SampledTurn, version_runs
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 
@@ -29,6 +30,24 @@ class SpanSlice(NamedTuple):
     span: TokenSpan
     start: int
     end: int
+
+
+class CompactIds(NamedTuple):
+    """The ids of a chain with one id for each picture, as its text spells them.
+
+    `places`: where each of them begins in the chain, and the chain's length behind them; None if it is where it stands here.
+    """
+
+    ids: NDArray[np.int32]
+    places: NDArray[np.intp] | None
+
+    def place(self, at: int) -> int:
+        """Return where an id of these begins in the chain."""
+        return at if self.places is None else int(self.places[at])
+
+    def at(self, place: int) -> int:
+        """Return the first id of these that begins at a place of the chain, or behind it."""
+        return place if self.places is None else int(np.searchsorted(self.places, place))
 
 
 class Chain:
@@ -67,6 +86,26 @@ class Chain:
             for part in self.between(start, end)
         ]
         return np.frombuffer(b"".join(packed), np.int32)
+
+    @cached_property
+    def media(self) -> list[MediaSpan]:
+        """Its pictures, in order. Their starts count from its beginning."""
+        return [
+            MediaSpan(part.start + start, length, digest)
+            for part in self.parts
+            for start, length, digest in part.span.media
+            if start + length <= part.end - part.start
+        ]
+
+    def compact(self) -> CompactIds:
+        """Return its ids with one id for each picture."""
+        ids = self.ids()
+        if not self.media:
+            return CompactIds(ids, None)
+        kept = np.ones(len(ids) + 1, np.bool_)
+        for start, length, _ in self.media:
+            kept[start + 1 : start + length] = False
+        return CompactIds(ids[kept[:-1]], np.flatnonzero(kept))
 
     def mask(self, start: int = 0, end: int | None = None) -> NDArray[np.bool_]:
         """Return which tokens of a window were sampled."""
@@ -225,7 +264,7 @@ def matches(
 ) -> tuple[list[dict[str, int]], bool]:
     """Return where a text, or a sequence of ids, occurs in a chain from token `first` on, and whether there is more.
 
-    At most `most` places are returned.
+    At most `most` places are returned. In a text a picture is one placeholder, as clients write it.
     """
     find = (
         _text_finder(chain, vocabulary, needle, first) if isinstance(needle, str) else _ids_finder(chain, needle, first)
@@ -257,14 +296,16 @@ def _ids_finder(chain: Chain, needle: Sequence[int], first: int) -> Finder:
 
 def _text_finder(chain: Chain, vocabulary: Vocabulary, needle: str, first: int) -> Finder:
     def find() -> Iterator[tuple[int, int]]:
-        pieces = vocabulary.pieces(chain.ids(first))
+        compact = chain.compact()
+        skipped = compact.at(first)
+        pieces = vocabulary.pieces(compact.ids[skipped:])
         ends = np.cumsum([len(piece) for piece in pieces])
         text, wanted = b"".join(pieces), needle.encode("utf-8", "surrogatepass")
         at = text.find(wanted)
         while at >= 0:
             begin = int(np.searchsorted(ends, at, "right"))
             end = int(np.searchsorted(ends, at + len(wanted), "left")) + 1
-            yield first + begin, first + end
+            yield compact.place(skipped + begin), compact.place(skipped + end)
             at = text.find(wanted, at + len(wanted))
 
     return find

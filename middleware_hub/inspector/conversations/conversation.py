@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from middleware_hub.inspector.conversations.chain import Chain
-from middleware_hub.spans.chain import INEXACT, TokenSpan, links
+from middleware_hub.spans.chain import ID_BYTES, INEXACT, TokenSpan, links, unpack_ids
+from middleware_hub.spans.media import collapsed, media_of
 from router.errors import NotFoundError
 
 MOST_BRANCHES = 1_000
 """Branches of one conversation that are listed, the newest first."""
 MOST_NODES = 5_000
 """Nodes of one tree that are listed."""
+PICTURES_OF_NODE = 4
+"""Images of one node that are named."""
 BRANCHES_OF_NODE = 16
 """Branches that are named at each node through which they run."""
 TITLE = 160
@@ -62,6 +65,7 @@ class Branch:
             "turns": len(chain.replies),
             "tokens": chain.total,
             "sampled": chain.sampled,
+            "images": len(chain.media),
             "versions": chain.versions,
             "reward": self.reward,
             "exact": INEXACT.isdisjoint(reasons),
@@ -115,13 +119,26 @@ class ConversationView(Protocol):
     def nodes(self) -> tuple[list[dict[str, Any]], bool]:
         """Return the nodes of its tree, parents before children, and whether some were left out.
 
-        The `preview` of each is a function that makes it, so that many can be made in steps.
+        The `preview` of each is a function that makes it, so that many can be made in steps. `pictures` are the digests
+        of its first images.
         """
         ...
 
 
 Opened = AbstractAsyncContextManager[ConversationView | None]
 """Reads a conversation for an inspection; None if it has ended. Raises RouterError."""
+
+
+def opening(parts: Iterable[tuple[TokenSpan, int]], most: int) -> list[int]:
+    """Return the first `most` ids of a chain, one id for each image. `parts` are its spans, and how many tokens it takes."""
+    found: list[int] = []
+    for span, take in parts:
+        if len(found) >= most:
+            break
+        media = [one for one in media_of(span) if one.start + one.length <= take]
+        packed = span.ids[: ID_BYTES * (take if media else min(take, most))]
+        found += unpack_ids(collapsed(packed, media))
+    return found[:most]
 
 
 def cut_reply(reply: TokenSpan, kept: int) -> dict[str, Any] | None:

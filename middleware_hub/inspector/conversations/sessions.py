@@ -18,6 +18,7 @@ import msgspec
 from middleware_hub.inspector.conversations.conversation import (
     MOST_BRANCHES,
     MOST_NODES,
+    PICTURES_OF_NODE,
     PREVIEW,
     TITLE,
     Branch,
@@ -26,6 +27,7 @@ from middleware_hub.inspector.conversations.conversation import (
     cut_reply,
     name_branches,
 )
+from middleware_hub.media.part import IMAGE, image_parts
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
@@ -80,6 +82,7 @@ class SessionConversation:
             "turns": len(checkpoints),
             "tokens": sampled + sum(span.count for span in seen),
             "sampled": sampled,
+            "images": sum(len(span.media) for span in seen),
             "branches": sum(one.terminal for one in checkpoints),
             "versions": list(versions),
             "reward": reward_of(session.reward_info),
@@ -175,6 +178,8 @@ def _sample_node(sample: Checkpoint, above: str | None) -> dict[str, Any]:
         "request_id": span.request_ids[0] if span.request_ids else sample.id,
         "tokens": span.count,
         "sampled": span.count,
+        "images": 0,
+        "pictures": [],
         "version": next(reversed(version_names(span.versions)), None),
         "preview": partial(_preview, sample.node.message),
         "finish": sample.finish,
@@ -184,6 +189,7 @@ def _sample_node(sample: Checkpoint, above: str | None) -> dict[str, Any]:
 
 
 def _message_node(name: str, node: MessageNode, above: str | None) -> dict[str, Any]:
+    digests = _digests(node.message)
     return {
         "id": name,
         "parent": above,
@@ -191,6 +197,8 @@ def _message_node(name: str, node: MessageNode, above: str | None) -> dict[str, 
         "request_id": None,
         "tokens": 0,
         "sampled": 0,
+        "images": len(digests),
+        "pictures": digests[:PICTURES_OF_NODE],
         "version": None,
         "preview": partial(_preview, node.message),
         "finish": None,
@@ -200,15 +208,30 @@ def _message_node(name: str, node: MessageNode, above: str | None) -> dict[str, 
 
 
 def _content(message: bytes) -> str:
-    """Return the text of a message; for tool calls, their names and arguments."""
+    """Return the text of a message, with `[image]` for each image; for tool calls, their names and arguments."""
     fields = msgspec.json.decode(message) if message else {}
     content = fields.get("content")
     if isinstance(content, list):
-        content = " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        content = " ".join(
+            "[image]" if part.get("type") == IMAGE else str(part.get("text", ""))
+            for part in content
+            if isinstance(part, dict)
+        )
     if isinstance(content, str) and content:
         return content
     calls = fields.get("tool_calls")
     return msgspec.json.encode(calls).decode() if calls else ""
+
+
+_PICTURE = b'"sha256:'
+"""No message with an image lacks it."""
+
+
+def _digests(message: bytes) -> list[str]:
+    """Return the digests of the images of a message, in order."""
+    if _PICTURE not in message:
+        return []
+    return [part["digest"] for part in image_parts(msgspec.json.decode(message))]
 
 
 def _preview(message: bytes) -> str:

@@ -17,16 +17,17 @@ import msgspec
 from middleware_hub.inspector.conversations.conversation import (
     MOST_BRANCHES,
     MOST_NODES,
+    PICTURES_OF_NODE,
     PREVIEW,
     TITLE,
     Branch,
     cut_reply,
     name_branches,
+    opening,
 )
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace
 from middleware_hub.spans.chain import (
-    ID_BYTES,
     INEXACT,
     STORE_UNREACHABLE,
     SpanFlag,
@@ -34,7 +35,6 @@ from middleware_hub.spans.chain import (
     chain_ids,
     links,
     reasons_of,
-    unpack_ids,
     version_names,
 )
 
@@ -117,6 +117,7 @@ class TextConversation:
     _doubtful: dict[TokenSpan, int] = field(default_factory=dict)
     _sampled: int = 0
     _context_tokens: int = 0
+    _images: int = 0
     _title: str | None = None
     _group: str | None = None
     _named: dict[TokenSpan, str] | None = None
@@ -144,6 +145,7 @@ class TextConversation:
         for part in reply.contexts:
             if _add(self._contexts, part) == 1:
                 self._context_tokens += part.count
+                self._images += len(part.media)
                 self._count(_add, part)
         if reply.before is not None and reply.whole:
             _add(self._continued, reply.before)
@@ -160,6 +162,7 @@ class TextConversation:
         for part in reply.contexts:
             if _take(self._contexts, part) == 0:
                 self._context_tokens -= part.count
+                self._images -= len(part.media)
                 self._count(_take, part)
         if reply.before is not None and reply.whole:
             _take(self._continued, reply.before)
@@ -195,6 +198,7 @@ class TextConversation:
             "turns": len(self._replies),
             "tokens": self.tokens,
             "sampled": self._sampled,
+            "images": self._images,
             "branches": len(self._replies) - len(self._continued.keys() & self._replies.keys()),
             "versions": list(self._versions),
             "reward": self._newest_reward(),
@@ -210,11 +214,8 @@ class TextConversation:
     def title(self) -> str:
         """The beginning of its first prompt."""
         if self._title is None:
-            parts = [
-                part.ids[: ID_BYTES * min(take, TITLE)] for part, take in links(self.first.parent, self.first.take)
-            ]
-            ids = unpack_ids(b"".join(reversed(parts))[: ID_BYTES * TITLE])
-            self._title = self._spell(ids)[:TITLE]
+            parts = list(links(self.first.parent, self.first.take))
+            self._title = self._spell(opening(reversed(parts), TITLE))[:TITLE]
         return self._title
 
     @property
@@ -277,7 +278,7 @@ class TextConversation:
         return None if reply is None else reply.generation.serial / 1e9
 
     def _preview(self, span: TokenSpan) -> Callable[[], str]:
-        return lambda: self._spell(unpack_ids(span.ids[: ID_BYTES * PREVIEW]))[:PREVIEW]
+        return lambda: self._spell(opening([(span, span.count)], PREVIEW))[:PREVIEW]
 
     def texts(self) -> Iterator[str]:
         return (leaf.node.text for leaf in self.leaves())
@@ -322,6 +323,8 @@ def _node(
         "request_id": (span.request_ids[0] if span.request_ids else "") if sampled else None,
         "tokens": span.count,
         "sampled": span.count if sampled else 0,
+        "images": len(span.media),
+        "pictures": [digest for _, _, digest in span.media[:PICTURES_OF_NODE]],
         "version": next(reversed(version_names(span.versions)), None) if sampled else None,
         "preview": preview,
         "finish": span.finish if sampled else None,

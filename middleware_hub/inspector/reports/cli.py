@@ -73,7 +73,7 @@ async def _run(args: argparse.Namespace) -> int:
         places = Places(args.tenant, args.lora_path, args.namespace)
         selection = Selection(places, since=args.since or 0, without=await deleted_sessions(store))
         report, missing = await stored_report(store, selection, tokenizer)
-        _write(args.out, msgspec.json.encode(report) if args.out.suffix == ".json" else report_page(report))
+        _write(args.out, msgspec.json.encode(report) if args.out.suffix == ".json" else report_page(report, {}))
         left_out = f"; {missing} sequences could not be read or were forgotten" if missing else ""
         sys.stderr.write(
             f"{report['conversations']} conversations, {report['sampled_tokens']} sampled tokens{left_out}\n"

@@ -1,8 +1,8 @@
 """Drift: where the text of a chain, encoded again, gives other tokens than those that were sampled.
 
-The text is the spelling of the chain's ids, special tokens by their names. It is encoded as a worker would encode it, in
-segments: after an added token, encoding is provably the sum of its parts. Equal segments are encoded once, whichever chains
-they are in.
+The text is the spelling of the chain's ids, special tokens by their names, with one placeholder for each image. It is encoded
+as a worker would encode it, in segments: after an added token, encoding is provably the sum of its parts. Equal segments are
+encoded once, whichever chains they are in.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ class Drifts:
 
     async def of(self, chain: Chain) -> ChainDrift:
         """Return the drift of a chain. Raises TextTooLongError."""
-        ids = chain.ids()
-        found: list[Drifted] = []
+        compact, found = chain.compact(), list[Drifted]()
+        ids, place = compact.ids, compact.place
         for start, end in segments(self._vocabulary.boundaries(ids), len(ids)):
             inside = await self._segment(ids[start:end], first=start == 0)
-            found += [Drifted(one.start + start, one.end + start, one.encoded, one.text) for one in inside]
+            found += [Drifted(place(one.start + start), place(one.end + start), *one[2:]) for one in inside]
             await asyncio.sleep(0)
         return await offload(len(ids) > HEAVY, ChainDrift, chain, found)
 

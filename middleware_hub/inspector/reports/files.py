@@ -37,7 +37,8 @@ def saved_page(data: Mapping[str, object]) -> bytes:
 
     Args:
         data: `saved` (1), `at` (seconds since 1970), and `answers`, which maps paths of the API to their answers: a
-            conversation, its branches, and the `tokens` of each branch from its first to its last; or `/run`.
+            conversation, its branches, and the `tokens` of each branch from its first to its last; or `/run`. Under
+            `/media/{digest}` are the images as `data:` URLs, each once.
     """
     # In a script of a page, "<" could begin its end, or a comment. JSON may write it as an escape wherever it may stand.
     content = msgspec.json.encode(data).replace(b"<", b"\\u003c")
@@ -148,17 +149,17 @@ def as_json(conversation: _Json, head: _Json, tokens: Raw) -> bytes:
     return _encode({"conversation": conversation, "branch": head, "tokens": tokens})
 
 
-def as_page(conversation: _Json, head: _Json, tokens: Raw) -> bytes:
-    """Return a branch as the page of the inspector with the data in it."""
+def as_page(conversation: _Json, head: _Json, tokens: Raw, pictures: Mapping[str, Raw]) -> bytes:
+    """Return a branch as the page of the inspector with the data in it, and the images; see `Gallery.embedded`."""
     folder = f"/conversations/{conversation['id']}"
     branch = f"{folder}/branches/{head['id']}"
-    answers = {folder: conversation, branch: head, f"{branch}/tokens": tokens}
+    answers = {folder: conversation, branch: head, f"{branch}/tokens": tokens, **pictures}
     return saved_page({"saved": 1, "at": time.time(), "answers": answers})
 
 
-def report_page(report: _Json) -> bytes:
-    """Return a run report as the page of the inspector with the data in it."""
-    return saved_page({"saved": 1, "at": time.time(), "answers": {"/run": report}})
+def report_page(report: _Json, pictures: Mapping[str, Raw]) -> bytes:
+    """Return a run report as the page of the inspector with the data in it, and the images that it shows."""
+    return saved_page({"saved": 1, "at": time.time(), "answers": {"/run": report, **pictures}})
 
 
 def as_parquet(conversation: _Json, head: _Json, chain: Chain, vocabulary: Vocabulary) -> bytes:

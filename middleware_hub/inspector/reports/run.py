@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from middleware_hub.inspector.conversations.chain import Chain, SpanSlice, versions_in
 from middleware_hub.inspector.conversations.conversation import Branch, ConversationView
+from middleware_hub.inspector.gallery import Gallery
 from middleware_hub.inspector.reports.drift import ChainDrift, Drifts
 from middleware_hub.spans.chain import TokenSpan, unpack_logprobs
 from middleware_hub.tokenizer.vocabulary import REPLACEMENT, Vocabulary
@@ -27,7 +29,55 @@ MOST_PAIRS = 100_000
 SHOWN_PAIRS = 50
 PAIR_TOKENS = 8
 MOST_BUCKETS = 300
+SHOWN_IMAGES = 12
 KINDS = ("word", "number", "space", "punctuation", "special", "bytes", "other")
+
+
+class ImageFigures:
+    """Counts images, span by span. A file that many sequences hold is one image."""
+
+    def __init__(self) -> None:
+        self.count = self.tokens = 0
+        self._times: dict[str, int] = {}
+        self._lengths: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        self._new: list[str] = []
+
+    def add(self, span: TokenSpan) -> None:
+        """Count the images of a span."""
+        for _, length, digest in span.media:
+            self.count += 1
+            self.tokens += length
+            if digest not in self._times:
+                self._new.append(digest)
+            self._times[digest] = self._times.get(digest, 0) + 1
+            self._lengths[digest] = length
+
+    def measure(self, about: Callable[[str], Mapping[str, Any]]) -> None:
+        """Look for the files of the images that came since the last call. `about` says what is known of one."""
+        new, self._new = self._new, []
+        for digest in new:
+            size = about(digest)["size"]
+            if size is not None:
+                self._sizes[digest] = size
+
+    def commonest(self) -> list[str]:
+        """Return the digests of the images that occur most often."""
+        return sorted(self._times, key=lambda digest: (-self._times[digest], digest))[:SHOWN_IMAGES]
+
+    def described(self) -> dict[str, Any]:
+        """Return the figures. `bytes` is that of the `held` files, each once."""
+        return {
+            "count": self.count,
+            "distinct": len(self._times),
+            "tokens": self.tokens,
+            "held": len(self._sizes),
+            "bytes": sum(self._sizes.values()),
+            "commonest": [
+                {"digest": digest, "times": self._times[digest], "tokens": self._lengths[digest]}
+                for digest in self.commonest()
+            ],
+        }
 
 
 class RunFigures:
@@ -56,6 +106,7 @@ class RunFigures:
         self._kept: Counter[str] = Counter()
         self._times: Counter[tuple[int, str]] = Counter()
         self._bucket = 1
+        self.images = ImageFigures()
 
     def add(
         self,
@@ -77,6 +128,7 @@ class RunFigures:
             if name not in self._seen:
                 self._seen.add(name)
                 self.tokens += part.span.count
+                self.images.add(part.span)
                 if part.span.sampled:
                     new.append(part)
                     self._prompt += part.start
@@ -174,6 +226,7 @@ class RunFigures:
                 for (moment, version), tokens in sorted(self._times.items())
             ],
             "bucket_seconds": self._bucket,
+            "images": self.images.described(),
         }
 
     def _drift(self) -> dict[str, Any]:
@@ -244,10 +297,11 @@ class _Running:
 class RunReports:
     """The run reports of all tenants; see the top of this file."""
 
-    def __init__(self, vocabulary: Vocabulary, drifts: Drifts, behind: Callable[[str], int]) -> None:
+    def __init__(self, vocabulary: Vocabulary, drifts: Drifts, behind: Callable[[str], int], gallery: Gallery) -> None:
         self._vocabulary = vocabulary
         self._drifts = drifts
         self._behind = behind
+        self._gallery = gallery
         self._of: OrderedDict[str, _Running] = OrderedDict()
 
     async def report(
@@ -262,7 +316,7 @@ class RunReports:
             running = None if time.monotonic() - running.began > FRESH else running
         if running is None:
             running = _Running(RunFigures(self._vocabulary, self._behind), change)
-            running.task = asyncio.create_task(self._compute(running, *conversations()))
+            running.task = asyncio.create_task(self._compute(tenant, running, *conversations()))
         self._of[tenant] = running
         if len(self._of) > MOST_REPORTS:
             _, oldest = self._of.popitem(last=False)
@@ -273,10 +327,15 @@ class RunReports:
         if running.task.done() and running.report is None:
             self._of.pop(tenant, None)  # it failed: the next look begins a new one
             running.task.result()
-        return running.report or running.partial
+        report = running.report or running.partial
+        images = report["images"]
+        commonest = [{**one, **self._gallery.about(tenant, one["digest"])} for one in images["commonest"]]
+        return {**report, "images": {**images, "commonest": commonest}}
 
-    async def _compute(self, running: _Running, total: int, conversations: Iterable[ConversationView]) -> None:
-        tally, told = running.tally, time.monotonic()
+    async def _compute(
+        self, tenant: str, running: _Running, total: int, conversations: Iterable[ConversationView]
+    ) -> None:
+        tally, told, about = running.tally, time.monotonic(), partial(self._gallery.about, tenant)
         for done, conversation in enumerate(conversations):
             for branch in conversation.branches():
                 try:
@@ -297,6 +356,7 @@ class RunReports:
                     key=_itself,
                     moment=_moments(conversation, branch),
                 )
+                tally.images.measure(about)
                 await asyncio.sleep(0)
             await asyncio.sleep(0)  # it may have no branch
             if time.monotonic() - told > TELL:

@@ -1,17 +1,21 @@
 // Rows of a long text in tokens: where each one begins, and how high it is. A row is a piece of one turn. Heights are guessed
-// until a row was drawn once.
+// until a row was drawn once. An image has a row of its own, however many tokens it is.
 
 export const MOST = 128; // tokens of a row
 
-/** Cuts `total` tokens into rows at the beginnings of turns. `turns` have `start` and `end`, in order. */
-export function cutRows(total, turns) {
+/** Cuts `total` tokens into rows at the beginnings of turns. `turns` have `start` and `end`, `images` a `span`, in order. */
+export function cutRows(total, turns, images = []) {
   const rows = [];
   let at = 0;
+  let next = 0; // the first image that does not end before `at`
   const until = (end, turn) => {
     for (let first = true; at < end; first = false) {
-      const next = Math.min(at + MOST, end);
-      rows.push({ start: at, end: next, turn, first });
-      at = next;
+      while (next < images.length && images[next].span[1] <= at) next += 1;
+      const [from, to] = images[next]?.span ?? [end, end];
+      const inside = from <= at;
+      const stop = Math.min(inside ? to : Math.min(at + MOST, from), end);
+      rows.push({ start: at, end: stop, turn, first, image: inside && at < to ? images[next] : null });
+      at = stop;
     }
   };
   turns.forEach((turn, number) => {

@@ -33,6 +33,7 @@ export function query(fields) {
 class Live {
   saved = false;
   #api = new URL("../../api", import.meta.url).href;
+  #media = new URL("../../../media/", import.meta.url).href;
 
   constructor() {
     this.askForKey = async () => null;
@@ -49,28 +50,39 @@ class Live {
 
   /** The answer's JSON; null for 204. Throws ApiError. */
   async get(path, options) {
-    const response = await this.#ask(path, options);
+    const response = await this.#ask(this.#api + path, options);
     return response.status === 204 ? null : response.json();
   }
 
   async post(path, body, options) {
     const content = JSON.stringify(body);
     const headers = { "content-type": "application/json", ...options?.headers };
-    return (await this.#ask(path, { ...options, method: "POST", body: content, headers })).json();
+    return (await this.#ask(this.#api + path, { ...options, method: "POST", body: content, headers })).json();
   }
 
   /** The answer's bytes, to be saved: links cannot carry a key. */
   async blob(path) {
-    return (await this.#ask(path)).blob();
+    return (await this.#ask(this.#api + path)).blob();
   }
 
-  async #ask(path, options = {}) {
+  /** The file of an image as a `data:` URL: an address cannot carry a key, and the page's policy allows no other. */
+  async picture(digest) {
+    const file = await (await this.#ask(this.#media + digest)).blob();
+    return new Promise((resolve, reject) => {
+      const reader = new FileReader();
+      reader.onload = () => resolve(reader.result);
+      reader.onerror = () => reject(new ApiError(0, "The image cannot be read."));
+      reader.readAsDataURL(file);
+    });
+  }
+
+  async #ask(url, options = {}) {
     for (;;) {
       const key = this.key;
       const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
       let response;
       try {
-        response = await fetch(this.#api + path, { ...options, headers });
+        response = await fetch(url, { ...options, headers });
       } catch (error) {
         if (error.name === "AbortError") throw error;
         throw new ApiError(0, "The router does not answer. Is it still running?");
@@ -117,6 +129,12 @@ class Saved {
 
   post() {
     throw new ApiError(404, "A saved page cannot ask the router.");
+  }
+
+  async picture(digest) {
+    const found = this.answers[`/media/${digest}`];
+    if (found === undefined) throw new ApiError(404, "This saved page does not hold that image.");
+    return found;
   }
 
   /** The paths of the conversations in it, as `[conversation, branch]`. */

@@ -9,6 +9,13 @@ export const count = (value) => (value === null || value === undefined ? "–" :
 /** 12.3K, for where there is no room. */
 export const short = (value) => (value < 10_000 ? whole.format(value) : compact.format(value));
 
+/** "640 bytes", "12 KB", "3.4 MB" */
+export function bytes(size) {
+  if (size < 1000) return plural(size, "byte");
+  const [value, unit] = size < 999_500 ? [size / 1e3, "KB"] : size < 999_500_000 ? [size / 1e6, "MB"] : [size / 1e9, "GB"];
+  return `${value < 9.95 ? value.toFixed(1) : Math.round(value)} ${unit}`;
+}
+
 /** "1 turn", "2 turns" */
 export const plural = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
 
@@ -58,6 +65,8 @@ export const REASONS = {
   edited_turn: "a sampled turn was edited",
   ambiguous_parent: "another recorded reply went further",
   tail_left_out: "the hidden end of a reply was left out",
+  media_missing: "the file of an image is not held any more",
+  media_orientation: "an image is not stored upright, and engines differ in whether they turn it",
 };
 
 /** How a generation ended: [word, whether something is wrong with it, what it means]. */

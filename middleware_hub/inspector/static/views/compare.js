@@ -2,11 +2,13 @@
 
 import { h, labelled, put } from "../lib/dom.js";
 import { drawn, spelled } from "../lib/glyphs.js";
+import { Places, facts, imageAt, thumbnail, tokensOf } from "../lib/images.js";
 import { LongList } from "../lib/list.js";
 import { conversationAt, href } from "../lib/route.js";
 import { lastUpTo } from "../lib/rows.js";
 import { Tokens, pathOf, query, source } from "../lib/source.js";
 import { count, float, plural } from "../lib/words.js";
+import { showImage } from "./dialogs.js";
 import { exactness, trouble, versions } from "./marks.js";
 
 const HEIGHT = 30;
@@ -61,7 +63,7 @@ class Comparison {
     this.found = found;
     this.a = { head: found.a, place: a, tokens: new Tokens(pathOf(...a), found.a.total) };
     this.b = { head: found.b, place: b, tokens: new Tokens(pathOf(...b), found.b.total) };
-    this.lines = lay(found.runs);
+    this.lines = lay(found.runs, new Places(found.a.images), new Places(found.b.images));
     this.list = new LongList({ label: "Tokens side by side", height: HEIGHT, draw: (number) => this.#line(number) });
     const start = this.lines.starts.findIndex((_, run) => found.runs[run].op !== "equal");
     const first = found.first_difference ? this.lines.starts[Math.max(0, start)] : -1;
@@ -94,11 +96,12 @@ class Comparison {
   #said(first) {
     const { first_difference: difference, runs, truncated } = this.found;
     const equal = runs.filter((run) => run.op === "equal").reduce((sum, run) => sum + run.a[1] - run.a[0], 0);
+    const image = difference && imageAt(this.found.a.images, difference.a) && imageAt(this.found.b.images, difference.b);
     const side = (name, { head, place }) => h("p", null, h("b", null, `${name} `), h("a", { href: conversationAt(...place) }, plural(head.total, "token")), " ",
       exactness(head.exact, head.reasons), h("span", { class: "dim" }, ` versions ${versions(head.versions)}`));
     return h("div", { class: "said" }, side("A", this.a), side("B", this.b),
       h("p", { "data-fact": "difference" }, difference
-        ? [h("b", null, "They part at token ", count(difference.a)), difference.a === difference.b ? "" : ` of A, ${count(difference.b)} of B`, `; ${count(equal)} tokens are the same. `,
+        ? [h("b", null, "They part at token ", count(difference.a)), difference.a === difference.b ? "" : ` of A, ${count(difference.b)} of B`, `; ${count(equal)} tokens are the same. `, image && "There they have different images. ",
           h("button", { type: "button", class: "plain", onclick: () => this.#to(first) }, "Show it")]
         : h("b", null, "All tokens are the same."),
       truncated && " The comparison ends early: they are too long and too different.",
@@ -106,12 +109,21 @@ class Comparison {
   }
 
   #line(number) {
-    const { run, a, b } = this.lines.at(number, this.found.runs);
+    const { run, a, b } = this.lines.at(number);
     return h("div", { class: `pair-line ${run.op === "equal" ? "" : "differs"}` }, this.#half(this.a, a), this.#half(this.b, b));
   }
 
   #half(side, index) {
     if (index < 0) return [h("span"), h("span", { class: "dim" }, "–"), h("span"), h("span")];
+    const image = imageAt(side.head.images, index);
+    if (image) {
+      return [
+        h("a", { class: "number dim", href: conversationAt(...side.place, { t: index }) }, count(index)),
+        h("button", { type: "button", class: "picture small", onclick: () => showImage(image), "aria-label": `Open image, ${facts(image)}, ${image.digest}` }, thumbnail(image), h("span", { class: "id" }, image.digest)),
+        h("span", { class: "number", title: plural(tokensOf(image), "token") }, `× ${count(tokensOf(image))}`),
+        h("span", { class: "number dim" }, "context"),
+      ];
+    }
     const token = side.tokens.token(index);
     if (!token) {
       this.#fetch(side, index);
@@ -136,20 +148,20 @@ class Comparison {
   }
 }
 
-/** Lines for aligned runs: as many as the longer side of each. */
-function lay(runs) {
+/** Lines for aligned runs: as many as the longer side of each. An image has one, as it has one of a side's `Places`. */
+function lay(all, ours, theirs) {
+  const runs = all.map(({ a, b }) => ({ a: a.map((token) => ours.of(token)), b: b.map((token) => theirs.of(token)) }));
   const starts = [];
   let total = 0;
   for (const { a, b } of runs) {
     starts.push(total);
     total += Math.max(a[1] - a[0], b[1] - b[0]);
   }
-  const at = (line, all) => {
+  const at = (line) => {
     const number = lastUpTo(starts.length, (place) => starts[place], line);
-    const run = all[number];
     const inside = line - starts[number];
-    const index = ([from, to]) => (from + inside < to ? from + inside : -1);
-    return { run, a: index(run.a), b: index(run.b) };
+    const index = ([from, to], places) => (from + inside < to ? places.token(from + inside) : -1);
+    return { run: all[number], a: index(runs[number].a, ours), b: index(runs[number].b, theirs) };
   };
   return { starts, count: total, at };
 }

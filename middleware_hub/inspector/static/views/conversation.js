@@ -6,7 +6,8 @@ import { conversationAt, href, replace } from "../lib/route.js";
 import { Tokens, pathOf, source } from "../lib/source.js";
 import { turnCount } from "../lib/turns.js";
 import { count, percent, plural } from "../lib/words.js";
-import { details, sentence } from "./details.js";
+import { details, imageDetails, imageSentence, sentence } from "./details.js";
+import { showImage } from "./dialogs.js";
 import { Downloads } from "./downloads.js";
 import { findingsBar } from "./findings.js";
 import { Follow } from "./follow.js";
@@ -58,7 +59,7 @@ class Conversation {
     this.error = h("div");
     this.tokens = new Tokens(this.path, head.total);
     this.strip = new Strip({
-      head, tokens: this.tokens, mode: this.mode, onselect: (index) => this.#looked(index), onerror: (error) => put(this.error, trouble(error)),
+      head, tokens: this.tokens, mode: this.mode, onselect: (index) => this.#looked(index), onopen: showImage, onerror: (error) => put(this.error, trouble(error)),
     });
     this.turns = new Turns(head, (start) => this.goTo(start));
     this.search = new Search(this.path, this.strip);
@@ -128,14 +129,15 @@ class Conversation {
   /** What a key does; returns whether it does anything here. */
   key(event) {
     const at = this.strip.selected;
-    const inStrip = !event.target.closest("input, select, textarea, button, a, summary, .long");
+    const inStrip = event.target.closest(".strip") || !event.target.closest("input, select, textarea, button, a, summary, .long");
     const moves = {
-      ArrowLeft: () => this.strip.select(at < 0 ? 0 : at - 1),
-      ArrowRight: () => this.strip.select(at < 0 ? 0 : at + 1),
+      ArrowLeft: () => this.strip.step(-1),
+      ArrowRight: () => this.strip.step(1),
       ArrowUp: () => (at < 0 ? this.strip.select(0) : this.strip.line(-1)),
       ArrowDown: () => (at < 0 ? this.strip.select(0) : this.strip.line(1)),
       Home: () => this.strip.select(0),
       End: () => this.strip.select(this.head.total - 1),
+      ...(this.strip.image && !event.target.closest("button") && { Enter: () => showImage(this.strip.image) }),
     };
     const jumps = {
       n: () => this.#turn(1),
@@ -165,6 +167,7 @@ class Conversation {
       ["tokens", count(head.total)],
       ["sampled", `${count(sampled)} (${percent(sampled, head.total)})`],
       [head.versions.length === 1 ? "version" : "versions", versions(head.versions)],
+      head.images?.length > 0 && ["images", count(head.images.length)],
       reward !== null && reward !== undefined && ["reward", String(reward)],
       whole.namespace && ["namespace", whole.namespace],
       whole.adapter && ["adapter", whole.adapter],
@@ -192,8 +195,10 @@ class Conversation {
   #looked(index) {
     const token = this.tokens.token(index);
     if (!token) return;
-    put(this.panel, details(token, this.head, conversationAt(this.whole.id, this.branch, { t: index, by: this.mode })));
-    this.said.textContent = sentence(token, this.head);
+    const { image } = this.strip;
+    const link = conversationAt(this.whole.id, this.branch, { t: index, by: this.mode });
+    put(this.panel, image ? imageDetails(image, token, this.head, link) : details(token, this.head, link));
+    this.said.textContent = image ? imageSentence(image, token, this.head) : sentence(token, this.head);
     this.turns.at(token.turn);
     this.#remember();
   }

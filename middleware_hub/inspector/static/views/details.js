@@ -1,7 +1,8 @@
-// All that is known of one token, and of its neighbours in the text.
+// All that is known of one token, and of its neighbours in the text; or of an image.
 
 import { h } from "../lib/dom.js";
 import { spelled, utf8 } from "../lib/glyphs.js";
+import { facts, held, spoken, thumbnail, tokensOf } from "../lib/images.js";
 import { nameOf, turnCount } from "../lib/turns.js";
 import { count, ending, float } from "../lib/words.js";
 
@@ -40,6 +41,34 @@ export function details(token, head, link) {
     h("div", { class: "details-head" }, title, h("span", { class: "spacer" }), h("a", { href: link }, "link")),
     h("dl", { class: "facts-list" }, rows.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
     token.drift && drift(token.drift),
+  ];
+}
+
+/** One line about an image, for those who hear the page. */
+export function imageSentence(image, token, head) {
+  const [from, to] = image.span;
+  return [spoken(image), `tokens ${count(from)} to ${count(to - 1)} of ${count(head.total)}`, "context", token.turn >= 0 && nameOf(head.turns, token.turn),
+    held(image) && "Enter opens it"].filter(Boolean).join(", ");
+}
+
+/** The panel of an image. */
+export function imageDetails(image, token, head, link) {
+  const turn = token.turn >= 0 ? head.turns[token.turn] : null;
+  const [from, to] = image.span;
+  const rows = [
+    ["tokens", `${count(tokensOf(image))}: ${count(from)} to ${count(to - 1)} of ${count(head.total)}`],
+    ["id", `${token.id}, for each of them`],
+    ["file", facts(image)],
+    ["digest", h("span", { class: "id" }, image.digest)],
+    ["loss mask", "0, context"],
+    ["place", turn ? nameOf(head.turns, token.turn) : "–"],
+    ["role", turn?.role ?? "–"],
+  ];
+  const number = head.images.indexOf(image) + 1;
+  return [
+    h("div", { class: "details-head" }, h("h2", null, `Image ${count(number)}`, h("span", { class: "dim" }, ` of ${count(head.images.length)}`)), h("span", { class: "spacer" }), h("a", { href: link }, "link")),
+    h("div", { class: "large" }, thumbnail(image)),
+    h("dl", { class: "facts-list" }, rows.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
   ];
 }
 

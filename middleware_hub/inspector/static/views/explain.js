@@ -10,6 +10,7 @@ export function explain(main) {
   const text = h("textarea", { rows: 10, spellcheck: "false", dir: "auto", required: true });
   const namespace = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "none" });
   const adapter = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "none" });
+  const images = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "none" });
   const result = h("section", { class: "explained", "aria-live": "polite", "aria-label": "Answer" });
   const form = h("form", {
     class: "explain",
@@ -17,13 +18,13 @@ export function explain(main) {
       event.preventDefault();
       put(result, h("p", { class: "dim" }, "Looking it up …"));
       try {
-        put(result, answer(text.value, await source.post("/explain", { text: text.value, namespace: namespace.value, adapter: adapter.value })));
+        put(result, answer(text.value, await source.post("/explain", { text: text.value, namespace: namespace.value, adapter: adapter.value, image_data: images.value.split(/[\s,]+/).filter(Boolean) })));
       } catch (error) {
         put(result, trouble(error));
       }
     },
   }, labelled("The text, exactly as the workflow has it", text),
-  h("div", { class: "bar" }, labelled("Namespace", namespace), labelled("Adapter", adapter), h("button", { type: "submit" }, "Explain")));
+  h("div", { class: "bar" }, labelled("Namespace", namespace), labelled("Adapter", adapter), labelled("Images: their digests, in order", images), h("button", { type: "submit" }, "Explain")));
   text.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
   });

@@ -195,7 +195,7 @@ function line(row, size) {
   return h("tr", { "data-id": row.id },
     h("th", { scope: "row" },
       h("a", { href: conversationAt(row.id), dir: "auto" }, row.title?.trim() || "(no text)"),
-      h("div", { class: "dim under" }, row.kind === "session" && h("span", { class: "mark" }, "session"), row.namespace && h("span", null, `in ${row.namespace}`),
+      h("div", { class: "dim under" }, row.kind === "session" && h("span", { class: "mark" }, "session"), row.images > 0 && h("span", { class: "mark" }, plural(row.images, "image")), row.namespace && h("span", null, `in ${row.namespace}`),
         size > 1 && h("a", { class: "mark", href: href("overview", [], { group: row.group }), title: "Of those that are listed. Shows the whole group." }, `one of ${size} samples`), h("span", { class: "id" }, row.id))),
     h("td", null, exactness(row.exact, row.reasons)),
     h("td", { class: "number", "data-label": "turns" }, count(row.turns)),

@@ -1,7 +1,8 @@
-// One row of tokens: the head of its turn if it begins one, its position, and a box for each token.
+// One row of tokens: the head of its turn if it begins one, its position, and a box for each token, or for an image.
 
 import { h } from "../lib/dom.js";
 import { drawn } from "../lib/glyphs.js";
+import { facts, named, spoken, thumbnail, tokensOf } from "../lib/images.js";
 import { numbers, sampledOf } from "../lib/turns.js";
 import { count, ending, percent, plural } from "../lib/words.js";
 
@@ -9,7 +10,8 @@ import { count, ending, percent, plural } from "../lib/words.js";
 export function drawRow(strip, number, here) {
   const row = strip.rows[number];
   const boxes = h("div", { class: "boxes" });
-  if (here) drawBoxes(strip, row, boxes);
+  if (row.image) boxes.append(picture(strip, row.image));
+  else if (here) drawBoxes(strip, row, boxes);
   else boxes.classList.add("waits");
   return h("div", { class: `row ${row.first ? "first" : ""}` },
     row.first && row.turn >= 0 && turnHead(strip.head, row.turn),
@@ -20,10 +22,12 @@ export function drawRow(strip, number, here) {
 function turnHead(head, number) {
   const turn = head.turns[number];
   const [word, wrong, meaning] = ending(turn.finish);
+  const images = (head.images ?? []).reduce((sum, { span: [from] }) => sum + Number(turn.start <= from && from < turn.end), 0);
   return h("div", { class: "turn-head" },
     turn.sampled && h("b", null, `Turn ${numbers(head.turns)[number]}`),
     h("span", null, turn.role),
     h("span", { class: "dim" }, plural(turn.end - turn.start, "token")),
+    images > 0 && h("span", { class: "dim" }, plural(images, "image")),
     turn.sampled && turn.version !== null && turn.version !== undefined && h("span", { class: "dim" }, `version ${turn.version}`),
     word && h("span", { class: wrong ? "mark bad" : "dim", title: meaning }, word),
     turn.drifted > 0 && h("span", { class: "mark drift" }, `${percent(turn.drifted, sampledOf(turn))} drift`));
@@ -45,6 +49,15 @@ function drawBoxes(strip, row, boxes) {
     if (token.text.includes("\n")) boxes.append(h("br"));
     index += 1;
   }
+}
+
+/** The box of an image, whose tokens are all the same. It opens the image. */
+function picture(strip, image) {
+  const on = strip.selected === image.span[0];
+  return h("button", { type: "button", class: `picture ${on ? "on" : ""}`, "data-i": image.span[0], "aria-current": on ? "true" : null, "aria-label": `Open ${spoken(image)}` },
+    thumbnail(image),
+    h("span", { class: "picture-facts" },
+      h("b", null, plural(tokensOf(image), "token")), h("span", null, facts(image)), h("span", { class: "id" }, named(image.digest))));
 }
 
 /** A box of one token. Its text is isolated, so that right-to-left text does not reorder its neighbours. */

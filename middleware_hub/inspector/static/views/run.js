@@ -2,11 +2,13 @@
 
 import { bars, columns, figure, histogram, ranges } from "../lib/charts.js";
 import { HUES } from "../lib/colours.js";
-import { h, put } from "../lib/dom.js";
+import { h, put, table } from "../lib/dom.js";
 import { drawn } from "../lib/glyphs.js";
+import { facts, named, thumbnail } from "../lib/images.js";
 import { href } from "../lib/route.js";
 import { source } from "../lib/source.js";
-import { REASONS, clock, count, float, percent } from "../lib/words.js";
+import { REASONS, bytes, clock, count, float, percent, plural } from "../lib/words.js";
+import { showImage } from "./dialogs.js";
 import { trouble, when } from "./marks.js";
 
 const FEW = 6; // pairs that are shown at once
@@ -50,6 +52,7 @@ function header(report, again) {
       tile("tokens", count(report.tokens), "each once"),
       tile("sampled", count(report.sampled_tokens), percent(report.sampled_tokens, report.tokens)),
       report.drift && tile("drift", percent(report.drift.drifted_tokens, report.drift.sampled_tokens), `${count(report.drift.drifted_tokens)} tokens`),
+      report.images?.count > 0 && tile("images", count(report.images.count), `${count(report.images.distinct)} different`),
       report.reuse && tile("not encoded again", percent(report.reuse.reused_tokens, report.reuse.prompt_tokens), "of prompt tokens")));
 }
 
@@ -60,7 +63,7 @@ const tile = (label, value, more) => h("div", { class: "tile" }, h("dt", null, l
 const empty = () => h("div", { class: "empty" }, h("h2", null, "Nothing to report yet"), h("p", null, "The report is about all that this router remembers. ", h("a", { href: href("overview") }, "The overview"), " says how to send something."));
 
 function body(report) {
-  return h("div", { class: "figures" }, drift(report.drift), pairs(report.drift), inexact(report), versionsOverTime(report.sampled_over_time ?? []), logprobs(report.logprobs), byVersion(report.logprobs), staleness(report.staleness ?? []), reuse(report.reuse));
+  return h("div", { class: "figures" }, drift(report.drift), pairs(report.drift), inexact(report), versionsOverTime(report.sampled_over_time ?? []), logprobs(report.logprobs), byVersion(report.logprobs), staleness(report.staleness ?? []), reuse(report.reuse), images(report));
 }
 
 function drift(found) {
@@ -164,4 +167,16 @@ function reuse(found) {
     rows: [["from memory", count(found.reused_tokens)], ["encoded", count(rest)], ["all prompts", count(found.prompt_tokens)]],
     numeric: [1],
   });
+}
+
+/** How many images there are, and those that occur most often. */
+function images(report) {
+  const found = report.images;
+  if (!found?.count) return null;
+  const files = found.held ? ` The files of ${count(found.held)} of them are held: ${bytes(found.bytes)}.` : "";
+  return h("section", { class: "figure", "aria-label": "Images" }, h("h2", null, "Images"),
+    h("p", { class: "dim" }, `${plural(found.count, "image")}, ${count(found.distinct)} different, are ${plural(found.tokens, "token")} (${percent(found.tokens, report.tokens)} of all).${files}`),
+    table("Commonest images", ["image", "times", "tokens each", "file"], found.commonest.map((image) => [
+      h("button", { type: "button", class: "picture small", onclick: () => showImage(image), "aria-label": `Open image, ${facts(image)}, ${image.digest}` }, thumbnail(image), h("span", { class: "id" }, named(image.digest))),
+      count(image.times), count(image.tokens), facts(image)]), [1, 2]));
 }

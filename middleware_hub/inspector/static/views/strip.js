@@ -2,11 +2,13 @@
 
 import { colouring } from "../lib/colours.js";
 import { h, put } from "../lib/dom.js";
+import { Places, imageAt } from "../lib/images.js";
 import { Heights, cutRows, rowOf } from "../lib/rows.js";
 import { drawRow } from "./row.js";
 
 const SPARE = 500; // pixels drawn beyond each edge
 const LINE = 27; // pixels of a line of tokens, for guesses
+const PICTURE = 116; // pixels of an image's box
 const CHARACTER = 8.4;
 const AT_ONCE = 2; // windows fetched at one time
 
@@ -21,12 +23,14 @@ export class Strip {
   #gone = false;
 
   /** `tokens` are those of the branch with this `head`; `onselect(index)` is told which one is looked at. */
-  constructor({ head, tokens, mode, onselect, onerror }) {
+  constructor({ head, tokens, mode, onselect, onopen, onerror }) {
     this.head = head;
     this.tokens = tokens;
+    this.places = new Places(head.images);
     this.onselect = onselect;
+    this.onopen = onopen; // is told which image is opened
     this.onerror = onerror;
-    this.rows = cutRows(head.total, head.turns);
+    this.rows = cutRows(head.total, head.turns, head.images);
     this.inner = h("div", { class: "strip-inner" });
     this.element = h("div", { class: "strip", tabindex: 0, role: "region", "aria-label": "Tokens", "aria-describedby": "strip-help" }, this.inner);
     this.element.addEventListener("scroll", () => this.#schedule(), { passive: true });
@@ -64,9 +68,25 @@ export class Strip {
     this.#draw();
   }
 
+  /** The image that is looked at, or null. */
+  get image() {
+    return this.#selected < 0 ? null : imageAt(this.head.images, this.#selected);
+  }
+
+  /** Looks at the next token or image, or with -1 at the previous one. */
+  step(direction) {
+    const at = this.#selected;
+    return this.select(at < 0 ? 0 : this.#beside(at, direction));
+  }
+
+  #beside(index, direction) {
+    return this.places.token(this.places.of(index) + direction);
+  }
+
   /** Looks at a token, and brings it into view: where it is, or to a third of the height if it is far. */
   async select(index, { centre = false } = {}) {
-    const wanted = Math.max(0, Math.min(index, this.head.total - 1));
+    const token = Math.max(0, Math.min(index, this.head.total - 1));
+    const wanted = imageAt(this.head.images, token)?.span[0] ?? token;
     this.#mark(this.#selected, false);
     this.#selected = wanted;
     const row = rowOf(this.rows, wanted);
@@ -94,7 +114,7 @@ export class Strip {
     const from = box.getBoundingClientRect();
     const middle = (from.left + from.right) / 2;
     let best = null;
-    for (let index = this.#selected + direction; index >= 0 && index < this.head.total; index += direction) {
+    for (let index = this.#beside(this.#selected, direction); index >= 0 && index < this.head.total; index = this.#beside(index, direction)) {
       const next = this.#box(index)?.getBoundingClientRect();
       if (!next) break;
       const away = direction > 0 ? next.top >= from.bottom - 6 : next.bottom <= from.top + 6;
@@ -103,12 +123,14 @@ export class Strip {
       const distance = Math.abs((next.left + next.right) / 2 - middle);
       if (!best || distance < best.distance) best = { index, distance, top: next.top };
     }
-    this.select(best ? best.index : this.#selected + direction);
+    this.select(best ? best.index : this.#beside(this.#selected, direction));
   }
 
   #clicked(event) {
-    const box = event.target.closest(".t");
-    if (box?.dataset.i) this.select(Number(box.dataset.i));
+    const box = event.target.closest("[data-i]");
+    if (!box) return;
+    this.select(Number(box.dataset.i));
+    if (box.matches(".picture")) this.onopen(imageAt(this.head.images, Number(box.dataset.i)));
   }
 
   #box(index) {
@@ -139,7 +161,8 @@ export class Strip {
     this.#width = this.inner.clientWidth || 700;
     const each = Math.max(1, this.head.chars / Math.max(1, this.head.total)) * CHARACTER + 6;
     const line = this.mode === "drift" ? LINE * 1.3 : LINE;
-    const height = (row) => Math.ceil(((row.end - row.start) * each) / Math.max(200, this.#width - 80)) * line + (row.first ? 34 : 4);
+    const lines = (row) => (row.image ? PICTURE : Math.ceil(((row.end - row.start) * each) / Math.max(200, this.#width - 80)) * line);
+    const height = (row) => lines(row) + (row.first ? 34 : 4);
     this.heights = new Heights(this.rows.map(height));
     this.classOf = colouring(this.mode, this.head);
   }
@@ -182,26 +205,29 @@ export class Strip {
     const first = this.heights.at(top - SPARE);
     const last = this.heights.at(top + this.element.clientHeight + SPARE);
     for (const [row, element] of this.#drawn) {
-      if (row >= first && row <= last && !(element.waiting && this.#window(row))) continue;
+      if (row >= first && row <= last && !(element.waiting && this.#here(row))) continue;
       element.remove();
       this.#drawn.delete(row);
     }
     const fresh = [];
     this.#wanted = [];
-    const piece = document.createDocumentFragment();
-    for (let row = first; row <= last; row += 1) {
-      const window = this.#window(row);
-      if (!window) this.#wanted.push(row);
-      if (this.#drawn.has(row)) continue;
-      const element = drawRow(this, row, window !== null);
-      element.waiting = window === null;
+    let below = null; // rows stand in the page in their order, whichever came first: so they are read, and tabbed through
+    for (let row = last; row >= first; row -= 1) {
+      const here = this.#here(row);
+      if (!here) this.#wanted.unshift(row);
+      if (this.#drawn.has(row)) {
+        below = this.#drawn.get(row);
+        continue;
+      }
+      const element = drawRow(this, row, here);
+      element.waiting = !here;
       if (element.waiting) element.style.setProperty("height", `${this.heights.height(row)}px`);
       this.#drawn.set(row, element);
-      piece.append(element);
+      this.inner.insertBefore(element, below);
+      below = element;
       fresh.push(row);
     }
     if (!fresh.length) return false;
-    this.inner.append(piece);
     const sizes = fresh.map((row) => this.#drawn.get(row).offsetHeight); // read all before anything is written
     let moved = false;
     fresh.forEach((row, place) => {
@@ -216,11 +242,10 @@ export class Strip {
     return moved;
   }
 
-  /** Both windows of a row, since a row may lie in two, or null. */
-  #window(row) {
-    const { start, end } = this.rows[row];
-    const first = this.tokens.at(start);
-    return first && this.tokens.at(end - 1) ? first : null;
+  /** Whether all of a row can be drawn: it may lie in two windows, and an image needs none. */
+  #here(row) {
+    const { start, end, image } = this.rows[row];
+    return Boolean(image || (this.tokens.at(start) && this.tokens.at(end - 1)));
   }
 
   #fetch() {

@@ -1,12 +1,14 @@
 // The tree of a conversation: a line for each run of messages without a fork, indented behind forks.
 
 import { h } from "../lib/dom.js";
+import { thumbnail } from "../lib/images.js";
 import { conversationAt } from "../lib/route.js";
-import { float, plural, short } from "../lib/words.js";
+import { count, float, plural, short } from "../lib/words.js";
 import { edited, exactness } from "./marks.js";
 
 const MOST = 200; // lines
 const DEEP = 6; // levels that are indented
+const PICTURES = 4; // thumbnails of a line
 
 /** Joins nodes with one child to their child: `[{nodes, depth, branches}]`, in the order of the tree. */
 export function runs(nodes) {
@@ -44,13 +46,17 @@ export function tree(conversation, shown) {
     const target = on ? shown : passes[0];
     const tokens = run.nodes.reduce((sum, node) => sum + node.tokens, 0);
     const cut = run.nodes.find((node) => node.cuts)?.cuts;
+    const images = run.nodes.reduce((sum, node) => sum + (node.images ?? 0), 0);
+    const pictures = run.nodes.flatMap((node) => node.pictures ?? []).slice(0, PICTURES);
     return h("li", { class: on ? "on" : "", style: { "--depth": Math.min(run.depth, DEEP) } },
       h("a", { href: conversationAt(conversation.id, target), "aria-current": on && run.leaf ? "true" : null },
         h("span", { class: "preview" }, h("span", { class: "dim" }, `${last.role} `), h("bdi", null, (last.preview || run.nodes[0].preview || "(no text)").trim() || "(white space)")),
         h("span", { class: "dim facts" }, `${run.nodes.length > 1 ? `${run.nodes.length} parts · ` : ""}${short(tokens)} tokens`,
           branch && branch.reward !== null && branch.reward !== undefined && ` · reward ${float(branch.reward, 2)}`,
           branch && !branch.exact && [" ", exactness(false, branch.reasons)],
-          cut && [" ", edited(cut)])));
+          images > 0 && ` · ${plural(images, "image")}`,
+          cut && [" ", edited(cut)]),
+        images > 0 && h("span", { class: "pictures" }, pictures.map(thumbnail), images > pictures.length && h("span", { class: "dim", "aria-hidden": "true" }, `+${count(images - pictures.length)}`))));
   });
   if (all.length > MOST) lines.push(h("li", { class: "dim" }, `and ${all.length - MOST} more: choose one in the list of branches`));
   return h("ul", { class: "tree" }, lines);
