@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +24,8 @@ from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.media.calls import PREFIX as MEDIA
 from middleware_hub.media.calls import MediaCalls
 from middleware_hub.media.media import Media, Shown, Viewer, asks_inline
+from middleware_hub.media.picture import Picture
+from middleware_hub.media.reading import NO_PICTURES, BodyReader
 from middleware_hub.metrics import GroupsCollector, RadixMetrics
 from middleware_hub.persistence import metrics
 from middleware_hub.persistence.memory import Memory
@@ -77,6 +79,8 @@ class RadixTreeMiddleware:
     def __init__(self, app: ASGIApp, context: MiddlewareContext) -> None:
         config = context.config.radix
         self._hub = hub = Hub.of(context)
+        self._bodies = BodyReader.of(context, sees=hub.media is not None)
+        self._max_body_bytes = context.config.server.max_body_bytes
         self.app = app
         self.tokenizer = hub.tokenizer
         self.tree = hub.open_tree(config)
@@ -86,7 +90,6 @@ class RadixTreeMiddleware:
         self.force_logprobs = config.force_logprobs
         hub.recorded = self.generate
         self._tracer = context.tracer
-        self._max_body_bytes = context.config.server.max_body_bytes
         self._limits = PromptLimits(context.config.server.max_batch, config.max_text_tokens)
         self._max_context = context.config.sessions.max_context
         self._collecting = False
@@ -135,20 +138,29 @@ class RadixTreeMiddleware:
     # /generate -----------------------------------------------------------------------------------------------------------
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_json(scope, receive, self._max_body_bytes, ids=True)
+        pictures = NO_PICTURES
+        if self._bodies is None:
+            body = await read_json(scope, receive, self._max_body_bytes, ids=True)
+        else:
+            body, _, pictures = await self._bodies.read(scope, receive, ids=True)
         state, headers = request_state(scope), scope["headers"]
         call = GenerateCall(
             body, None, headers, state.record, state.caller, method=scope["method"], target=request_target(scope)
         )
         async with ClientConnection(receive) as client:
-            reply = await self.generate(call)
+            reply = await self.generate(call, pictures=pictures)
             try:
                 await reply.answer(send, client)
             finally:
                 await reply.aclose()
 
     async def generate(
-        self, call: GenerateCall, *, verdicts: list[Verdict] | None = None, unheard: bool = False
+        self,
+        call: GenerateCall,
+        *,
+        verdicts: list[Verdict] | None = None,
+        unheard: bool = False,
+        pictures: Mapping[str, Picture] = NO_PICTURES,
     ) -> WorkerReply:
         """Return the reply to a call, which is recorded as it is read. The caller closes it.
 
@@ -156,6 +168,7 @@ class RadixTreeMiddleware:
             call: its body may have text or segments. The headers name the namespace, the parent and the group.
             verdicts: gets the verdict on each reply when all of it was recorded.
             unheard: nobody knows whether replies in the prompt were sampled, because the store could not be asked.
+            pictures: those of its body, by digest, as far as they came with it.
 
         Raises what `Backend.generate` raises, and BadRequestError.
         """
@@ -175,7 +188,7 @@ class RadixTreeMiddleware:
             encoded = [one.encoded for one in assembled]
         media, shown, headers = self._hub.media, list[Shown](), call.named
         if media is not None:
-            request, shown = await self._shown(media, request, call.caller.tenant, headers.get(EXPANDED))
+            request, shown = await self._shown(media, request, call.caller.tenant, pictures, headers.get(EXPANDED))
         reason = None if shown else request.unrecordable
         if reason is not None:
             return await self._unrecorded(call, request.passed_on(body), reason)
@@ -188,8 +201,8 @@ class RadixTreeMiddleware:
         printed: list[Raw] = []
         try:
             for number, parent in enumerate(parents):
-                pictures = media.pictures(shown[number].digests) if media is not None and shown else None
-                prompt = await self._prompt(namespace, request, number, parent, encoded, pictures)
+                seen = media.pictures(shown[number].digests) if media is not None and shown else None
+                prompt = await self._prompt(namespace, request, number, parent, encoded, seen)
                 if unheard:
                     prompt = replace(prompt, match=replace(prompt.match, unheard=True))
                 prompts.append(replace(prompt, member=members[number]) if members else prompt)
@@ -251,7 +264,12 @@ class RadixTreeMiddleware:
         return reply
 
     async def _shown(
-        self, media: Media, request: GenerateRequest, tenant: str, form: bytes | None
+        self,
+        media: Media,
+        request: GenerateRequest,
+        tenant: str,
+        pictures: Mapping[str, Picture],
+        form: bytes | None,
     ) -> tuple[GenerateRequest, list[Shown]]:
         """Return the request with keyed texts and compact ids, and the pictures of each prompt; none if it has no pictures.
 
@@ -267,14 +285,15 @@ class RadixTreeMiddleware:
             for ids in request.ids or ():
                 media.check_ids(ids, None)
             return request, []
-        shown = [await media.shown(tenant, one) for one in given]
+        shown = [media.shown(tenant, one, pictures) for one in given]
         if texts is not None:
             texts = [media.key(text, one.digests) for text, one in zip(texts, shown, strict=True)]
         every_ids = request.ids
         if form is not None and every_ids is not None:
             heavy = sum(map(len, every_ids)) > prompting.MANY_TOKENS
+            lengths = media.pictures([digest for one in shown for digest in one.digests]).lengths
             pairs = zip(every_ids, shown, strict=True)
-            compact = await offload(heavy, lambda: [media.collapsed(ids, one) for ids, one in pairs])
+            compact = await offload(heavy, lambda: [media.collapsed(ids, one, lengths) for ids, one in pairs])
             every_ids, shown = [ids for ids, _ in compact], [one for _, one in compact]
         for ids, one in zip(every_ids or (), shown, strict=False):
             media.check_ids(ids, one.digests)
@@ -409,11 +428,11 @@ class RadixTreeMiddleware:
     # The tree ------------------------------------------------------------------------------------------------------------
 
     async def _retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = await self._asked(scope, receive)
+        request, pictures = await self._asked(scope, receive)
         namespace = self._namespace(scope, request.lora_path or "")
         parts, lists = list[bytes](), Lists()
         texts = [request.text] if isinstance(request.text, str) else request.text
-        texts, viewer = await self._keyed(scope, request, texts)
+        texts, viewer = self._keyed(scope, request, texts, pictures)
         for number, text in enumerate(texts):
             answer = await retrieval.retrieve(
                 self.tree,
@@ -437,8 +456,8 @@ class RadixTreeMiddleware:
         answered = parts[1:] if isinstance(request.text, str) else [b"[", *parts[1:], b"]"]
         await send_json(send, 200, answered, [(affinity.HEADER, word)])
 
-    async def _keyed(
-        self, scope: Scope, request: RetrievalRequest, texts: list[str]
+    def _keyed(
+        self, scope: Scope, request: RetrievalRequest, texts: list[str], pictures: Mapping[str, Picture]
     ) -> tuple[list[str], Viewer | None]:
         """Return the keyed texts of a request, and what shows their pictures. Raises BadRequestError."""
         media = self._hub.media
@@ -446,20 +465,24 @@ class RadixTreeMiddleware:
             return texts, None
         tenant, given = request_state(scope).caller.tenant, request.images()
         inline = asks_inline(QueryParams(scope["query_string"]).get("media"))
-        shown = [(await media.shown(tenant, one)).digests for one in given or [[]] * len(texts)]
+        shown = [media.shown(tenant, one, pictures).digests for one in given or [[]] * len(texts)]
         keyed = [media.key(text, digests) for text, digests in zip(texts, shown, strict=True)]
         return keyed, media.viewer(tenant, inline=inline)
 
-    async def _asked(self, scope: Scope, receive: Receive) -> RetrievalRequest:
-        body = await read_json(scope, receive, self._max_body_bytes)
-        return await offload(len(body) > LIGHT, RetrievalRequest.parse, body, self._limits)
+    async def _asked(self, scope: Scope, receive: Receive) -> tuple[RetrievalRequest, Mapping[str, Picture]]:
+        pictures = NO_PICTURES
+        if self._bodies is None:
+            body = await read_json(scope, receive, self._max_body_bytes)
+        else:
+            body, _, pictures = await self._bodies.read(scope, receive)
+        return await offload(len(body) > LIGHT, RetrievalRequest.parse, body, self._limits), pictures
 
     async def _explain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = await self._asked(scope, receive)
+        request, pictures = await self._asked(scope, receive)
         if not isinstance(request.text, str):
             raise BadRequestError("`text` must be one string")
         namespace = self._namespace(scope, request.lora_path or "")
-        (text,), viewer = await self._keyed(scope, request, [request.text])
+        (text,), viewer = self._keyed(scope, request, [request.text], pictures)
         if self.memory is not None:
             await self.memory.cover(namespace, text)
             self._keep_to_budget()

@@ -24,6 +24,7 @@ from middleware_hub.dialects.responses import Responses
 from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.media.calls import PREFIX as MEDIA
 from middleware_hub.media.calls import MediaCalls
+from middleware_hub.media.reading import NO_PICTURES, BodyReader
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.anonymous import OpenChats
@@ -71,6 +72,7 @@ class SessionsMiddleware:
         config = context.config
         self.app = app
         self._hub = Hub.of(context)
+        self._bodies = BodyReader.of(context, sees=self._hub.media is not None)
         self._metrics = SessionMetrics(context.registry)
         key = keys.load(config.sessions.match)
         hub = self._hub
@@ -249,30 +251,33 @@ class SessionsMiddleware:
             return
         dialect = TURNS.get(place, ANTHROPIC)
         try:
-            body = await read_json(scope, receive, self._max_body_bytes)
+            pictures = NO_PICTURES
+            if self._bodies is None:
+                original = body = await read_json(scope, receive, self._max_body_bytes)
+            else:
+                body, original, pictures = await self._bodies.read(scope, receive)
             session = await self._session_of(scope)
             try:
-                # Images are no text. The text beside them is measured when it is encoded.
-                if self._hub.media is None or b"base64" not in body:
-                    self._limits.check_chat(body)
+                self._limits.check_chat(body)
                 if place == COUNT:
-                    await send_json(send, 200, ANTHROPIC.count(await chats.count(session, ANTHROPIC.parse_count(body))))
+                    counted = await chats.count(session, ANTHROPIC.parse_count(body), pictures)
+                    await send_json(send, 200, ANTHROPIC.count(counted))
                 else:
                     if self._hub.saving is not None:
                         self._hub.saving.admit()
                     session.visitors += 1
                     try:
-                        await chats.talk(dialect, session, body, scope, receive, send)
+                        await chats.talk(dialect, session, body, scope, receive, send, pictures)
                     finally:
                         session.visitors -= 1
             except BadRequestError as error:
                 if session.lasting or error.details.get("code") not in UNSERVED:
                     raise
-                await self._pass_on(str(error.details["code"]), body, scope, receive, send)
+                await self._pass_on(str(error.details["code"]), original, scope, receive, send)
             except TextTooLongError as error:
                 if session.lasting or len(body) <= self._limits.characters:
                     raise
-                await self._pass_on(error.type, body, scope, receive, send)
+                await self._pass_on(error.type, original, scope, receive, send)
         except RouterError as error:
             await send_dialect_error(error, dialect, send)
 
@@ -298,19 +303,22 @@ class SessionsMiddleware:
         await self.app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
 
     async def _talk(self, place: str, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_json(scope, receive, self._max_body_bytes)
-        # Images are no text. The text beside them is measured when it is encoded.
-        if self._hub.media is None or b"base64" not in body:
-            self._limits.check_chat(body)
+        pictures = NO_PICTURES
+        if self._bodies is None:
+            body = await read_json(scope, receive, self._max_body_bytes)
+        else:
+            body, _, pictures = await self._bodies.read(scope, receive)
+        self._limits.check_chat(body)
         chats = self._chats
         if chats is None:
             raise BadRequestError(
                 "the tokenizer has no chat template, so messages cannot be rendered: give the router --chat-template FILE"
             )
         if place == COUNT:
-            await send_json(send, 200, ANTHROPIC.count(await chats.count(session, ANTHROPIC.parse_count(body))))
+            counted = await chats.count(session, ANTHROPIC.parse_count(body), pictures)
+            await send_json(send, 200, ANTHROPIC.count(counted))
         else:
-            await chats.talk(TURNS[place], session, body, scope, receive, send)
+            await chats.talk(TURNS[place], session, body, scope, receive, send, pictures)
 
 
 def _without_v1(segments: list[str]) -> str:

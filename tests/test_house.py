@@ -43,7 +43,9 @@ HELPERS: dict[str, tuple[str, ...]] = {
     ),
     "a noun with a theory of its own, at the top of its file": (
         "middleware_hub.inspector.branches",
+        "middleware_hub.media.fetching",
         "middleware_hub.media.image_header",
+        "middleware_hub.media.lifted",
         "middleware_hub.inspector.conversations.text_conversation",
         "middleware_hub.inspector.finding",
         "middleware_hub.persistence.turn_writer",

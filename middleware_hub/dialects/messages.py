@@ -22,8 +22,8 @@ from middleware_hub.chat.call_ids import rejoined
 from middleware_hub.chat.memo import Memo, Recalled
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.dialects.fields import RAWS, Fields, string, unsupported, wrong
-from middleware_hub.media.errors import MediaError, MediaFieldError, MediaInvalidError, MediaUrlError
-from middleware_hub.media.part import ImagePart
+from middleware_hub.media.errors import MediaError, MediaFieldError, MediaInvalidError
+from middleware_hub.media.part import ImagePart, given_in, is_image
 from middleware_hub.media.picture import is_digest, read_picture
 from router.engines.json import JSON_ERRORS, decode_any, json_fault
 from router.errors import BadRequestError
@@ -33,11 +33,9 @@ BILLING = "x-anthropic-billing-header:"
 _BILLING_LINES = re.compile(rf"(?:\r?\n[ \t]*{BILLING}[^\n]*)+\Z|^[ \t]*{BILLING}[^\n]*(?:\n|\Z)", re.MULTILINE)
 """With the end of the line before them if they are the last ones."""
 
-_IMAGES = frozenset({"image_url", "input_image", "image"})
-"""The types of parts that are pictures."""
 MOST_BYTES = 1 << 28
 """Of the file of a picture, where it is read; the limit of `--media-max-image-bytes` is checked later."""
-_MEDIA = _IMAGES | {"video", "video_url", "audio", "audio_url", "input_audio", "input_video"}
+_MEDIA = {"image_url", "input_image", "image", "video", "video_url", "audio", "audio_url", "input_audio", "input_video"}
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """The types of parts that are text, and the key of the text: clients mix the types of chats and of responses."""
 
@@ -167,11 +165,6 @@ def written(place: str, content: Any) -> str | list[Message] | None:
     return None if texts is None else _parts(texts)
 
 
-def is_image(part: Any) -> bool:
-    """Return whether a part is a picture, in the form of any dialect."""
-    return type(part) is dict and part.get("type") in _IMAGES
-
-
 def _with_images(place: str, content: Any) -> list[Message] | None:
     """Return the parts of a content with pictures; None if it has none. Raises BadRequestError for other parts."""
     if type(content) is not list or not any(map(is_image, content)):
@@ -202,14 +195,7 @@ def _image(place: str, part: dict[str, Any]) -> ImagePart:
 
 def _given(part: dict[str, Any]) -> str:
     """Return the data URL, the base64 or the digest of a picture."""
-    source = part.get("source")
-    if part["type"] == "image" and type(source) is dict:
-        if source.get("type") == "url":
-            raise MediaUrlError("the source is an address: the router opens none, so send the bytes as base64")
-        given = source.get("data")
-    else:
-        given = part.get("image_url")
-        given = given.get("url") if type(given) is dict else given
+    given = given_in(part)
     if type(given) is not str:
         raise MediaInvalidError(
             'an image stands in "image_url" as a data URL, or in the "data" of a "source" of the type "base64"'

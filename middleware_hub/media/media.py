@@ -43,7 +43,6 @@ from middleware_hub.spans.media import (
 )
 from router.engines.form import media as fields_of_media
 from router.errors import BadRequestError
-from router.http.offload import offload
 
 MEDIA_MISMATCH = "media_mismatch"
 """The reason if an engine computed with other ids than it was sent, with a run for each picture."""
@@ -58,8 +57,6 @@ _REFUSED = frozenset(
     "pixel_values image_embeds precomputed_features".split()
 )
 _PART_OF_MARK = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}?|^[^{OPEN}]*{CLOSE}")
-_HEAVY = 64 * 1024
-"""Longer pictures are decoded and hashed in a thread."""
 
 
 class Shown(NamedTuple):
@@ -181,25 +178,29 @@ class Media:
             if fields_of_media.asks(fields, name):
                 raise MultimodalUnsupportedError(f"`{name}`: of media only images are supported here")
 
-    async def shown(self, tenant: str, given: Sequence[str]) -> Shown:
-        """Return the pictures that a request gave for one prompt, and keep their bytes. Raises BadRequestError."""
-        found, size = [], 0
+    def shown(self, tenant: str, given: Sequence[str], pictures: Mapping[str, Picture]) -> Shown:
+        """Return the pictures that a request gave for one prompt, and keep their bytes. Raises BadRequestError.
+
+        `pictures`: those that came with the request, by digest.
+        """
+        found = []
         for one in given:
-            if is_digest(one):
-                known = self.shelf.get(tenant, one)
-                if known is None:
-                    raise MediaUnknownError(f"no image {one} is known here: send its bytes")
-                picture = known
+            if not is_digest(one):  # a short one, which was left in the body
+                found.append(self.shelf.put(tenant, read_picture(one, self._max_image)))
+            elif (sent := pictures.get(one)) is not None:
+                found.append(self.shelf.put(tenant, sent))
+            elif (known := self.shelf.get(tenant, one)) is not None:
+                found.append(known)
             else:
-                read = await offload(len(one) > _HEAVY, read_picture, one, self._max_image)
-                picture = self.shelf.put(tenant, read)
-            size += len(picture.data)
-            if size > self._max_request:
-                raise MediaInvalidError(
-                    f"the images of this request have more than {self._max_request} bytes (--media-max-request-bytes)"
-                )
-            found.append(picture)
+                raise MediaUnknownError(f"no image {one} is known here: send its bytes")
+        self._check_size(found)
         return Shown(tuple(found))
+
+    def _check_size(self, pictures: Iterable[Picture]) -> None:
+        if sum(len(one.data) for one in pictures) > self._max_request:
+            raise MediaInvalidError(
+                f"the images of this request have more than {self._max_request} bytes (--media-max-request-bytes)"
+            )
 
     def key(self, text: str, digests: Sequence[str]) -> str:
         """Return the keyed text of a text with placeholders, one for each picture. Raises BadRequestError."""
@@ -231,9 +232,8 @@ class Media:
                 f"the ids have {count} placeholders ({self.family.placeholder}), but `image_data` has {len(digests)} images"
             )
 
-    def collapsed(self, ids: Sequence[int], shown: Shown) -> tuple[list[int], Shown]:
+    def collapsed(self, ids: Sequence[int], shown: Shown, lengths: Mapping[str, int]) -> tuple[list[int], Shown]:
         """Return the compact ids of a client's expanded ones, and the pictures with their runs, for `check_runs`."""
-        lengths = self.pictures(shown.digests).lengths
         compact, runs = without_runs(ids, self.family.placeholder_id, shown.digests, lengths)
         for run, digest in zip(runs, shown.digests, strict=False):
             if run not in (1, lengths.get(digest, run)):
@@ -313,12 +313,12 @@ class Media:
             raise MediaMissingError(f"the bytes of the image {gone} are not here any more: send them again")
         return self.worker_fields([Shown(held)], batch=False, return_ids=return_ids)
 
-    def shelve(self, tenant: str, messages: Sequence[Message]) -> list[str]:
-        """Keep the pictures of a conversation, and return their digests.
+    def shelve(self, tenant: str, messages: Sequence[Message], sent: Mapping[str, Picture]) -> list[str]:
+        """Keep the pictures of a conversation, and return their digests. `sent`: those that came with the request.
 
         Raises BadRequestError for what is no picture, or stands where none can.
         """
-        placeholder, digests = self.family.placeholder, list[str]()
+        placeholder, found = self.family.placeholder, list[Picture]()
         for message in messages:
             content = message.get("content")
             if type(content) is str:
@@ -332,29 +332,30 @@ class Media:
                     )
                 self.check_text(text)
             for part in image_parts(message):
-                self._shelve(tenant, message["role"], part)
-                digests.append(part["digest"])
-        return digests
+                found.append(self._shelve(tenant, message["role"], part, sent))
+        self._check_size(found)
+        return [one.digest for one in found]
 
-    def _shelve(self, tenant: str, role: str, part: dict[str, Any]) -> None:
-        picture = None
+    def _shelve(self, tenant: str, role: str, part: dict[str, Any], sent: Mapping[str, Picture]) -> Picture:
+        picture = sent.get(part["digest"])
         if isinstance(part, ImagePart):
             if part.fault is not None:
                 raise part.fault
-            picture = part.picture
+            picture = picture or part.picture
             if role not in ("user", "tool"):
                 raise MultimodalUnsupportedError(
                     f"`{part.place}`: images in a message of the role {role} are not supported"
                 )
             part.picture = None  # the message may be remembered; the shelf has the bytes
         if picture is None:
-            if self.shelf.get(tenant, part["digest"]) is None:
+            picture = self.shelf.get(tenant, part["digest"])
+            if picture is None:
                 place = getattr(part, "place", None)
                 raise MediaUnknownError(f"no image {part['digest']} is known here: send its bytes", param=place)
-            return
+            return picture
         if len(picture.data) > self._max_image:
             raise MediaInvalidError(f"an image is larger than {self._max_image} bytes (--media-max-image-bytes)")
-        self.shelf.put(tenant, picture)
+        return self.shelf.put(tenant, picture)
 
     def forget(self, digests: Iterable[str]) -> None:
         """Forget lengths that an engine contradicts."""

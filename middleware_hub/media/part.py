@@ -33,6 +33,24 @@ class ImagePart(dict[str, Any]):
         self.fault = fault
 
 
+_IMAGES = frozenset({"image_url", "input_image", "image"})
+"""The types of parts that are pictures, in all dialects."""
+
+
+def is_image(part: Any) -> bool:
+    """Return whether a client's part is a picture, in the form of any dialect."""
+    return type(part) is dict and part.get("type") in _IMAGES
+
+
+def given_in(part: Mapping[str, Any]) -> Any:
+    """Return what a client's part names its picture by: `image_url` of chats and responses, or Anthropic's `source`."""
+    source = part.get("source")
+    if part["type"] == IMAGE and type(source) is dict:
+        return source.get("url" if source.get("type") == "url" else "data")
+    found = part.get("image_url")
+    return found.get("url") if type(found) is dict else found
+
+
 def image_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the pictures of a message, in order: `ImagePart`s, and plain objects where the message comes out of a session."""
     content = message.get("content")

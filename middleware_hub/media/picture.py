@@ -1,7 +1,8 @@
 """A picture: the bytes of an image file, and what its header says. It is named by the hash of these bytes.
 
 The same pixels in other bytes are another picture. Everything that reads a file as a whole (base64, hash) costs some
-milliseconds a megabyte, so callers run `read_picture` in a thread.
+milliseconds a megabyte, so callers run `read_picture` in a thread, and base64 is done in steps, between which others have
+their turn. The base64 that a client sends is kept: workers get it again.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ MAX_PIXELS: Final = 178_956_970
 """Pillow opens no image with more, so no engine that reads images with it does."""
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_PATH = re.compile(r"(?:/|\.\.?/|~|\\\\).*|[^\s]*\.[A-Za-z0-9]{2,5}")
+_SCHEME = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*:")
+_PATH = re.compile(rb"(?:/|\.\.?/|~|\\\\).*|[^\s]*\.[A-Za-z0-9]{2,5}")
 _LONGEST_PATH: Final = 4096
+_LONGEST_HEAD: Final = 1024
+"""Characters of a data URL up to its comma."""
+_STEP: Final = 1 << 18
+"""Characters of base64 to decode at once, and bytes to encode: a fraction of a millisecond."""
 _SPACE: Final = b" \t\n\v\f\r"
 
 
@@ -52,18 +57,16 @@ class Picture(msgspec.Struct, frozen=True, gc=False):
     def data_url(self) -> bytes:
         """The picture as `data:image/png;base64,...`, encoded at the first call, and kept: each turn sends all again."""
         if self._url is None:
-            force_setattr(self, "_url", self._head + b2a_base64(self.data, newline=False))
+            data, step = memoryview(self.data), _STEP // 4 * 3
+            pieces = [b2a_base64(data[at : at + step], newline=False) for at in range(0, len(data), step)]
+            force_setattr(self, "_url", b"".join((_head(self.mime), *pieces)))
         assert self._url is not None
         return self._url
 
     @property
     def held_bytes(self) -> int:
         """The memory that it takes: its file, and its data URL, whether that has been made yet or not."""
-        return len(self.data) + len(self._head) + (len(self.data) + 2) // 3 * 4
-
-    @property
-    def _head(self) -> bytes:
-        return b"data:%b;base64," % self.mime.encode()
+        return len(self.data) + len(_head(self.mime)) + (len(self.data) + 2) // 3 * 4
 
 
 def is_digest(given: str) -> bool:
@@ -71,7 +74,7 @@ def is_digest(given: str) -> bool:
     return _DIGEST.fullmatch(given) is not None
 
 
-def read_picture(given: str, max_bytes: int) -> Picture:
+def read_picture(given: str | bytes, max_bytes: int) -> Picture:
     """Return the picture of a data URL (`data:image/png;base64,...`) or of bare base64.
 
     Base64 may have ASCII white space in it: some encoders break lines. The media type that the URL claims is not read.
@@ -84,22 +87,27 @@ def read_picture(given: str, max_bytes: int) -> Picture:
         MediaInvalidError: it is no base64, no image, larger than `max_bytes`, or has no pixels or too many.
         MediaUrlError: it is another URL, or a path.
     """
-    bare = given[:5].lower() != "data:"
-    if bare:
-        if given.startswith("sha256:"):
-            raise MediaInvalidError("a digest is `sha256:` and 64 lower-case hex digits")
-        if _SCHEME.match(given):
-            raise MediaUrlError(_NO_URL)
-        encoded = given
-    else:
-        head, comma, encoded = given.partition(",")
-        if not comma or not head.lower().endswith(";base64"):
-            raise MediaInvalidError("a data URL of an image must be in base64: data:image/png;base64,...")
     try:
-        return make_picture(_decoded(encoded, max_bytes), max_bytes)
+        text = given.encode("ascii") if isinstance(given, str) else given
+    except UnicodeEncodeError as error:
+        raise MediaInvalidError(f"an image is no base64: {error}") from None
+    start, bare = 0, text[:5].lower() != b"data:"
+    if bare:
+        if text.startswith(b"sha256:"):
+            raise MediaInvalidError("a digest is `sha256:` and 64 lower-case hex digits")
+        if _SCHEME.match(text):
+            raise MediaUrlError(_NO_URL)
+    else:
+        start = text.find(b",", 0, _LONGEST_HEAD) + 1
+        if not text[:start].lower().endswith(b";base64,"):
+            raise MediaInvalidError("a data URL of an image must be in base64: data:image/png;base64,...")
+    encoded = memoryview(text)[start:]
+    try:
+        data, once = _decoded(encoded, max_bytes)
+        return make_picture(data, max_bytes, encoded if once else None)
     except MediaInvalidError:
         # Base64 may begin like a path (that of a JPEG does), so a text counts as a path only if it is no image.
-        if bare and len(given) <= _LONGEST_PATH and _PATH.fullmatch(given):
+        if bare and len(text) <= _LONGEST_PATH and _PATH.fullmatch(text):
             raise MediaUrlError(_NO_URL) from None
         raise
 
@@ -107,8 +115,11 @@ def read_picture(given: str, max_bytes: int) -> Picture:
 _NO_URL = "an image must be sent as base64 or as a data URL: the router opens no address and no path"
 
 
-def make_picture(data: bytes, max_bytes: int) -> Picture:
-    """Return the picture of a file. Raises MediaInvalidError if it is no image, or larger than `max_bytes`."""
+def make_picture(data: bytes, max_bytes: int, encoded: memoryview | None = None) -> Picture:
+    """Return the picture of a file. Raises MediaInvalidError if it is no image, or larger than `max_bytes`.
+
+    `encoded`: the file in base64, without white space, if the caller has it.
+    """
     if len(data) > max_bytes:
         raise _too_large(max_bytes)
     try:
@@ -120,23 +131,42 @@ def make_picture(data: bytes, max_bytes: int) -> Picture:
             f"an image of {found.width} x {found.height} pixels is none: 1 to {MAX_PIXELS} are allowed"
         )
     digest = f"sha256:{sha256(data).hexdigest()}"
-    return Picture(digest, found.mime, found.width, found.height, data, upright=found.orientation == 1)
+    url = None if encoded is None else b"".join((_head(found.mime), encoded))
+    return Picture(digest, found.mime, found.width, found.height, data, found.orientation == 1, url)
 
 
-def _decoded(encoded: str, max_bytes: int) -> bytes:
+def _head(mime: str) -> bytes:
+    return b"data:%b;base64," % mime.encode()
+
+
+def _decoded(encoded: memoryview, max_bytes: int) -> tuple[bytes, bool]:
+    """Return the bytes of base64, and whether it is written as an encoder writes it, without white space."""
     longest = (max_bytes + 2) // 3 * 4
     try:
-        characters = encoded.encode("ascii")
+        if len(encoded) <= longest:
+            try:
+                return _undone(encoded), True
+            except Base64Error:  # to look for white space first would cost every image a copy
+                pass
+        steps = range(0, len(encoded), _STEP)
+        characters = b"".join([bytes(encoded[at : at + _STEP]).translate(None, _SPACE) for at in steps])
         if len(characters) > longest:
-            characters = characters.translate(None, _SPACE)
-            if len(characters) > longest:
-                raise _too_large(max_bytes)
-        try:
-            return a2b_base64(characters, strict_mode=True)
-        except Base64Error:  # to look for white space first would cost every image a copy
-            return a2b_base64(characters.translate(None, _SPACE), strict_mode=True)
+            raise _too_large(max_bytes)
+        return _undone(memoryview(characters)), False
     except ValueError as error:
         raise MediaInvalidError(f"an image is no base64: {error}") from None
+
+
+def _undone(encoded: memoryview) -> bytes:
+    """Return what base64 stands for. Raises Base64Error. A call for all of it would hold up the event loop from a thread."""
+    if len(encoded) <= _STEP:
+        return a2b_base64(encoded, strict_mode=True)
+    pieces = []
+    for at in range(0, len(encoded), _STEP):
+        pieces.append(a2b_base64(encoded[at : at + _STEP], strict_mode=True))
+        if len(pieces[-1]) != _STEP // 4 * 3 and at + _STEP < len(encoded):
+            raise Base64Error("Excess data after padding")
+    return b"".join(pieces)
 
 
 def _too_large(max_bytes: int) -> MediaInvalidError:

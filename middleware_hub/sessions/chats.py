@@ -23,6 +23,7 @@ from middleware_hub.dialects.messages import UnreadMediaError
 from middleware_hub.media.errors import MediaUnknownError, MultimodalUnsupportedError
 from middleware_hub.media.media import Media
 from middleware_hub.media.part import image_parts
+from middleware_hub.media.picture import Picture
 from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.composer import Composer
@@ -79,22 +80,32 @@ class Chats:
         self._warming = None
 
     async def talk(
-        self, dialect: Dialect, session: Session, body: bytes, scope: Scope, receive: Receive, send: Send
+        self,
+        dialect: Dialect,
+        session: Session,
+        body: bytes,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        pictures: Mapping[str, Picture],
     ) -> None:
-        """Serve one turn whose body has been read. Raises RouterError only before anything is sent."""
+        """Serve one turn whose body has been read. Raises RouterError only before anything is sent.
+
+        `pictures` are those that came with the body, by digest.
+        """
         waits = bool(self._warming or session.orphans or session.notes)
         if self._warming is not None:
             await self._warmed(self._warming)
         session.require(Act.GENERATE)
         try:
             request = dialect.parse(body, session.memo(dialect, self._room))
-            self._shelve(session, request.messages)
+            self._shelve(session, request.messages, pictures)
         except UnreadMediaError as error:
             raise self._unread(error) from error
         except MediaUnknownError:
             # Of a remembered message the bytes were not read again, and they may have gone from the shelf meanwhile.
             request = dialect.parse(body, None)
-            self._shelve(session, request.messages)
+            self._shelve(session, request.messages, pictures)
         if self._models.must_ask(request.model, session.defaults.model):
             waits = True
             await self._models.ask(scope)
@@ -158,10 +169,10 @@ class Chats:
         text = f"`{place}`: only images are read here, in messages of users and in results of tools"
         return MultimodalUnsupportedError(text, param=place)
 
-    def _shelve(self, session: Session, messages: Sequence[Message]) -> None:
+    def _shelve(self, session: Session, messages: Sequence[Message], sent: Mapping[str, Picture]) -> None:
         """Keep the pictures of a conversation. Raises BadRequestError for what is none, and if the model reads none."""
         if self._media is not None:
-            digests = self._media.shelve(session.tenant, messages)
+            digests = self._media.shelve(session.tenant, messages, sent)
             if digests and session.lasting:
                 session.need(self._media.shelf, digests)
             return
@@ -203,11 +214,11 @@ class Chats:
                 session.orphans.add(exchange)
             session.settle(exchange)
 
-    async def count(self, session: Session, request: ChatRequest) -> int:
+    async def count(self, session: Session, request: ChatRequest, sent: Mapping[str, Picture]) -> int:
         """Return how many tokens the prompt of a turn would have. Changes nothing."""
         if self._warming is not None:
             await self._warmed(self._warming)
-        self._shelve(session, request.messages)
+        self._shelve(session, request.messages, sent)
         request = session.defaults.complete(request, self._models.adapter_of)
         if session.notes is not None:
             await session.notes.recall(request, None, self._composer.recognizer(session.trie.key, request))

@@ -53,15 +53,15 @@ def check_weight(body: bytes, *, ids: bool = False) -> None:
                 f"the request body has too many values in it: at most {MAX_NAMES} names of fields, {MAX_CONTAINERS} lists and "
                 f"objects, {MAX_CONTAINERS} strings, and {MAX_ITEMS} items other than token ids can be read at once"
             )
-        at = _behind_string(body, end + 1)
+        at = behind_string(body, end + 1)
 
 
 def _brackets(body: bytes, start: int, end: int) -> int:
     return body.count(b"[", start, end) + body.count(b"{", start, end)
 
 
-def _behind_string(body: bytes, at: int) -> int:
-    """Return the index after the string that began before `at`."""
+def behind_string(body: bytes, at: int) -> int:
+    """Return the index after the string that began before `at`; that of the end if it has none."""
     while at < len(body):
         found = _INSIDE.match(body, at, at + _STEP)
         assert found is not None

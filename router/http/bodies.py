@@ -22,8 +22,13 @@ from router.http.request_state import request_state, with_state
 _ENVELOPE = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
 
 
-async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = False) -> bytes:
-    """Return a request body that is JSON and does not hold up others when it is parsed; `ids`: it may hold token ids.
+async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = False, media: int = 0) -> bytes:
+    """Return a request body that is JSON and does not hold up others when it is parsed.
+
+    Args:
+        limit: bytes.
+        ids: it may hold token ids.
+        media: bytes of files that it may hold in base64 besides. The caller measures what is none.
 
     Raises BodyTooLargeError for one that has too many values in it, or bytes; other errors as `read_body` does.
     """
@@ -32,7 +37,7 @@ async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = F
             receive.unread = None
             return body
         return await _gather(receive, sys.maxsize)
-    body = await _gather_unpacked(scope, receive, limit)
+    body = await _gather_unpacked(scope, receive, limit + (media + 2) // 3 * 4)
     if len(body) > LIGHT:
         await offload(True, check_weight, body, ids=ids)
     return body
@@ -64,7 +69,7 @@ async def gather_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         limit = sys.maxsize
     length = header(scope, b"content-length") or ""
     if length.isdigit() and int(length) > limit:
-        raise _too_large(limit)
+        raise too_large(limit)
     return await _gather(receive, limit)
 
 
@@ -74,7 +79,7 @@ async def _gather_unpacked(scope: Scope, receive: Receive, limit: int) -> bytes:
         if name == b"content-encoding":
             encodings.append(value)
         elif name == b"content-length" and value.isdigit() and int(value) > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
     unpack = unpacker(b", ".join(encodings).decode("latin-1")) if encodings else None
     body = await _gather(receive, limit)
     if unpack is not None:
@@ -94,13 +99,14 @@ async def _gather(receive: Receive, limit: int) -> bytes:
         chunk = message.get("body", b"")
         size += len(chunk)
         if size > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         chunks.append(chunk)
         more = message.get("more_body", False)
     return b"".join(chunks)
 
 
-def _too_large(limit: int) -> BodyTooLargeError:
+def too_large(limit: int) -> BodyTooLargeError:
+    """Return the error for a body of more bytes."""
     return BodyTooLargeError(f"the request body is larger than {limit} bytes (--max-body-bytes)")
 
 

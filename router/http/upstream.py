@@ -132,14 +132,21 @@ class AiohttpUpstream:
     """
 
     def __init__(
-        self, *, connect_timeout: float, permits: Callable[[str], bool] = lambda _: True, max_reply: float = math.inf
+        self,
+        *,
+        connect_timeout: float,
+        permits: Callable[[str], bool] = lambda _: True,
+        refusal: str = "workers may not be at {} (--worker-allow)",
+        max_reply: float = math.inf,
     ) -> None:
         """`permits(address)`: whether a worker may be there. It is called for each connection: names change their addresses.
 
+        `refusal`: what to say of an address where it may not be, with its place in braces.
         `max_reply` is in bytes, for a reply in one piece and for each event of a stream.
         """
         self._timeout = aiohttp.ClientTimeout(sock_connect=_AT_ONCE * connect_timeout)
         self._permits = permits
+        self._refusal = refusal
         self._most = max_reply
 
     async def __aenter__(self) -> AiohttpUpstream:
@@ -177,7 +184,7 @@ class AiohttpUpstream:
     def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         host = str(address[4][0])
         if not self._permits(host):
-            raise PermissionError(f"workers may not be at {host} (--worker-allow)")
+            raise PermissionError(self._refusal.format(host))
         _CONNECTION.get().kept = False
         return _watched_socket(address)
 

@@ -26,7 +26,6 @@ from middleware_hub.dialects.messages import (
     OpenedBody,
     assistant_message,
     each_message,
-    is_image,
     open_body,
     part_text,
     told,
@@ -48,6 +47,7 @@ from middleware_hub.dialects.tools import (
     definitions,
     function,
 )
+from middleware_hub.media.part import is_image
 from router.errors import BadRequestError
 
 # The tools that Anthropic defines and the client runs. A request gives their types only; models of others need their schemas.

@@ -168,7 +168,9 @@ TEXT = base64.b64encode(SMALL).decode()
     ],
 )
 def test_forms_of_the_same_bytes_are_the_same_picture(given: str) -> None:
-    assert read_picture(given, LIMIT) == read(SMALL)
+    found, plain = read_picture(given, LIMIT), read(SMALL)
+    assert found.data_url == plain.data_url
+    assert found == plain
 
 
 @pytest.mark.parametrize(
@@ -216,6 +218,20 @@ def test_base64_that_begins_like_a_path_is_no_path() -> None:
     text = base64.b64encode(data).decode()
     assert text.startswith("/9j/")
     assert read_picture(text, LIMIT).data == data
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_long_picture_is_read_in_steps(broken: bool) -> None:
+    """Padding ends base64, wherever a step ends."""
+    data = SMALL + bytes(range(256)) * 3000
+    text = base64.b64encode(data).decode()
+    given = "\n".join(text[at : at + 76] for at in range(0, len(text), 76)) if broken else text
+    found = read_picture(f"data:image/png;base64,{given}", 1_000_000)
+    assert (found.data, found.data_url) == (data, b"data:image/png;base64," + text.encode())
+    for step in (1 << 18, 1 << 19):
+        for wrong in (text[: step - 1] + "=" + text[step:], text[: step - 2] + "==" + text[step:]):
+            with pytest.raises(MediaInvalidError):
+                read_picture(wrong, 1_000_000)
 
 
 def test_the_limit_is_that_of_the_file() -> None:

@@ -1,0 +1,153 @@
+"""A body without its pictures: each is taken out of the JSON text, and its digest stands in its place.
+
+    body      {"messages":[{"content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,iVBOR..."}}]}]}
+    outline   {"messages":[{"content":[{"type":"image_url","image_url":{"url":"MARK0"}}]}]}
+    lifted    {"messages":[{"content":[{"type":"image_url","image_url":{"url":"sha256:3b5c..."}}]}]}
+
+A digest means the same as the data, in every form of request. So all that comes later (the limits of text, parsers, memos)
+works on a short body, whatever the pictures weigh, and the file is decoded and hashed once.
+
+Long strings and addresses are cut out of the body before it is parsed: the outline has a mark in place of each. The mark is
+random, so no client can write it. Where a picture can stand, the parsed outline tells. What stands elsewhere (a tool's
+arguments) stays as it is. Malformed JSON raises nothing here: whoever parses the body reports it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from middleware_hub.media.errors import MediaError
+from middleware_hub.media.part import given_in, is_image
+from middleware_hub.media.picture import Picture, is_digest, read_picture
+from router.engines.form.media import IMAGES
+from router.engines.json import JSON_ERRORS, decode_any
+from router.engines.json_cost import behind_string
+
+_LONG: Final = 128
+"""Bytes of a string that may be a picture. A smaller one is left to the parser."""
+_QUOTE, _BACKSLASH = b'"', ord("\\")
+
+
+class LiftedBody(NamedTuple):
+    """A body, and what was lifted out of it.
+
+    Attributes:
+        body: with a digest in place of each picture.
+        original: as it came.
+        pictures: by digest.
+    """
+
+    body: bytes
+    original: bytes
+    pictures: Mapping[str, Picture]
+
+
+class Place(NamedTuple):
+    """A string of a body in which a picture stands: from `start` to `end`, `name` for errors."""
+
+    start: int
+    end: int
+    name: str
+
+
+def places(body: bytes) -> list[Place]:
+    """Return the strings of a body that are pictures by data or by address, in order; none if the body is no JSON object.
+
+    Args:
+        body: of a chat in any dialect, or one with `image_data`.
+    """
+    if b"image" not in body:
+        return []
+    mark = secrets.token_hex(12)
+    outline, strings = _outline(body, mark.encode())
+    if not strings:
+        return []
+    try:
+        parsed = decode_any(outline)
+    except JSON_ERRORS:
+        return []
+    found = []
+    for name, given in _pictures(parsed) if type(parsed) is dict else ():
+        if type(given) is str and given.startswith(mark):
+            found.append(Place(*strings[int(given[len(mark) :])], name))
+    return sorted(found)
+
+
+def address(body: bytes, place: Place) -> str | None:
+    """Return the address that stands at a place; None if it is none."""
+    if body[place.start : place.start + 5].lower() not in (b"http:", b"https"):
+        return None
+    try:
+        return str(msgspec.json.decode(body[place.start - 1 : place.end + 1], type=str))
+    except JSON_ERRORS:
+        return None
+
+
+def picture_at(body: bytes, place: Place, max_bytes: int) -> Picture | None:
+    """Return the picture at a place; None if a digest stands there. Raises MediaError that names the place."""
+    text = body[place.start : place.end]
+    if text.startswith(b"sha256:") and is_digest(text.decode("latin-1")):
+        return None
+    try:
+        if _BACKSLASH in text:  # some encoders write \/ for the slashes of base64
+            return read_picture(msgspec.json.decode(b'"%b"' % text, type=str), max_bytes)
+        return read_picture(text, max_bytes)
+    except MediaError as error:
+        raise type(error)(f"`{place.name}`: {error.message}", param=place.name) from None
+    except JSON_ERRORS:
+        return None
+
+
+def without(body: bytes, found: Mapping[Place, Picture]) -> LiftedBody:
+    """Return the body with the digests of these pictures in their places."""
+    parts, done = list[bytes](), 0
+    for place, picture in sorted(found.items(), key=lambda one: one[0].start):
+        parts += (body[done : place.start], picture.digest.encode())
+        done = place.end
+    return LiftedBody(b"".join((*parts, body[done:])), body, {one.digest: one for one in found.values()})
+
+
+def _outline(body: bytes, mark: bytes) -> tuple[bytes, list[tuple[int, int]]]:
+    """Return the body with the mark and a number in place of each long string, and where these begin and end."""
+    parts, strings, done, at = list[bytes](), list[tuple[int, int]](), 0, 0
+    while (start := body.find(_QUOTE, at) + 1) > 0:
+        end = body.find(_QUOTE, start)
+        if end < 0:
+            break
+        if body[end - 1] == _BACKSLASH:
+            end = behind_string(body, start) - 1
+        if end - start > _LONG or body[start : start + 4].lower() == b"http":
+            parts += (body[done:start], b"%b%d" % (mark, len(strings)))
+            strings.append((start, end))
+            done = end
+        at = end + 1
+    return b"".join((*parts, body[done:])), strings
+
+
+def _pictures(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what names a picture, with its place, as clients write it."""
+    given = body.get(IMAGES)
+    for number, one in enumerate(given if type(given) is list else [given]):
+        if type(one) is list:
+            yield from ((f"{IMAGES}[{number}][{at}]", each) for at, each in enumerate(one))
+        else:
+            yield f"{IMAGES}[{number}]" if type(given) is list else IMAGES, one
+    for name in ("messages", "input"):
+        listed = body.get(name)
+        for number, item in enumerate(listed if type(listed) is list else ()):
+            for field in ("content", "output"):
+                if type(item) is dict:
+                    yield from _parts(f"{name}[{number}].{field}", item.get(field))
+
+
+def _parts(name: str, content: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the pictures of a content, and of the results in it (Anthropic's)."""
+    for at, part in enumerate(content if type(content) is list else ()):
+        if is_image(part):
+            yield f"{name}[{at}]", given_in(part)
+        elif type(part) is dict and part.get("type") == "tool_result":
+            yield from _parts(f"{name}[{at}].content", part.get("content"))
