@@ -123,6 +123,8 @@ class Hub:
             found.media = media_of(config, found.shelf)
         if context.backend is not None:
             found.backend = context.backend
+        if context.version is not None:
+            context.version.reported = lambda: found.clock.current
         if not context.worker_checks:
             context.worker_checks.append(tokenizer_check(found.tokenizer, str(context.config.radix.tokenizer_path)))
         if context.peers is not None and found.channel is not None:

@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -37,7 +38,7 @@ from middleware_hub.radix.records import Namespace
 from middleware_hub.radix.responder import Recorder, Responder
 from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.spans.answer_json import Lists
-from middleware_hub.spans.chain import printed_ids
+from middleware_hub.spans.chain import began_with, printed_ids
 from middleware_hub.spans.media import Pictures
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.tokenizer.id_checks import check_ids, check_options, check_unmatched
@@ -229,6 +230,7 @@ class RadixTreeMiddleware:
                 first.ids[: first.media[0].start] if first.media else first.ids,
                 None if routing_key is None else routing_key.decode("latin-1"),
             )
+            call.began = partial(_began, prompts)
             word = affinity.of_text(headers, prompts[0].match)
             responder = Responder(
                 self.recorder,
@@ -257,7 +259,7 @@ class RadixTreeMiddleware:
             raise
         reply.when_closed(over)
         try:
-            await responder.follow(reply)
+            await responder.follow(reply, call.salts)
         except BaseException:
             await reply.aclose()
             raise
@@ -509,6 +511,11 @@ class RadixTreeMiddleware:
             **beside,
         }
         await send_json(send, 200, msgspec.json.encode(answer))
+
+
+def _began(prompts: Sequence[Prompt]) -> list[str | None]:
+    """Return with which weight version the conversation of each prompt began; see `GenerateCall.began`."""
+    return [began_with(prompt.match.cut.span, prompt.match.cut.take) for prompt in prompts]
 
 
 def _parents(given: str, prompts: int) -> list[str | None]:

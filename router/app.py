@@ -27,6 +27,7 @@ from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
 from router.http.request_record import Requests
 from router.http.upstream import AiohttpUpstream
+from router.kv_cache.salts import KvSalts
 from router.kv_cache.watch import KvWatch
 from router.observability.kv_metrics import KvCollector
 from router.observability.logs import configure_logging
@@ -214,6 +215,7 @@ def create_app(
         config.abort,
         config.server,
         isolated=keys.several,
+        salts=KvSalts(config.kv_salt, fleet.version, metrics.kv_salts.counts, followed=kv_index is not None),
     )
     context = plugins.MiddlewareContext(
         config=config,
@@ -222,6 +224,7 @@ def create_app(
         shared=dict(shared or {}),
         worker_checks=worker_checks,
         peers=peers,
+        version=fleet.version,
         backend=backend,
         stopping=lambda: lifecycle.draining,
     )

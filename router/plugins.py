@@ -15,6 +15,7 @@ from router.errors import BadRequestError
 from router.observability.tracing import Tracer
 from router.peers.peers import Peers
 from router.proxy.generate_call import Backend
+from router.workers.fleet_version import FleetVersion
 from router.workers.worker import WorkerCheck
 
 
@@ -30,6 +31,7 @@ class MiddlewareContext:
         worker_checks: a middleware adds what each worker is to be asked.
         peers: the other routers. A middleware with a memory that they share gives it a channel (`Peers.join`), which has to be
             usable during the lifespan of the application inside.
+        version: the weight version of the fleet. A middleware that reads replies tells it what they show.
         backend: generates at the workers: what a middleware that stands inside of all others calls in place of the application.
         stopping: returns whether the router is about to stop. Requests that only wait for something are then to be answered.
     """
@@ -40,6 +42,7 @@ class MiddlewareContext:
     shared: dict[type, object] = field(default_factory=dict)
     worker_checks: list[WorkerCheck] = field(default_factory=list)
     peers: Peers | None = None
+    version: FleetVersion | None = None
     backend: Backend | None = None
     stopping: Callable[[], bool] = lambda: False
 

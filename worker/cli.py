@@ -79,6 +79,9 @@ def parser(prog: str = COMMAND) -> argparse.ArgumentParser:
         default="null",
         help="prefill or decode: one of two workers that serve a request together (%(default)s)",
     )
+    parser.add_argument(
+        "--prefix-cache", action="store_true", help="have a prefix cache, as a worker with --images has in any case"
+    )
     parser.add_argument("--scripted", action="store_true", help="cut replies out of a pool, for measuring load")
     parser.add_argument(
         "--tokens-per-second",
@@ -127,6 +130,7 @@ def main(argv: Sequence[str] | None = None, prog: str = COMMAND) -> NoReturn:
         disaggregation_mode=args.disaggregation_mode,
         kv_connector=args.engine == "vllm",
         scripted=args.scripted,
+        prefix_cache=args.prefix_cache,
         host=args.host,
         port=args.port,
         stream_style="incremental" if args.incremental_streaming_output else "cumulative",

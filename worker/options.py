@@ -44,6 +44,7 @@ class WorkerOptions:
     adapters: tuple[
         str, ...
     ] = ()  # SGLang's --lora-paths, vLLM's --lora-modules: they are listed, and sample as the model
+    prefix_cache: bool = False  # whether there is a cache also without images
     context_length: int = 32768  # longer prompts are refused
     preprocess_cache: int = 64  # SGLang's --mm-preprocess-cache-size-mb, of a worker that takes images
     health_timeout: float = 20.0  # seconds that `/health` waits for a paused engine before it answers 503

@@ -66,7 +66,7 @@ class EmbeddedWorker:
     Args:
         tokenizer_path: a Hugging Face tokenizer folder, or a hub id; None takes the shipped one. With the shipped tokenizer the
             worker samples the shipped language model, with any other one it samples noise. It takes images if the folder has a
-            config.json with an `image_token_id`, as that of `shipped_image_tokenizer` has; then it also has a prefix cache.
+            config.json with an `image_token_id`, as that of `shipped_image_tokenizer` has; then it always has a prefix cache.
         options: how the worker behaves.
         changes: options that differ from these, by name.
 
@@ -92,7 +92,7 @@ class EmbeddedWorker:
         self._engine = EmbeddedEngine(
             _sampler(self.tokenizer_path, self.vocabulary, options),
             options,
-            PrefixCache(on=self.vocabulary.image_id is not None),
+            PrefixCache(on=options.prefix_cache or self.vocabulary.image_id is not None),
         )
         self.wire = Wire(self.vocabulary, options)
         self._images = ImageMemory()

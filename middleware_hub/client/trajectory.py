@@ -27,13 +27,18 @@ class VersionRun:
 
 @dataclass(frozen=True)
 class Turn:
-    """A sampled reply in a sequence: tokens `start` to `end`; `finish` is `stop`, `length` or `abort`."""
+    """A sampled reply in a sequence: tokens `start` to `end`; `finish` is `stop`, `length` or `abort`.
+
+    `version` is the weight version of its last token, `kv_version` the oldest one by which the cache of the tokens before it
+    may have been computed: None if that is not known, as without `--kv-salt`.
+    """
 
     request_id: str
     start: int
     end: int
     version: str
     finish: str
+    kv_version: str | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,7 @@ class Trajectory:
             for name in ("routed_experts", "indexer_topk")
             if found.get(name) is not None
         }
-        turns = tuple(Turn(**{name: one[name] for name in Turn.__dataclass_fields__}) for one in found["turns"])
+        turns = tuple(_turn(one, 0) for one in found["turns"])
         made = cls(
             tokens=tokens,
             loss_mask=mask,
@@ -211,10 +216,7 @@ class Trajectory:
         begin, logprobs = len(prompt), found["response_logprobs"]
         more = found["extra_fields"]
         tokens = prompt + response
-        turns = tuple(
-            Turn(one["request_id"], begin + one["start"], begin + one["end"], one["version"], one["finish"])
-            for one in found["turns"]
-        )
+        turns = tuple(_turn(one, begin) for one in found["turns"])
         extras = {
             name: TokenRows.of(name, more[name], len(tokens))
             for name in ("routed_experts", "indexer_topk")
@@ -299,6 +301,12 @@ def _runs(found: Sequence[Mapping[str, Any]], begin: int) -> tuple[VersionRun, .
 
 
 _TOP_P_NAMES = (("top_p_token_ids", "top_p_token_offsets"), ("top_p_kept_token_ids", "top_p_kept_token_offsets"))
+
+
+def _turn(found: Mapping[str, Any], begin: int) -> Turn:
+    """Return a turn of an answer whose positions count from `begin`. A router of an earlier version tells no `kv_version`."""
+    names = found["request_id"], begin + found["start"], begin + found["end"], found["version"], found["finish"]
+    return Turn(*names, found.get("kv_version"))
 
 
 def joined_top_p(fields: Mapping[str, Any], turns: Sequence[Turn], tokens: int) -> TopP | None:

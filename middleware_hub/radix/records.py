@@ -40,6 +40,7 @@ class SampledReply(msgspec.Struct, frozen=True):
     """Further per-token data of the worker, raw."""
     experts_from: int = 0
     """The first token of which the worker was asked for the experts."""
+    kv_version: str | None = None
 
 
 class Context(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -32,7 +32,7 @@ from middleware_hub.radix.judge import (
 from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import SampledReply
 from middleware_hub.radix.tree import RadixTree
-from middleware_hub.spans.chain import ID_BYTES
+from middleware_hub.spans.chain import ID_BYTES, Versions
 from middleware_hub.spans.media import UnlikePromptError
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
@@ -51,10 +51,13 @@ from router.engines.form.request import GenerateRequest
 from router.engines.form.stream import StreamedReply
 from router.engines.json import NotNumbersError, read_list
 from router.http.request_state import RouteHint
+from router.kv_cache.salts import CallSalts
 from router.observability.tracing import Tracer, untraced
 from router.proxy.worker_reply import EventEditor, WorkerReply
 
 logger = logging.getLogger(__name__)
+
+KvVersion = Callable[[Versions], str | None]
 
 
 class Recorder:
@@ -79,14 +82,21 @@ class Recorder:
         self.groups = groups
         self._last = 0
 
-    def record(self, prompt: Prompt, asked: Expectation, reply: Reply, worker: str) -> Verdict:
-        """Record a worker's reply, or the part of it that has come. The match of the prompt must be pinned. Raises nothing."""
+    def record(
+        self, prompt: Prompt, asked: Expectation, reply: Reply, worker: str, kv_version: KvVersion | None = None
+    ) -> Verdict:
+        """Record a worker's reply, or the part of it that has come. The match of the prompt must be pinned. Raises nothing.
+
+        `kv_version` returns that of the reply, given the versions of its tokens.
+        """
         try:
             tracer = self.tracer
             with untraced if tracer is None else tracer.span("record", tokens=len(reply.ids)) as span:
                 found = self.judge.judge(asked, reply, worker)
-                if found.reply is not None:
-                    self._keep(prompt, found.reply, found.verdict)
+                if (sampled := found.reply) is not None:
+                    if kv_version is not None:
+                        sampled = replace(sampled, kv_version=kv_version(sampled.versions))
+                    self._keep(prompt, sampled, found.verdict)
                 if span is not None:
                     span.set(outcome=found.verdict.outcome)
             return found.verdict
@@ -149,6 +159,7 @@ class _ExpectedReply:
         self._drop = drop
         self._trajectory = trajectory
         self.worker = ""
+        self.kv_version: KvVersion | None = None
         self._streamed: StreamedReply | None = None
         self.verdict: Verdict | None = None
         self._repeated: RepeatedPrompt | None = None
@@ -199,7 +210,7 @@ class _ExpectedReply:
         if self._media is not None and (fault := self._as_computed(reply)) is not None:
             self.verdict = Verdict("no", MEDIA_MISMATCH, fault)
         else:
-            self.verdict = self._recorder.record(self._prompt, self._asked, reply, self.worker)
+            self.verdict = self._recorder.record(self._prompt, self._asked, reply, self.worker, self.kv_version)
 
     def begins(self, first: bytes) -> None:
         """Learn the lengths of pictures from the first event of a stream, whose headers have not gone out yet."""
@@ -326,13 +337,15 @@ class Responder:
         """Return what became of each reply, as far as there was one."""
         return [one.verdict for one in self._generations if one.verdict is not None]
 
-    async def follow(self, reply: WorkerReply) -> None:
+    async def follow(self, reply: WorkerReply, salts: CallSalts | None = None) -> None:
         """Record a reply as it is read, and edit it. What is no stream is recorded at once.
 
-        Raises UpstreamBrokenError.
+        `salts`: those of its request. Raises UpstreamBrokenError.
         """
-        for generation in self._generations:
+        for number, generation in enumerate(self._generations):
             generation.worker = reply.worker
+            if salts is not None:
+                generation.kv_version = partial(salts.version, number)
         if self._memory is not None:
             reply.settle = self.saved
         if reply.stream:

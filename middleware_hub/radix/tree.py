@@ -268,6 +268,7 @@ class RadixTree:
             ends=reply.ends,
             request_ids=reply.request_ids,
             finish=reply.finish,
+            kv_version=reply.kv_version,
         )
         self._ticks += 1
         serial = self._ticks if serial is None else serial

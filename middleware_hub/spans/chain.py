@@ -164,6 +164,8 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
         request_ids: names of a sampled reply: the client's `rid`, SGLang's `meta_info.id`.
         finish: how a sampled reply ended: `stop`, `length`, or `abort` for every reply that was cut short.
         media: the pictures among the ids: `(start, length, digest)` each, see `spans.media`.
+        kv_version: the oldest weight version by which the engine's cache of the tokens before a sampled reply may have been
+            computed; None if that is not known.
         offset: tokens of the chain before this span; computed.
         count: tokens of this span; computed.
         answered: the character of the chain's text at which its first sampled span begins; -1 if there is none; computed.
@@ -185,6 +187,7 @@ class TokenSpan(msgspec.Struct, gc=False, eq=False):
     request_ids: tuple[str, ...] = ()
     finish: str = ""
     media: tuple[tuple[int, int, str], ...] = ()
+    kv_version: str | None = None
     offset: int = 0
     count: int = 0
     answered: int = -1
@@ -274,6 +277,18 @@ def links(span: TokenSpan | None, take: int) -> Iterator[tuple[TokenSpan, int]]:
         yield span, take
         take = span.take
         span = span.parent
+
+
+def began_with(span: TokenSpan | None, take: int) -> str | None:
+    """Return the weight version with which a chain's conversation began; None if nothing in it was sampled.
+
+    That is the version whose cache its first turn read, or, where that is not known, the one that sampled the first token.
+    """
+    found = None
+    for part, count in links(span, take):
+        if count and part.versions is not None:
+            found = part
+    return None if found is None else found.kv_version or version_names(found.versions)[0]
 
 
 def chain_ids(span: TokenSpan | None, take: int) -> bytes:

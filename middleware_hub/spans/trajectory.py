@@ -44,6 +44,7 @@ class SampledTurn(NamedTuple):
             "end": self.end - offset,
             "version": self.version,
             "finish": self.span.finish,
+            "kv_version": self.span.kv_version,
         }
 
 

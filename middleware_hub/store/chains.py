@@ -86,6 +86,7 @@ def record_of(
         extras=extras,
         spelled=spelled,
         media=span.media,
+        kv_version=span.kv_version,
     )
     return record if span.sampled else identified(record)
 
@@ -128,6 +129,7 @@ def span_of(record: SpanRecord, spans: Mapping[bytes, TokenSpan], state: PathSta
         request_ids=record.request_ids,
         finish=record.finish,
         media=record.media,
+        kv_version=record.kv_version,
         stored=Stored(
             record.id,
             record.root,

@@ -54,6 +54,7 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         left_from: for a reply, the character after which a text that leaves its chain midway finds it, if that is before
             `start`: its context has sampled tokens of a chain that was recorded under another text.
         media: the pictures among the ids; see `TokenSpan`.
+        kv_version: see `TokenSpan`.
         note: facts about the reply `parent`. A note has neither tokens nor text, and is found by `request_ids`.
     """
 
@@ -83,6 +84,7 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     left_from: int | None = None
     note: bytes = b""
     media: tuple[tuple[int, int, str], ...] = ()
+    kv_version: str | None = None
 
     @property
     def sampled(self) -> bool:

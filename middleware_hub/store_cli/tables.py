@@ -157,6 +157,7 @@ def _schema(pa: Any) -> Any:
     text, count = pa.string(), pa.int32()
     runs = [("version", text), ("start", count), ("end", count)]
     turns = [("request_id", text), ("start", count), ("end", count), ("version", text), ("finish", text)]
+    turns += [("kv_version", text)]
     return pa.schema(
         [
             ("tenant", text),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from router.config.kv_salt import KvSaltConfig
 from router.config.media import MediaConfig
 from router.config.radix import RadixConfig, SpecialTokens, TokenizerBackend
 from router.config.server import LogFormat, LogLevel, ServerConfig, TraceConfig
@@ -32,6 +33,7 @@ __all__ = [
     "Durability",
     "HealthConfig",
     "History",
+    "KvSaltConfig",
     "LogFormat",
     "LogLevel",
     "MediaConfig",
@@ -62,6 +64,7 @@ class RouterConfig:
     server: ServerConfig = field(default_factory=ServerConfig)
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     abort: AbortConfig = field(default_factory=AbortConfig)
+    kv_salt: KvSaltConfig = field(default_factory=KvSaltConfig)
     radix: RadixConfig = field(default_factory=RadixConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     sessions: SessionsConfig = field(default_factory=SessionsConfig)

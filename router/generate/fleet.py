@@ -41,6 +41,7 @@ from router.peers.events import Abort, AbortAnswered, AbortsOver, CallBegan, Cal
 from router.peers.peers import MOMENT, UNTIL_GONE, Heard, Peers
 from router.proxy.generate_call import GenerateCall
 from router.proxy.in_flight import GenerationsInFlight, InFlight
+from router.workers.fleet_version import FleetVersion
 from router.workers.pool import WorkerPool
 from router.workers.worker import Worker
 
@@ -87,6 +88,7 @@ class Fleet:
         """
         self.in_flight = GenerationsInFlight()
         self.peers = peers or Peers()
+        self.version = FleetVersion(pool.list)
         self._paths = paths
         self._pool = pool
         self._sender = sender
@@ -166,12 +168,16 @@ class Fleet:
             if aborts or call.updates or known.pauses:
                 begun = CallBegan(secrets.token_hex(8), path, aborts=aborts, updates=call.updates)
                 over = CallOver(begun.call)
+                done = False
+                self.version.begins(begun.call, path)
                 try:
                     heard = await self.peers.take_turn(begun)
                     answers = await self._send_to_all(call, begun)
+                    done = any(answer.done or answer.unsure for answer in answers)
                     if version is not None:
                         over = await self._updated(begun, version, answers, announced=known.names_version)
                 finally:
+                    self.version.over(begun.call, done=done)
                     # What begins after the answer has the new weights: the abort does not mean it.
                     wait = UNTIL_GONE if over.version is not None else MOMENT if aborts else 0.0
                     last = await asyncio.shield(self.peers.tell(over, seconds=wait))
@@ -220,15 +226,20 @@ class Fleet:
         """Take over what the routers' log says: the weight version, and calls in progress."""
         state = self.peers.log.state
         self._pool.version = state.version
+        self.version.take_over(paused=state.paused)
         for call in state.calls.values():
             await self._began_elsewhere(call, 0, False)
 
     async def _began_elsewhere(self, call: CallBegan, _: int, own: bool) -> None:
+        if not own:
+            self.version.begins(call.call, call.path)
         if call.aborts and not own:
             ending = self._ending[call.call] = contextlib.ExitStack()
             ending.enter_context(self.in_flight.ending())
 
     async def _over_elsewhere(self, event: AbortsOver | CallOver, _: int, own: bool) -> None:
+        if isinstance(event, CallOver):
+            self.version.over(event.call)  # perhaps of a router that is gone, for which this one tells it
         if own:
             return
         self._ending.pop(event.call, contextlib.ExitStack()).close()

@@ -32,6 +32,8 @@ from router.http.headers import HeaderList, request_target
 from router.http.offload import offload
 from router.http.request_record import Caller
 from router.http.request_state import request_state
+from router.kv_cache.salts import HEADER as SALT
+from router.kv_cache.salts import KvSalts
 from router.observability.metrics import RouterMetrics
 from router.proxy.generate_call import GenerateCall
 from router.proxy.in_flight import InFlight
@@ -53,6 +55,7 @@ class Generations:
         server: ServerConfig,
         *,
         isolated: bool = False,
+        salts: KvSalts,
     ) -> None:
         """Wrap the proxy.
 
@@ -64,6 +67,7 @@ class Generations:
         self._proxy = proxy
         self._others = others
         self._isolated = isolated
+        self._salts = salts
         self._fleet = fleet
         self._retries = Retries(abort, metrics, fleet.may_retry)
         self._peers = fleet.peers
@@ -122,11 +126,15 @@ class Generations:
             call.request = request
         if request is not None:
             call.body = request.body
+        if self._salts.on or SALT in call.named:
+            call.salts = self._salts.of(call.named.get(SALT), call.caller.tenant, call.began, request)
         replies = 1 if request is None else request.replies
         in_flight = InFlight(names, None if request is None else request.rids, tenant=call.caller.tenant, call=call)
         self._fleet.in_flight.begin(in_flight)
         try:
             reply = await self._proxy.generate(in_flight)
+            if call.salts is not None and reply.status == 200:
+                call.salts.answered(aborted=may_be_aborted(reply.body))
             if request is not None and policy == "retry":
                 reply = await self._made_good(reply, in_flight, request)
         except EndedInQueueError:

@@ -43,7 +43,12 @@ _NOT_TO_CLIENT = _HOP_BY_HOP | {
     b"x-router-worker",
     b"x-router-reason",
 }
-_ASKED = {"x-radix-": ("namespace", "parent", "media"), "x-group-": ("id", "size"), "x-rollout-": ("id", "end")}
+_ASKED = {
+    "x-radix-": ("namespace", "parent", "media"),
+    "x-group-": ("id", "size"),
+    "x-rollout-": ("id", "end"),
+    "x-kv-": ("salt",),
+}
 """Our own headers of a request, by their beginning."""
 _OURS = tuple(map(str.encode, _ASKED))
 _NOT_TO_WORKER_BUT_TO_US = _NOT_TO_WORKER | {b"authorization", b"x-api-key"}

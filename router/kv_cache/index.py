@@ -77,13 +77,14 @@ class KvIndex:
                 if cache.block_size is not None:
                     self._indexers[cache.block_size].apply_cleared(cache.name)
 
-    def overlaps(self, ids: Sequence[int], lora: str | None = None) -> dict[str, int]:
+    def overlaps(self, ids: Sequence[int], lora: str | None = None, salt: str | None = None) -> dict[str, int]:
         """Return, by target, how many blocks of this prompt it has cached, in blocks of its own size, if it has any.
 
-        `ids` is fastest as an array or a memoryview of 32-bit integers. `lora` is the adapter's name.
+        `ids` is fastest as an array or a memoryview of 32-bit integers. `lora` is the adapter's name, and
+        `salt` what keeps the request apart, as events tell it.
         """
         found: dict[str, int] = {}
-        root = root_of(lora, None)
+        root = root_of(lora, salt)
         for size, indexer in self._indexers.items():
             try:
                 blocks = indexer.find_matches(content_hashes(ids, size), root)
@@ -164,7 +165,7 @@ class KvIndex:
                 cache.name,
                 zip(hashes, contents, strict=True),
                 event.parent_block_hash,
-                root_of(adapter, event.cache_salt),
+                root_of(adapter, event.salt),
             )
         except ParentNotFoundError:
             self._skip(cache, "unknown_parent", hashes)

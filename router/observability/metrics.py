@@ -146,6 +146,13 @@ class RouterMetrics:
         )
         for outcome in ("answered", "failed", "orphaned"):
             self.generations.counts[outcome,] = 0
+        self.kv_salts = CountTally(
+            registry,
+            "tito_router_kv_salts",
+            "Generations that were answered, by the salt with which they were sent: version, rollout, own (no version was that"
+            " of all workers: nothing shares their cache), unknown (nobody told a version), tenant (only the tenant).",
+            ("salt",),
+        )
         self.abort_retries = counter(
             "tito_router_abort_retries",
             "Retries of requests with aborted generations: retried (once per further attempt), given_up (after the last one).",

@@ -15,7 +15,8 @@ For workers that publish KV cache events, the events count instead of the tree, 
 
 What is said of workers here holds for targets: each rank of a worker with several has a cache of its own.
 
-A decision reveals nothing of other tenants' prompts: the trees hold each tenant's prompts after a salt of its own.
+A decision reveals nothing of other tenants' prompts: the trees hold each tenant's prompts after a salt of its own. Prompts with
+different salts for the engines (`router/kv_cache/salts.py`) are kept apart in the same way.
 """
 
 from __future__ import annotations
@@ -150,13 +151,13 @@ class CacheAware:
         """
         if query.token_ids is not None:
             ids = pack_ids(query.token_ids)
-            descent = self.ids.descend(_id_salt(query.tenant) + ids)
-            known = self._ids.known(descent, _SALT if query.tenant else 0, len(targets))
+            descent = self.ids.descend(_id_salt(query.tenant, query.salt) + ids)
+            known = self._ids.known(descent, _SALT if query.tenant or query.salt else 0, len(targets))
             if self.index is not None:
-                known = _corrected(known, self.index, memoryview(ids).cast("I"), targets, confined=bool(query.tenant))
+                known = _corrected(known, self.index, memoryview(ids).cast("I"), targets, query)
             return self._decide(targets, self._ids, descent, known, len(ids) // 4, _SLIP_IDS)
         if query.text is not None:
-            salt = _text_salt(query.tenant)
+            salt = _text_salt(query.tenant, query.salt)
             text_descent = self.texts.descend(salt + query.text)
             known = self._texts.known(text_descent, len(salt), len(targets))
             return self._decide(targets, self._texts, text_descent, known, len(query.text), _SLIP_CHARACTERS)
@@ -169,10 +170,10 @@ class CacheAware:
         if isinstance(beginning, str):
             if query.text is not None and query.token_ids is None:
                 text = query.text + beginning[:ENOUGH_CHARACTERS]
-                self._texts.replied(_text_salt(query.tenant) + text, target.name)
+                self._texts.replied(_text_salt(query.tenant, query.salt) + text, target.name)
         elif query.token_ids is not None:
             key = pack_ids(query.token_ids) + pack_ids(beginning[:ENOUGH_IDS])
-            self._ids.replied(_id_salt(query.tenant) + key, target.name)
+            self._ids.replied(_id_salt(query.tenant, query.salt) + key, target.name)
 
     def forget(self, target: Target) -> None:
         """Forget a target's cache. A large one goes bit by bit with the decisions that follow."""
@@ -340,25 +341,31 @@ def _is_enough(known: Known, length: int, slip: int, threshold: float) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _text_salt(tenant: str) -> str:
-    """Return the start of a tenant's prompts in the tree of texts. Its length is fixed, so that no text can imitate it."""
-    return blake3.blake3(tenant.encode("utf-8", "surrogatepass")).hexdigest(_SALT // 2) if tenant else ""
+def _text_salt(tenant: str, salt: str) -> str:
+    """Return the start of prompts in the tree of texts. Its length is fixed, so that no text can imitate it."""
+    return blake3.blake3(_owner(tenant, salt)).hexdigest(_SALT // 2) if tenant or salt else ""
 
 
 @lru_cache(maxsize=1024)
-def _id_salt(tenant: str) -> bytes:
-    return blake3.blake3(tenant.encode("utf-8", "surrogatepass")).digest(4 * _SALT) if tenant else b""
+def _id_salt(tenant: str, salt: str) -> bytes:
+    return blake3.blake3(_owner(tenant, salt)).digest(4 * _SALT) if tenant or salt else b""
 
 
-def _corrected(known: Known, index: KvIndex, ids: memoryview, targets: Sequence[Target], *, confined: bool) -> Known:
+def _owner(tenant: str, salt: str) -> bytes:
+    """Return who shares prompts: a tenant, or those of its requests that have this salt."""
+    return (f"{len(tenant)}:{tenant}{salt}" if salt else tenant).encode("utf-8", "surrogatepass")
+
+
+def _corrected(known: Known, index: KvIndex, ids: memoryview, targets: Sequence[Target], query: RouteQuery) -> Known:
     """Return the known prefixes of a prompt, corrected by the workers' reports of their caches.
 
-    For workers that report nothing, the tree holds. `confined`: count nothing beyond what the tree knows, because the
-    rest of a cache may be another tenant's.
+    For workers that report nothing, the tree holds. For a tenant nothing counts beyond what the tree knows, because the rest
+    of a cache may be another tenant's.
     """
     length = len(ids)
-    reported = {name: blocks * (index.block_size(name) or 0) for name, blocks in index.overlaps(ids).items()}
-    if confined:
+    overlaps = index.overlaps(ids, salt=query.salt)
+    reported = {name: blocks * (index.block_size(name) or 0) for name, blocks in overlaps.items()}
+    if query.tenant:
         reported = {name: min(count, known.matched) for name, count in reported.items()}
     silent = [name for name in known.holders if name not in reported and not index.tracked(name)]
     counts = {**reported, **dict.fromkeys(silent, known.matched)}

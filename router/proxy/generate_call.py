@@ -10,6 +10,7 @@ from router.engines.form.worker_request import WorkerRequest
 from router.http.headers import HeaderList, first_values
 from router.http.request_record import ANYBODY, Caller, RequestRecord
 from router.http.request_state import RouteHint
+from router.kv_cache.salts import Began, CallSalts
 from router.proxy.worker_reply import WorkerReply
 
 
@@ -25,6 +26,8 @@ class GenerateCall(msgspec.Struct):
         hint: what a middleware reports to the routing policy.
         method, target: of the client's request line.
         named: the headers by name, each with its first value.
+        began: returns with which weight version the conversation of each prompt began; None if nothing is known of them.
+        salts: of its prompts, once it is on its way; None if they have none.
     """
 
     body: bytes
@@ -36,6 +39,8 @@ class GenerateCall(msgspec.Struct):
     method: str = "POST"
     target: str = "/generate"
     named: dict[bytes, bytes] = {}
+    began: Began | None = None
+    salts: CallSalts | None = None
 
     def __post_init__(self) -> None:
         """Raise BadRequestError for a misspelt header of ours."""

@@ -35,6 +35,7 @@ class InFlight:
         whole: whether the client waits for a reply in one piece.
         body: the body of the present attempt.
         request: the same body as the router understands it; None if only a worker can decide what it means.
+        positions: of an attempt that is not the first one, the generations that it asks for; None for all.
         some_to_end: positions of generations that are to end, if not all of them are.
         line: gets its lease, since it first waited for a worker with room.
     """
@@ -56,6 +57,7 @@ class InFlight:
         self.body = b"" if call is None else call.body
         self.request = request = None if call is None else call.request
         self.whole = request is not None and not request.stream
+        self.positions: Sequence[int] | None = None
         self.line: asyncio.Future[Any] | None = None
         self.some_to_end: set[int] = set()
         self._all_to_end = False
@@ -63,7 +65,7 @@ class InFlight:
 
     def send_next(self, request: WorkerRequest, positions: Sequence[int]) -> None:
         """Make this the request of the next attempt. `positions`: its generations, in its order."""
-        self.request, self.body = request, request.body
+        self.request, self.body, self.positions = request, request.body, positions
         self.rids = dict(zip(positions, request.rids, strict=True))
 
     def end(self, positions: Iterable[int] | None = None) -> None:

@@ -21,6 +21,7 @@ from router.http.headers import HeaderList, first_values, has_body, request_head
 from router.http.request_record import Caller, RequestRecord
 from router.http.request_state import RouteHint, request_state
 from router.http.upstream import UpstreamBrokenError
+from router.kv_cache.salts import CallSalts
 from router.proxy.in_flight import InFlight
 from router.proxy.request_ids import RequestIds
 from router.workers.policy import RouteQuery
@@ -52,6 +53,7 @@ class OutboundRequest(msgspec.Struct):
         whole: the generations of the request before any were left out, by their positions.
         left_out: restores the prompts that were aborted before the worker of this attempt had them.
         ids: restores the client's ids in the reply, if the request went to the same worker again under new ids.
+        renewed: the generations that have new ids, before and after.
     """
 
     path: str
@@ -71,6 +73,7 @@ class OutboundRequest(msgspec.Struct):
     whole: tuple[WorkerRequest, Sequence[int]] | None = None
     left_out: LeftOut | None = None
     ids: RequestIds | None = None
+    renewed: tuple[WorkerRequest, WorkerRequest] | None = None
 
     def check_served(self, body: bytes) -> None:
         """Raise NotFoundError, which names the path that is meant, for a 404 of a worker that has no such path."""
@@ -102,7 +105,15 @@ class OutboundRequest(msgspec.Struct):
         if in_flight is not None and request is not None and request.rids:
             self.ids = RequestIds(request.rids, begin_with_names=True)
             in_flight.rids = dict(zip(in_flight.rids, self.ids.rids, strict=True))
-            self.body = request.with_rids(self.ids.rids).body
+            self.renewed = request, request.with_rids(self.ids.rids)
+            self.body = self.renewed[1].body
+
+    def salt(self, in_flight: InFlight, salts: CallSalts) -> None:
+        """Give the body the salts that it has now: the weights may have changed while it waited."""
+        request = in_flight.request
+        if self.renewed is not None and self.renewed[0] is request:
+            request = self.renewed[1]
+        self.body = salts.salted(request, in_flight.body, in_flight.positions)
 
 
 class RequestReader:
@@ -171,7 +182,11 @@ class RequestReader:
             prompt = RoutePrompt(hint.text, hint.token_ids)
         elif self._reads_prompts and in_flight.body:
             prompt = route_prompt(in_flight.body, in_flight.request)
-        query = _query(named, hint, prompt, tenant)
+        query, salts = _query(named, hint, prompt, tenant), call.salts
+        if salts is not None:
+            salts.salted(in_flight.request, in_flight.body, in_flight.positions)
+            salt = {"salt": salts.key} if salts.shared else {"text": None, "token_ids": None}
+            query = msgspec.structs.replace(query, **salt)
         return OutboundRequest(
             path="/generate",
             record=call.record,

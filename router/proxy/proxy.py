@@ -255,6 +255,8 @@ class Proxy:
                 request.leave_out(in_flight)
             if worker.id in attempts.asked:
                 request.renew_ids()
+            if in_flight.call is not None and in_flight.call.salts is not None:
+                request.salt(in_flight, in_flight.call.salts)
         attempts.asked.add(worker.id)
         attempts.engine, attempts.count = worker.engine, attempts.count + 1
         request.record.sent_to(worker.url)

@@ -24,6 +24,7 @@ class RouteQuery(msgspec.Struct, frozen=True):
         target_worker: the URL or id of the worker that the client prefers, or of one of its ranks (`URL@RANK`).
         tenant: who sends the request. A policy's memory of one tenant never influences a decision for another.
         rank: the data-parallel rank that the client named: no other is offered to the policy.
+        salt: only requests with the same salt share what an engine has cached; empty for none.
     """
 
     text: str | None = None
@@ -32,6 +33,7 @@ class RouteQuery(msgspec.Struct, frozen=True):
     target_worker: str | None = None
     tenant: str = ""
     rank: int | None = None
+    salt: str = ""
 
 
 class Decision(NamedTuple):

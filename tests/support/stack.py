@@ -26,6 +26,7 @@ from router.config import (
     StoreConfig,
     WorkersConfig,
 )
+from router.config.kv_salt import KvSaltConfig
 from router.config.media import MediaConfig
 from tests.support.client import Answer
 from tests.support.oracle import Speller, speller
@@ -153,6 +154,7 @@ def stack(
     sessions: Mapping[str, Any] | None = None,
     store: StoreConfig | None = None,
     media: Mapping[str, Any] | None = None,
+    kv_salt: Mapping[str, Any] | None = None,
     folder: Path | None = None,
     **worker: Any,
 ) -> Iterator[Stack]:
@@ -177,6 +179,7 @@ def stack(
             radix=RadixConfig(tokenizer_path=str(folder), **(radix or {})),
             store=store or StoreConfig(),
             media=MediaConfig(**(media or {})),
+            kv_salt=KvSaltConfig(**(kv_salt or {})),
             sessions=SessionsConfig(**{"verify_rate": 1.0, **(sessions or {})}),
         )
         hub = Hub(_tokenizer(config.radix), config.store, config.media)

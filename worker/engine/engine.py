@@ -148,7 +148,7 @@ class EmbeddedEngine:
         if request.script is FREE and self.scripts:
             request = replace(request, script=self.scripts.popleft())
         fault = self.faults.popleft() if self.faults else request.script.fault
-        cached = self._cache.match(request.cached_ids)
+        cached = self._cache.match(request.cached_ids, request.salt)
         if request.returns.logprobs and request.returns.start >= 0:
             cached = min(cached, request.returns.start)  # what has logprobs is computed again
         job = self.jobs[request.rid] = EngineJob(self._new_sample(request), record, fault, cached=cached)
@@ -170,7 +170,7 @@ class EmbeddedEngine:
         if sample.finish is None:
             sample.finish = dict(ABORTED)
         if sample.output_ids:  # the last of them is sampled and not computed yet
-            self._cache.add([*sample.request.cached_ids, *sample.output_ids[:-1]])
+            self._cache.add([*sample.request.cached_ids, *sample.output_ids[:-1]], sample.request.salt)
         record.output_ids = sample.output_ids
         record.logprobs = sample.logprobs
         record.versions = sample.versions.per_token()
@@ -329,13 +329,17 @@ class EmbeddedEngine:
         self._front_closed = self._scheduler_closed = False
         self.changed()
 
-    async def update_weights(self, version: str | None) -> None:
-        """Change the weights. Without a pause they wait for all jobs in flight: SGLang takes a writer lock."""
+    async def update_weights(self, version: str | None, *, flush: bool = True) -> None:
+        """Change the weights, and empty the cache if `flush` says so.
+
+        Without a pause they wait for all jobs in flight: SGLang takes a writer lock.
+        """
         if not self._front_closed:
             await self.progress.wait_for(lambda: not self.jobs)
         if version is not None:
             self.weight_version = version
-        self._cache.clear()
+        if flush:
+            self._cache.clear()
         logger.info("new weights, version %s", self.weight_version)
         self.changed()
 

@@ -1,8 +1,8 @@
-"""Which prefixes the engine has computed."""
+"""Which prefixes the engine has computed, apart for each salt."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 _MOST = 1 << 20  # prefixes; with more it begins anew
 
@@ -18,20 +18,20 @@ class PrefixCache:
         self._on = on
         self._known: set[int] = set()
 
-    def add(self, ids: Sequence[int]) -> None:
-        """Remember a sequence, whose tokens have been computed."""
+    def add(self, ids: Sequence[int], salt: Hashable = None) -> None:
+        """Remember a sequence, whose tokens have been computed. Only those of the same salt find it."""
         if not self._on:
             return
         if len(self._known) > _MOST:
             self.clear()
-        prefix = 0
+        prefix = hash(salt)
         for number in ids:
             prefix = hash((prefix, number))
             self._known.add(prefix)
 
-    def match(self, ids: Sequence[int]) -> int:
+    def match(self, ids: Sequence[int], salt: Hashable = None) -> int:
         """Return how many of the first ids are known. The last one never is: an engine samples from what it computes."""
-        prefix = 0
+        prefix = hash(salt)
         for count, number in enumerate(ids[:-1]):
             prefix = hash((prefix, number))
             if prefix not in self._known:

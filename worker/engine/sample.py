@@ -39,6 +39,7 @@ class ReplyRequest:
     image_names: tuple[str | None, ...] = ()  # vLLM's uuids: where there is one, the cache knows the image by it
     bootstrap: Bootstrap | None = None  # where the prefill and the decode leg of a request meet
     handover: Handover | None = None  # of the prefill leg
+    salt: tuple[str, ...] = ()  # replies with different ones share nothing in the cache
 
     @cached_property
     def read_ids(self) -> list[int]:

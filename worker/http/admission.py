@@ -120,6 +120,7 @@ def admit(
     samplings *= 1 if isinstance(params, list) else len(prompts)
     rids = _rids(body.get("rid"), len(prompts), batch)
     images = image_digests(body, len(prompts), batch=batch) if vocabulary.image_id is not None else [[]] * len(prompts)
+    salts = [_salts(body, name, len(prompts), batch) for name in ("extra_key", "cache_salt")]
     found: list[ReplyRequest] = []
     for number, sent in enumerate(prompts):
         prompt, seen = expanded(sent, images[number], vocabulary.image_id)
@@ -137,7 +138,9 @@ def admit(
         bootstrap = None if role == "null" else _bootstrap(body, number, rid, batch=batch)
         if bootstrap is not None and sampling.n > 1:
             raise OutOfRange("several samples of one prompt, which would share a bootstrap room")
-        found += [ReplyRequest(name, prompt, sampling, returns, script, seen, bootstrap=bootstrap) for name in names]
+        salt = tuple(one[number] for one in salts) if any(one[number] for one in salts) else ()
+        first = ReplyRequest(names[0], prompt, sampling, returns, script, seen, bootstrap=bootstrap, salt=salt)
+        found += [replace(first, rid=name) for name in names]
     return Admitted(found, batch or len(found) > 1, from_text)
 
 
@@ -245,6 +248,22 @@ def _rids(rid: Any, count: int, batch: bool) -> list[str]:
     if len(set(rid)) != count:
         raise Refused(f"Duplicate request IDs detected within the request: {rid}")
     return list(rid)
+
+
+def _salts(body: Mapping[str, Any], name: str, count: int, batch: bool) -> list[str]:
+    """Return a field that keeps replies apart in the cache, for each prompt; empty for none."""
+    given = body.get(name)
+    if given is None or isinstance(given, str):
+        return [given or ""] * count
+    if not batch:
+        raise Refused(f"{name} should be a string for a single request.")
+    if not isinstance(given, list):
+        raise Refused(f"{name} should be a list or a string.")
+    if len(given) != count:
+        raise Refused(f"The length of {name} should be equal to the batch size.")
+    if not all(isinstance(one, str) for one in given):
+        raise Refused(f"Every {name} should be a string.")
+    return given
 
 
 def _returns(body: Mapping[str, Any], number: int, count: int, batch: bool) -> ReturnOptions:

@@ -222,7 +222,8 @@ class Control(EngineControl):
                 wanted(body, name, kind)
             if body.get("abort_all_requests"):
                 self._engine.abort_all()
-            await self._engine.update_weights(wanted(body, "weight_version", str, None))
+            flush = wanted(body, "flush_cache", bool, True)
+            await self._engine.update_weights(wanted(body, "weight_version", str, None), flush=flush)
             await exchange.answer(200, {"success": True, "message": _UPDATED, **more})
 
         return update

@@ -30,6 +30,7 @@ _NAMES = {
 _DEFAULT_LENGTH = 16
 _MOST_LOGPROBS = 20
 _GREEDY_BELOW = 1e-5
+_LONGEST_SALT, _NOT_IN_A_SALT = 128, frozenset("@/\\\0")
 _LIMITS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (lambda value: 0 <= value <= 2, "in [0, 2]"),
     "top_p": (lambda value: 0 < value <= 1, "in (0, 1]"),
@@ -125,6 +126,7 @@ def read_request(
     returns = ReturnOptions(
         logprobs=top is not None, top=max(0, top or 0), prompt_ids=bool(body.get("return_token_ids"))
     )
+    salt = _salt(body)
     found: list[ReplyRequest] = []
     shown = memory.images(body.get("content_parts")) if native else []
     if shown and vocabulary.image_id is None:
@@ -138,7 +140,9 @@ def read_request(
         for sample in range(sampling.n):
             own = name if native else f"{name}-{number}"
             called = f"{own}#{uuid.uuid4().hex[:8]}.{sample}"
-            found.append(ReplyRequest(called, prompt, sampling, returns, images=images, image_names=tuple(names)))
+            found.append(
+                ReplyRequest(called, prompt, sampling, returns, images=images, image_names=tuple(names), salt=salt)
+            )
     options, transfer = body.get("stream_options"), body.get("kv_transfer_params")
     if not isinstance(transfer, dict | None):
         raise Rejected("1 validation error:\n  'msg': 'Input should be a valid dictionary'", "body.kv_transfer_params")
@@ -155,6 +159,21 @@ def read_request(
         from_text=from_text,
         transfer=transfer,
     )
+
+
+def _salt(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what keeps a request's replies apart in the cache."""
+    given = body.get("cache_salt")
+    if given is None:
+        return ()
+    if not isinstance(given, str) or not given:
+        raise Rejected("Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt")
+    if len(given) > _LONGEST_SALT or not _NOT_IN_A_SALT.isdisjoint(given):
+        raise Rejected(
+            "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL.",
+            "cache_salt",
+        )
+    return (given,)
 
 
 def _prompts(body: Mapping[str, Any], native: bool, vocabulary: EngineVocabulary) -> tuple[list[list[int]], bool]:

@@ -180,6 +180,7 @@ def _described(node: _Node, number: int, parent: int | None, tout: int) -> dict[
         ],
         "generation_id": None if turn is None else turn.request_id,
         "finish": None if turn is None or turn.end != high else turn.span.finish,
+        "kv_version": None if turn is None else turn.span.kv_version,
         **{name: _as_json(array) for name, array in run.rows.items() if (array != MISSING).any()},
     }
 

@@ -221,6 +221,7 @@ class ChatNotes:
             visible=reply.visible,
             request_ids=reply.request_ids,
             finish=reply.finish,
+            kv_version=reply.kv_version,
             stored=Noted(reply.stored.id, rewritten=reply.stored.rewritten),
         )
         checkpoint = replay.commit(self._trie, turn, sampled, note.tail)

@@ -98,6 +98,11 @@ class MessageTrie:
         return next((one for one in reversed(self._checkpoints.values()) if one.root is root), None)
 
     @property
+    def oldest(self) -> Checkpoint | None:
+        """The first sample of all."""
+        return next(iter(self._checkpoints.values()), None)
+
+    @property
     def newest(self) -> Checkpoint | None:
         """The newest sample of all."""
         return next(reversed(self._checkpoints.values()), None)

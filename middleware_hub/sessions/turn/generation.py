@@ -352,6 +352,7 @@ class TurnGeneration:
             visible=-1 if sampled.visible is None else sampled.visible,
             request_ids=sampled.request_ids,
             finish=sampled.finish,
+            kv_version=None if self._call.salts is None else self._call.salts.version(0, sampled.versions),
         )
         in_place = plan.request.continue_final
         shown = sampled.tail[0].shown if sampled.tail else 0

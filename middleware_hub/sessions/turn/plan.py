@@ -17,13 +17,16 @@ from middleware_hub.sessions.log.events import SessionLog, TurnNotes
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt, PromptIds
 from middleware_hub.sessions.trie.nodes import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
+from middleware_hub.spans.chain import began_with
 from middleware_hub.spans.media import UNKNOWN, collapsed
 from middleware_hub.trajectories.members import HEADERS
 from router.engines.form.worker_request import WorkerRequest
 from router.http.request_state import RouteHint, request_state
 from router.proxy.generate_call import GenerateCall
 
-_PASSED_HEADERS = frozenset({b"authorization", b"x-request-id", b"x-abort-policy", b"traceparent", b"tracestate"})
+_PASSED_HEADERS = frozenset(
+    {b"authorization", b"x-request-id", b"x-abort-policy", b"x-kv-salt", b"traceparent", b"tracestate"}
+)
 """The client's headers that go to the worker; the others are about its own dialect."""
 _PASSED_WITHOUT_SESSION = _PASSED_HEADERS | {b"x-radix-namespace", b"x-smg-routing-key", b"x-session-id", *HEADERS}
 
@@ -144,7 +147,15 @@ class TurnPlan(msgspec.Struct):
         state = request_state(self.scope)
         # Generations of one session have a prefix in common, so its id routes them.
         hint = RouteHint(None, hinted, self.session_id or None)
-        return GenerateCall(sent.body, sent, headers, state.record, state.caller, hint)
+        call = GenerateCall(sent.body, sent, headers, state.record, state.caller, hint)
+        if lasting:  # otherwise the layers inside know the conversation
+            call.began = self._began
+        return call
+
+    def _began(self) -> tuple[str | None]:
+        """Return the weight version of the session's first turn; see `GenerateCall.began`."""
+        first = self.trie.oldest
+        return (None if first is None else began_with(first.span, first.span.count),)
 
     @property
     def unheard(self) -> bool:

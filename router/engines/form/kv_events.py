@@ -15,7 +15,7 @@ publish over ZeroMQ (read off `disaggregation/kv_events.py` of SGLang 0.5.23):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -38,6 +38,8 @@ class BlockStored(msgspec.Struct, tag=True):
         medium: where the blocks are; None is the GPU.
         cache_salt: only requests with this salt share the blocks.
         lora_name: only requests with this adapter share the blocks.
+        extra_keys: vLLM's form of the two, and of pictures: for each block all that tells it from others of the same ids. The
+            salt stands at the first block of a prompt.
     """
 
     block_hashes: list[int]
@@ -49,6 +51,18 @@ class BlockStored(msgspec.Struct, tag=True):
     cache_salt: str | None = None
     session_id: str | None = None
     lora_name: str | None = None
+    extra_keys: list[Any] | None = None
+
+    @property
+    def salt(self) -> str | None:
+        """The salt of blocks at the start of a prompt; the blocks after them follow their parents."""
+        first = self.extra_keys[0] if self.extra_keys else None
+        if self.cache_salt is not None or not isinstance(first, list):
+            return self.cache_salt
+        names = [one for one in first if isinstance(one, str)]
+        if names and names[0] == self.lora_name:
+            del names[0]
+        return names[-1] if names else None
 
 
 class BlockRemoved(msgspec.Struct, tag=True):

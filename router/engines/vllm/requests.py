@@ -226,6 +226,8 @@ class _Reader:
     def _common(self, stream: bool, rid: str | None) -> Params:
         """Return the fields that both endpoints have."""
         out: Params = {key: self._fields[key] for key in _OWN if not is_null(self._fields.get(key))}
+        if "cache_salt" in out and is_list(out["cache_salt"]):  # a list with one for each prompt is the router's own
+            out["cache_salt"] = self._own("cache_salt", str, "a string")
         if stream:
             out["stream"] = True
             out["stream_options"] = {"include_usage": True}

@@ -185,6 +185,7 @@ class Life:
             over.tail,
             tuple(ask.name.split()),
             told=ask.told,
+            kv_version=ask.version if len(ask.sampled) % 2 else None,
         )
         if self.memory is None:
             self.tree.record(match, context, reply)

@@ -140,6 +140,7 @@ class World:
             tail=tail,
             request_ids=names,
             finish="stop",
+            kv_version=stamp if len(shown) % 2 else None,
         )
         made = Turn(sampled, context, whole)
         self.turns.append(made)

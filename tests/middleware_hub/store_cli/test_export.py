@@ -96,7 +96,14 @@ def expected(world: World, turn: Turn, lines: dict[bytes, tuple[Turn, int | None
         logprobs[start : start + kept] = [-(i % 7) / 8 for i in range(kept)]
         name = one.reply.request_ids[0] if one.reply.request_ids else ""
         turns.append(
-            {"request_id": name, "start": start, "end": start + kept, "version": one.reply.stamp, "finish": "stop"}
+            {
+                "request_id": name,
+                "start": start,
+                "end": start + kept,
+                "version": one.reply.stamp,
+                "finish": "stop",
+                "kv_version": one.reply.kv_version,
+            }
         )
     same = [other for other in world.turns if other.text == turn.text and other.reply.namespace == turn.reply.namespace]
     tenant, lora_path, namespace = turn.reply.namespace

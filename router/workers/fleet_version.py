@@ -1,0 +1,69 @@
+"""The weight version of the fleet, and whether there is one now.
+
+It is what the replies show (`reported`), else what the workers say. While a call changes the weights, while the fleet is
+paused, and while workers are known to have different versions, no one version is that of all: a request that is sent now may
+be computed with older or with newer weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from router.workers.worker import Worker
+
+_PAUSE, _CONTINUE = "/pause_generation", "/continue_generation"
+
+
+class FleetVersion:
+    """See the top of this file.
+
+    Attributes:
+        reported: returns the current version as replies show it; None if they have shown none.
+        pauses: how many pauses began, by which a reply shows whether it was sent in the present one.
+    """
+
+    def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
+        self.reported: Callable[[], str | None] = lambda: None
+        self.pauses = 0
+        self._workers = workers
+        self._calls: dict[str, str] = {}  # that change the fleet and are not over: their paths
+        self._paused = False
+
+    def begins(self, call: str, path: str) -> None:
+        """Note that a call to all workers begins, which changes weights, or begins or ends a pause."""
+        self._calls[call] = path
+        if path == _PAUSE:
+            self.pauses += 1
+
+    def over(self, call: str, *, done: bool = True) -> None:
+        """Note that such a call is over; `done`: a worker did it, or may have. A second time it has no effect."""
+        path = self._calls.pop(call, None)
+        if done and path in (_PAUSE, _CONTINUE):
+            self._paused = path == _PAUSE
+
+    def take_over(self, *, paused: bool) -> None:
+        """Take over whether the fleet is paused, as other routers know."""
+        self._paused = paused
+        self.pauses += paused
+
+    def resumed(self) -> None:
+        """Note that a worker answered what it got in the pause: somebody has ended that at the workers."""
+        self._paused = False
+
+    @property
+    def paused(self) -> bool:
+        """Whether the fleet is in a pause that a call through a router began."""
+        return self._paused
+
+    @property
+    def settled(self) -> bool:
+        """Whether one version is that of all workers, as far as is known. (That version may be unknown.)"""
+        return not self._calls and not self._paused and len(self._told()) < 2
+
+    @property
+    def current(self) -> str | None:
+        """The version; None if nobody has told one."""
+        return self.reported() or next(iter(self._told()), None)
+
+    def _told(self) -> set[str]:
+        return {one.version for one in self._workers() if one.version is not None and one.routable}
