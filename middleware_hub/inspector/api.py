@@ -28,6 +28,7 @@ from middleware_hub.inspector.reports.drift import Drifts
 from middleware_hub.inspector.reports.files import TYPES
 from middleware_hub.inspector.reports.run import RunReports
 from middleware_hub.media.media import Media
+from middleware_hub.media.reading import NO_PICTURES, BodyReader
 from middleware_hub.media.shelf import Shelf
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.cut import end_of
@@ -149,11 +150,20 @@ class _Sessions(NamedTuple):
 class Api:
     """See the top of this file."""
 
-    def __init__(self, sources: Sources, *, max_body_bytes: int, limits: PromptLimits, processes: int) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        bodies: BodyReader | None = None,
+        *,
+        max_body_bytes: int,
+        limits: PromptLimits,
+        processes: int,
+    ) -> None:
         """`processes`: the number that share this port, each with its own texts in memory."""
         self._sources = sources
         self._processes = processes
         self._max_body_bytes = max_body_bytes
+        self._bodies = bodies
         self._limits = limits
         self._vocabulary = sources.tokenizer.vocabulary
         tree, groups = sources.tree, sources.groups
@@ -342,7 +352,11 @@ class Api:
     async def _explain(self, scope: Scope, receive: Receive, send: Send) -> None:
         QueryParameters(scope, ())
         tenant = request_state(scope).caller.tenant
-        body = await read_json(scope, receive, self._max_body_bytes)
+        pictures = NO_PICTURES
+        if self._bodies is None:
+            body = await read_json(scope, receive, self._max_body_bytes)
+        else:
+            body, _, pictures = await self._bodies.read(scope, receive)
         request = await offload(len(body) > 64 * 1024, explain_request, body, self._limits)
         tree, memory = self._sources.tree, self._sources.memory
         if tree is None:
@@ -350,7 +364,7 @@ class Api:
         namespace = tenant, request.adapter, request.namespace
         text, media, viewer = request.text, self._sources.media, None
         if media is not None:
-            shown = await media.shown(tenant, request.image_data)
+            shown = media.shown(tenant, request.image_data, pictures)
             text, viewer = media.key(text, shown.digests), media.viewer(tenant)
         asked = memory is None or await memory.cover(namespace, text)
         recall = tree.recall(namespace, text, note=False)

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from middleware_hub import routes
 from middleware_hub.hub import Hub
 from middleware_hub.inspector.api import GUARDS, PREFIX, Api, Sources
+from middleware_hub.media.reading import BodyReader
 from middleware_hub.sessions.registry import SessionRegistry
 from router.engines.form.limits import PromptLimits
 from router.errors import NotFoundError, RouterError
@@ -92,7 +93,8 @@ class Inspector:
             hub.tokenizer, hub.tree, hub.memory, sessions, hub.clock.distance, hub.groups, hub.media, hub.shelf
         )
         server, limits = context.config.server, PromptLimits(tokens=context.config.radix.max_text_tokens)
-        self.api = Api(sources, max_body_bytes=server.max_body_bytes, limits=limits, processes=server.processes)
+        bodies = BodyReader.of(context, sees=hub.media is not None)
+        self.api = Api(sources, bodies, max_body_bytes=server.max_body_bytes, limits=limits, processes=server.processes)
         self._pages = Pages()
         self._files = by_method(routes.bound(routes.INSPECTOR_PAGE, {"page": self._page}))
 
