@@ -125,6 +125,8 @@ class Hub:
             found.backend = context.backend
         if context.version is not None:
             context.version.reported = lambda: found.clock.current
+        if found.media is not None:
+            found.media.engine = context.engine
         if not context.worker_checks:
             context.worker_checks.append(tokenizer_check(found.tokenizer, str(context.config.radix.tokenizer_path)))
         if context.peers is not None and found.channel is not None:

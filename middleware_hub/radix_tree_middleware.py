@@ -218,8 +218,8 @@ class RadixTreeMiddleware:
                 self._hub.saving.admit()
             further = None
             if media is not None and shown:
-                unknown = any(prompt.unknown for prompt in prompts)
-                further = media.worker_fields(shown, batch=request.batch, return_ids=unknown or not request.stream)
+                asks = media.asks_ids(unknown=any(prompt.unknown for prompt in prompts), stream=request.stream)
+                further = media.worker_fields(call.caller.tenant, shown, batch=request.batch, asks_ids=asks)
             call.body, call.request = request.for_worker(
                 printed, call.request, force_logprobs=self.force_logprobs, further=further
             )

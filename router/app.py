@@ -226,6 +226,7 @@ def create_app(
         peers=peers,
         version=fleet.version,
         backend=backend,
+        engine=lambda: engine.spoken,
         stopping=lambda: lifecycle.draining,
     )
     app: ASGIApp = backend

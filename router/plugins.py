@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config import RouterConfig
+from router.engines.engine import Engine
+from router.engines.sglang.engine import SGLANG
 from router.errors import BadRequestError
 from router.observability.tracing import Tracer
 from router.peers.peers import Peers
@@ -33,6 +35,7 @@ class MiddlewareContext:
             usable during the lifespan of the application inside.
         version: the weight version of the fleet. A middleware that reads replies tells it what they show.
         backend: generates at the workers: what a middleware that stands inside of all others calls in place of the application.
+        engine: returns the engine that the workers run.
         stopping: returns whether the router is about to stop. Requests that only wait for something are then to be answered.
     """
 
@@ -44,6 +47,7 @@ class MiddlewareContext:
     peers: Peers | None = None
     version: FleetVersion | None = None
     backend: Backend | None = None
+    engine: Callable[[], Engine] = lambda: SGLANG
     stopping: Callable[[], bool] = lambda: False
 
 

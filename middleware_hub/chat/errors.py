@@ -134,7 +134,7 @@ def refusal(status: int, body: bytes | str, prompt_tokens: int | None = None) ->
     if status in (404, 405):
         return UpstreamError(f"the worker does not generate: {message}")
     if 400 <= status < 500:
-        return BadRequestError(f"the worker refused the request: {message}")
+        return BadRequestError(f"the worker refused the request: {message}", **_word(body))
     return UpstreamError(f"the worker failed: {message}")
 
 
@@ -162,6 +162,15 @@ def _overflow(message: str, prompt_tokens: int | None) -> ContextLengthError | N
             prompt = numbers.get("prompt", prompt_tokens)
             return None if prompt is None else ContextLengthError(numbers["context"], prompt, numbers.get("completion"))
     return None
+
+
+def _word(body: bytes | str) -> dict[str, Any]:
+    """Return the code of an error body if it is a word, as the adapters of engines give one: engines give numbers."""
+    try:
+        code = msgspec.json.decode(body)["error"]["code"]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+        return {}
+    return {"code": code} if isinstance(code, str) else {}
 
 
 def _message(body: bytes | str) -> str:

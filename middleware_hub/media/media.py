@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -41,7 +41,10 @@ from middleware_hub.spans.media import (
     plain_text,
     without_runs,
 )
+from router.engines.engine import Engine
 from router.engines.form import media as fields_of_media
+from router.engines.form.reply import PLACES
+from router.engines.sglang.engine import SGLANG
 from router.errors import BadRequestError
 
 MEDIA_MISMATCH = "media_mismatch"
@@ -50,11 +53,13 @@ MEDIA_ESTIMATED = "media_estimated"
 """The reason if no engine has told the length of a picture: it is the family's rule for its size."""
 PROMPT_IDS = "prompt_token_ids"
 """The field of a reply with the ids that an engine computed with."""
+ABOUT_PROMPT = (PROMPT_IDS, PLACES)
+"""The fields of a reply that come with these ids."""
 OURS = "return_prompt_token_ids"
 """Switched on while a length is unknown, and for every reply in one piece."""
 _REFUSED = frozenset(
     "uuid features mm_hashes mm_content_hashes content_parts multi_modal_data multi_modal_uuids mm_processor_kwargs "
-    "pixel_values image_embeds precomputed_features".split()
+    "image_names image_seal pixel_values image_embeds precomputed_features".split()
 )
 _PART_OF_MARK = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}?|^[^{OPEN}]*{CLOSE}")
 
@@ -158,6 +163,9 @@ class Media:
         lengths: by picture, how many ids an engine makes of it.
         max_image_bytes: of one picture's file.
         max_request_bytes: of the files of one request.
+
+    Attributes:
+        engine: returns the engine that the workers run.
     """
 
     def __init__(
@@ -168,6 +176,7 @@ class Media:
         self.lengths = lengths
         self._max_image = max_image_bytes
         self._max_request = max_request_bytes
+        self.engine: Callable[[], Engine] = lambda: SGLANG
 
     def check_fields(self, fields: Mapping[str, Raw]) -> None:
         """Refuse the fields of media that the router builds by itself, or cannot record. Raises BadRequestError."""
@@ -277,29 +286,31 @@ class Media:
         return Pictures(self.family.placeholder, digests, known)
 
     def check_prompt(self, packed: bytes, media: Sequence[MediaSpan]) -> None:
-        """Refuse a prompt with pictures in which the model sampled a placeholder: an engine would take it for a picture's.
+        """Refuse a prompt with pictures in which the model sampled a placeholder that its engine would take for a picture's.
 
         Raises PlaceholderSampledError.
         """
         ids = np.frombuffer(packed, dtype=np.int32)
+        if self.engine().keeps_strays:
+            ids = ids[: media[-1].start + media[-1].length if media else 0]
         if np.count_nonzero(ids == self.family.placeholder_id) != sum(one.length for one in media):
             raise PlaceholderSampledError(
                 f"the model has sampled {self.family.placeholder} in this conversation: an engine would take it for an image"
             )
 
-    def worker_fields(self, shown: Sequence[Shown], *, batch: bool, return_ids: bool) -> dict[str, Raw]:
-        """Return the fields by which SGLang gets the pictures: data URLs, and the digests to check them by."""
-        urls = [b"[%b]" % b",".join([b'"%b"' % one.data_url for one in each.pictures]) for each in shown]
-        hashes = [each.digests for each in shown]
-        found = {
-            fields_of_media.IMAGES: Raw(b"[%b]" % b",".join(urls) if batch else urls[0]),
-            "mm_content_hashes": Raw(msgspec.json.encode(hashes if batch else hashes[0])),
-        }
-        if return_ids:
+    def asks_ids(self, *, unknown: bool, stream: bool) -> bool:
+        """Return whether to ask a worker what ids it computes with: always, unless each event of a stream would tell them."""
+        return unknown or not stream or self.engine().tells_ids_once
+
+    def worker_fields(self, tenant: str, shown: Sequence[Shown], *, batch: bool, asks_ids: bool) -> dict[str, Raw]:
+        """Return the fields by which a worker gets the pictures."""
+        pictures = [[(one.digest, one.data_url) for one in each.pictures] for each in shown]
+        found = dict(self.engine().image_fields(tenant, pictures, batch=batch))
+        if asks_ids:
             found[OURS] = Raw(b"true")
         return found
 
-    def chat_fields(self, tenant: str, digests: Sequence[str], *, named: bool, return_ids: bool) -> dict[str, Raw]:
+    def chat_fields(self, tenant: str, digests: Sequence[str], *, named: bool, asks_ids: bool) -> dict[str, Raw]:
         """Return the fields of a turn's request: with the files, or `named` for a layer inside that adds them.
 
         Raises MediaMissingError if the bytes of a picture are gone.
@@ -311,7 +322,7 @@ class Media:
         if len(held) < len(found):
             gone = next(digest for digest, one in zip(digests, found, strict=True) if one is None)
             raise MediaMissingError(f"the bytes of the image {gone} are not here any more: send them again")
-        return self.worker_fields([Shown(held)], batch=False, return_ids=return_ids)
+        return self.worker_fields(tenant, [Shown(held)], batch=False, asks_ids=asks_ids)
 
     def shelve(self, tenant: str, messages: Sequence[Message], sent: Mapping[str, Picture]) -> list[str]:
         """Keep the pictures of a conversation, and return their digests. `sent`: those that came with the request.

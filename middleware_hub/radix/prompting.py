@@ -58,17 +58,20 @@ class Prompt(msgspec.Struct, frozen=True):
     tail: Encoded | None = None
     unknown: frozenset[str] = frozenset()
 
-    def learned(self, returned: bytes, least: int) -> tuple[Prompt, dict[str, int]]:
+    def learned(
+        self, returned: bytes, least: int, places: Sequence[tuple[int, int]] | None = None
+    ) -> tuple[Prompt, dict[str, int]]:
         """Return the prompt as an engine computed it, and the lengths of pictures that were unknown.
 
         Args:
             returned: the packed ids that the engine computed with.
             least: the fewest ids that a picture can have.
+            places: offset and length of each picture, as the engine tells them; None if it does not.
 
         Raises:
             UnlikePromptError: the engine computed with other ids than it was sent.
         """
-        lengths = learned(self.packed, self.media, self.unknown, returned, least)
+        lengths = learned(self.packed, self.media, self.unknown, returned, least, places)
         if not lengths or self.tail is None:
             return self, lengths
         known = {one.digest: one.length for one in self.media if one.digest not in self.unknown} | lengths

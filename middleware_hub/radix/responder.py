@@ -15,7 +15,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from middleware_hub.affinity import HEADER as AFFINITY
-from middleware_hub.media.media import MEDIA_MISMATCH, OURS, PROMPT_IDS, Media
+from middleware_hub.media.media import ABOUT_PROMPT, MEDIA_MISMATCH, OURS, Media
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.judge import (
@@ -136,7 +136,7 @@ class _ExpectedReply:
         drop: frozenset[str],
         trajectory: bool,
         media: Media | None = None,
-        hidden: str | None = None,
+        hidden: tuple[str, ...] = (),
     ) -> None:
         """Expect one reply.
 
@@ -148,7 +148,7 @@ class _ExpectedReply:
             drop: fields of `meta_info` that the client did not ask for.
             trajectory: whether the client wants the whole chain in the reply.
             media: learns the lengths of the prompt's pictures; None if it has none.
-            hidden: a field of the top level that the client did not ask for.
+            hidden: fields of the top level that the client did not ask for.
         """
         self._media = media
         self._hidden = hidden
@@ -231,7 +231,7 @@ class _ExpectedReply:
             return "the worker does not say what ids it computed with" if prompt.unknown else None
         try:
             returned = read_list(reply.prompt_ids, "i").astype(np.int32).tobytes()
-            self._prompt, lengths = prompt.learned(returned, media.family.least)
+            self._prompt, lengths = prompt.learned(returned, media.family.least, reply.places)
         except (UnlikePromptError, NotNumbersError) as error:
             media.forget(one.digest for one in prompt.media)  # perhaps they were learned from another processor
             return str(error)
@@ -261,14 +261,17 @@ class _ExpectedReply:
             viewer = None if self._media is None else self._media.viewer(self._prompt.match.namespace[0])
             found = retrieval.trajectory(tree, verdict.generation, text, memory, viewer)
             add = {"trajectory": msgspec.json.encode(found)}
-        if not self._drop and add is None and self._hidden is None:
+        hidden, streamed = self._hidden, self._streamed
+        if streamed is not None and streamed.last_fields.keys().isdisjoint(hidden):
+            hidden = ()
+        if not self._drop and add is None and not hidden:
             return raw
         # If its logprobs are dropped anyway, an event whose beginning is known can be cut short.
         try:
-            if self._drop and (streamed := self._streamed) is not None and (news := streamed.news) is not None:
-                return streamed.whole(edit_meta(news, drop=self._drop, add=add, without=self._hidden))
+            if self._drop and streamed is not None and (news := streamed.news) is not None:
+                return streamed.whole(edit_meta(news, drop=self._drop, add=add, without=hidden))
             body, ids = short if short is not None and self._drop else (raw, None)
-            return edit_meta(body, drop=self._drop, add=add, ids=ids, without=self._hidden)
+            return edit_meta(body, drop=self._drop, add=add, ids=ids, without=hidden)
         except UnreadableReplyError:
             return raw
 
@@ -301,9 +304,11 @@ class Responder:
         self._memory = recorder.memory
         self._media, self._samples = media, request.samples
         self._prompt_tokens = sum([len(prompt.packed) for prompt in prompts]) // ID_BYTES
-        self._counted = media is not None and request.stream and not any(prompt.unknown for prompt in prompts)
+        self._counted = media is not None and not media.asks_ids(
+            unknown=any(prompt.unknown for prompt in prompts), stream=request.stream
+        )
         asked_by_client = bytes(request.fields.get(OURS, b"")).strip() == b"true"
-        hidden = None if media is None or asked_by_client else PROMPT_IDS
+        hidden = () if media is None or asked_by_client else ABOUT_PROMPT
         sent_at, steps = recorder.judge.workers.moment(), recorder.tree.clock.steps
         self._generations: list[_ExpectedReply] = []
         for number, prompt in enumerate(prompts):

@@ -19,7 +19,7 @@ prompt follow from that, and one text:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -233,7 +233,12 @@ class UnlikePromptError(Exception):
 
 
 def learned(
-    sent: bytes, media: Sequence[MediaSpan], unknown: Iterable[str], returned: bytes, least: int
+    sent: bytes,
+    media: Sequence[MediaSpan],
+    unknown: Iterable[str],
+    returned: bytes,
+    least: int,
+    places: Sequence[tuple[int, int]] | None = None,
 ) -> dict[str, int]:
     """Return the lengths of pictures that an engine's ids tell.
 
@@ -243,6 +248,7 @@ def learned(
         unknown: the digests of the pictures without a known length.
         returned: the packed ids that the engine computed with.
         least: the fewest ids that a picture can have.
+        places: offset and length of each picture in `returned`, if the engine tells them.
 
     Raises:
         UnlikePromptError: the two do not fit together, or do not tell where one picture ends and the next begins.
@@ -278,4 +284,16 @@ def learned(
         at += length
     if not np.array_equal(ours[done:], theirs[at:]):
         raise UnlikePromptError("the ids behind the last picture are others" if media else "the ids are others")
+    if places is not None and list(places) != _places(media, asked, found):
+        raise UnlikePromptError("the engine says that its pictures are elsewhere")
     return found
+
+
+def _places(media: Sequence[MediaSpan], unknown: Container[str], lengths: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Return offset and length of each picture after the lengths of unknown ones have been learned."""
+    places, more = list[tuple[int, int]](), 0
+    for start, length, digest in media:
+        wide = lengths[digest] if digest in unknown else length
+        places.append((start + more, wide))
+        more += wide - length
+    return places

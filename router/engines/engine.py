@@ -16,9 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
+from msgspec import Raw
 
+from router.engines.form import media
 from router.engines.form.fleet_paths import FleetPath
 from router.engines.form.kv_events import KvReader
+from router.engines.known_names import KnownNames
 
 
 class UntranslatableError(Exception):
@@ -46,10 +49,12 @@ class KnownWorker(NamedTuple):
     Attributes:
         abilities: the worker's abilities beyond the least, in the engine's own words (see `Introduction`).
         version: returns the weight version that a call through this router has set; None if none has.
+        images: the names of the pictures that it has answered with. The adapter reads and writes them.
     """
 
     abilities: frozenset[str] = frozenset()
     version: Callable[[], str | None] = lambda: None
+    images: KnownNames = KnownNames(0)
 
 
 class EngineExchange(Protocol):
@@ -120,6 +125,10 @@ class Engine(Protocol):
         version_path: where a worker tells its weight version, as `weight_version`; empty for nowhere of its own.
         fleet_paths: its own calls that concern all workers; the calls of the common form are everyone's.
         kv_reader: how its workers tell where they publish the events of their caches.
+        tells_ids_once: whether a stream with pictures has the prompt's ids in its first and last events alone, so that it
+            costs nothing to ask for them each time.
+        keeps_strays: whether it keeps a placeholder that the model sampled, if no picture follows: it takes the first
+            placeholders of a prompt for the pictures'. Otherwise it keeps none.
     """
 
     name: str
@@ -130,6 +139,8 @@ class Engine(Protocol):
     private_headers: frozenset[bytes]
     fleet_paths: Sequence[FleetPath]
     kv_reader: KvReader
+    tells_ids_once: bool
+    keeps_strays: bool
 
     def recognises(self, description: bytes) -> bool:
         """Return whether a JSON object is how this engine describes itself: at `/server_info`, `/v1/models` or its `mark`."""
@@ -146,6 +157,15 @@ class Engine(Protocol):
         """
         ...
 
+    def image_fields(
+        self, tenant: str, prompts: Sequence[Sequence[tuple[str, bytes]]], *, batch: bool
+    ) -> Mapping[str, Raw]:
+        """Return the fields of a request in the common form for the pictures of each prompt: digest and data URL of each.
+
+        `tenant`: whose request it is; empty where there are no keys.
+        """
+        ...
+
 
 class Native:
     """An engine whose JSON is the common form."""
@@ -156,6 +176,8 @@ class Native:
     questions: Sequence[Question] = ()
     private_headers: frozenset[bytes] = frozenset()
     fleet_paths: Sequence[FleetPath] = ()
+    tells_ids_once = False
+    keeps_strays = False
 
     def __init__(self, name: str, kv_reader: KvReader) -> None:
         self.name = name
@@ -170,3 +192,13 @@ class Native:
 
     def exchange(self, call: EngineCall, worker: KnownWorker) -> EngineExchange | EngineAnswer | None:
         return None
+
+    def image_fields(
+        self, tenant: str, prompts: Sequence[Sequence[tuple[str, bytes]]], *, batch: bool
+    ) -> Mapping[str, Raw]:
+        """Return data URLs, and the digests that a worker checks them by."""
+        hashes = [[digest for digest, _ in each] for each in prompts]
+        return {
+            media.IMAGES: media.printed(prompts, batch=batch),
+            media.HASHES: Raw(msgspec.json.encode(hashes if batch else hashes[0])),
+        }

@@ -67,4 +67,4 @@ def known_worker(pool: WorkerPool, url: str) -> KnownWorker:
         worker = pool.get(url)
     except NotFoundError:
         return KnownWorker()
-    return KnownWorker(worker.abilities, lambda: worker.version)
+    return KnownWorker(worker.abilities, lambda: worker.version, worker.images)

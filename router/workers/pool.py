@@ -195,6 +195,7 @@ class WorkerPool:
             worker.version = version  # after an absence there may be a new process, with unknown weights
         if absent:
             worker.doubts += 1
+            worker.images.forget()
         changed = worker.probed(complaint, self._health, absent=absent)
         if changed:
             level = logging.INFO if complaint is None else logging.WARNING
@@ -231,6 +232,7 @@ class WorkerPool:
         """Note that connections to the worker broke: a new process may be there, with unknown weights."""
         worker.version = None
         worker.doubts += 1
+        worker.images.forget()
         if self._health.version_gate:
             self._update_routable()
 

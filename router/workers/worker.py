@@ -23,6 +23,7 @@ import msgspec
 
 from router.config.workers import HealthConfig
 from router.engines.engine import EngineCall
+from router.engines.known_names import KnownNames
 from router.errors import BadRequestError
 from router.workers.breaker import Breaker, BreakerState
 
@@ -134,6 +135,7 @@ class Worker:
         outdated: whether its weights differ from the weights that the fleet should have.
         engine: the name of its engine; None until it has introduced itself.
         abilities: the features that its engine's adapter may use.
+        images: the names of the pictures that it has answered with, if its engine knows pictures by name.
         warning: the faults that the `WorkerCheck`s found.
         kv_events: how far this router is with its KV cache events; None without `--kv-events`.
         stranger: whether something answers there, and not as its engine does: there may be another engine by now, or none.
@@ -141,7 +143,7 @@ class Worker:
 
     __slots__ = (
         *("_bad", "_contact", "_good", "breaker", "complaint", "doubts", "id", "inflight"),
-        *("abilities", "engine", "kv_events", "outdated", "state", "stranger", "url", "version", "warning"),
+        *("abilities", "engine", "images", "kv_events", "outdated", "state", "stranger", "url", "version", "warning"),
         *("rank_mismatches", "targets"),
     )
 
@@ -162,6 +164,7 @@ class Worker:
         self.outdated = False
         self.engine: str | None = None
         self.abilities: frozenset[str] = frozenset()
+        self.images = KnownNames()
         self.stranger = False
         self._good = self._bad = 0
         self._contact = Contact.THERE

@@ -25,7 +25,7 @@ from tests.support.redis_server import redis_server
 from tests.support.stack import Reply, Stack, stack
 from worker.engine.prompt_images import length_of
 from worker.models.ngram import shipped_image_tokenizer
-from worker.options import StreamStyle
+from worker.options import Interface, StreamStyle
 
 Json = dict[str, Any]
 PAD = "<|image_pad|>"
@@ -44,6 +44,7 @@ def repacked(content: bytes) -> bytes:
 CAT_AGAIN = repacked(CAT)
 KEYS = ("a:key-of-a", "b:key-of-b")
 FOLDER = shipped_image_tokenizer()
+ENGINES: tuple[Interface, ...] = ("sglang", "vllm")
 
 
 @contextlib.contextmanager
@@ -53,9 +54,9 @@ def product(**options: Any) -> Iterator[Stack]:
         assert [worker.out_of_range for worker in made.workers] == [[] for _ in made.workers]
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Stack]:
-    with product() as made:
+@pytest.fixture(scope="module", params=ENGINES)
+def shared(request: pytest.FixtureRequest) -> Iterator[Stack]:
+    with product(interface=request.param) as made:
         yield made
 
 
@@ -351,7 +352,7 @@ def test_what_is_refused_reaches_no_worker(served: Stack, name: str) -> None:
 def test_a_sampled_placeholder_ends_the_use_of_pictures(served: Stack) -> None:
     """The turn itself is exact; behind it an engine would take the placeholder for a picture's."""
     for worker in served.workers:
-        worker.script(ids=[104, 4097, 105])
+        worker.script(ids=[698, 4097, 698])
     text = f"Stray: {IMAGE}"
     reply = served.generate({"text": text, "image_data": [data_url(CAT)], "sampling_params": sampling(3)})
     text += reply.record.text.replace(PAD, "")
@@ -368,9 +369,10 @@ def test_a_sampled_placeholder_ends_the_use_of_pictures(served: Stack) -> None:
 # Others' pictures, stores, trouble -----------------------------------------------------------------------------------------
 
 
-def test_a_tenant_knows_only_its_own_pictures() -> None:
+@pytest.mark.parametrize("interface", ENGINES)
+def test_a_tenant_knows_only_its_own_pictures(interface: Interface) -> None:
     a, b = ({"authorization": f"Bearer {key}"} for key in ("key-of-a", "key-of-b"))
-    with product(styles=("cumulative",), server={"api_keys": KEYS}) as served:
+    with product(styles=("cumulative",), server={"api_keys": KEYS}, interface=interface) as served:
         text = f"Mine: {IMAGE}"
         body = {"text": text, "image_data": [data_url(CAT)], "sampling_params": sampling()}
         record = served.generate(body, headers=a).record
@@ -450,10 +452,12 @@ def test_a_worker_that_lies_is_not_recorded(served: Stack, stream: bool) -> None
 
 
 @pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize("style", ["cumulative", "incremental"])
-def test_an_aborted_reply(batch: bool, style: StreamStyle) -> None:
+@pytest.mark.parametrize(
+    ("interface", "style"), [("sglang", "cumulative"), ("sglang", "incremental"), ("vllm", "incremental")]
+)
+def test_an_aborted_reply(batch: bool, interface: Interface, style: StreamStyle) -> None:
     """In one piece it is made again, with the pictures; of a stream the client keeps a part, and goes on from there."""
-    with product(styles=(style,), abort=AbortConfig(attempts=3, wait=0)) as served:
+    with product(styles=(style,), abort=AbortConfig(attempts=3, wait=0), interface=interface) as served:
         (worker,) = served.workers
         text, images = f"Abort: {IMAGE} now", [data_url(CAT)]
         for stream in (False, True):
@@ -474,12 +478,13 @@ def test_an_aborted_reply(batch: bool, style: StreamStyle) -> None:
             check(found, ids + record.output_ids, [CAT], mask)
 
 
+@pytest.mark.parametrize("interface", ENGINES)
 @pytest.mark.parametrize("budget", [None, 400])
-def test_random_conversations(budget: int | None) -> None:
+def test_random_conversations(budget: int | None, interface: Interface) -> None:
     """Whatever was forgotten: what is called exact is what a worker computed with, with the pictures of this branch."""
     chance, known = random.Random(budget), dict[tuple[str, tuple[bytes, ...]], list[list[int]]]()
     whole = list[Json]()
-    with product(radix={"max_tokens": budget}) as served:
+    with product(radix={"max_tokens": budget}, interface=interface) as served:
         for _ in range(examples(150)):
             text, pictures = chance.choice([("", ()), *list(known)[-10:]])
             piece = chance.choice([" go", f" {IMAGE}", f" {IMAGE} {IMAGE}", f" and {IMAGE}?"])
@@ -507,9 +512,10 @@ def test_random_conversations(budget: int | None) -> None:
     assert whole
 
 
-def test_one_of_several_samples_is_aborted() -> None:
+@pytest.mark.parametrize("interface", ENGINES)
+def test_one_of_several_samples_is_aborted(interface: Interface) -> None:
     """It alone is made again: its pictures go with it, in the shape of a batch."""
-    with product(styles=("cumulative",), abort=AbortConfig(attempts=3, wait=0)) as served:
+    with product(styles=("cumulative",), abort=AbortConfig(attempts=3, wait=0), interface=interface) as served:
         (worker,) = served.workers
         worker.script(text=" and then", finish="abort")
         text, images = f"Samples: {IMAGE}{IMAGE}", [data_url(DOG), data_url(CAT)]

@@ -23,9 +23,14 @@ CAT, DOG, SUN = (picture(40, 30, seed) for seed in (1, 2, 3))
 SAMPLING = {"max_tokens": 6, "temperature": 0}
 
 
+@pytest.fixture(scope="module", params=["sglang", "vllm"])
+def interface(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def product() -> Iterator[Stack]:
-    with stack("qwen", styles=("cumulative",), folder=FOLDER) as made:
+def product(interface: str) -> Iterator[Stack]:
+    with stack("qwen", styles=("cumulative",), folder=FOLDER, interface=interface) as made:
         yield made
         assert made.workers[0].out_of_range == []
 
@@ -288,7 +293,7 @@ def test_an_earlier_response_brings_its_pictures(product: Stack) -> None:
     check_one_sequence(product, name, [CAT], 2)
 
 
-def test_a_sampled_placeholder_ends_a_conversation_with_pictures(product: Stack) -> None:
+def test_a_sampled_placeholder_ends_a_conversation_with_pictures(product: Stack, interface: str) -> None:
     """The turn itself is exact. What goes on from it would give the engine a placeholder too many."""
     name = session(product)
     path = f"/sessions/{name}/v1/chat/completions"
@@ -298,9 +303,13 @@ def test_a_sampled_placeholder_ends_a_conversation_with_pictures(product: Stack)
     reply = ok(product, path, body)["choices"][0]["message"]
     assert list(product.workers[0].log[-1].output_ids) == [4097, 698]
     messages += [reply, {"role": "user", "content": "More"}]
+    turns = 1
+    if interface == "vllm":  # it takes the first placeholders for pictures', so this one harms only a later picture
+        reply = ok(product, path, {"messages": messages, **SAMPLING})["choices"][0]["message"]
+        messages += [reply, {"role": "user", "content": [image(DOG)]}]
+        turns = 2
     assert error(product, path, {"messages": messages, **SAMPLING})["code"] == "placeholder_sampled"
-    (found,) = ok(product, f"/sessions/{name}/finalize", {})["trajectories"]
-    assert found["exact"]
+    check_one_sequence(product, name, [CAT], turns)
 
 
 def test_ids_that_were_expanded_are_refused_without_pictures_too(product: Stack) -> None:

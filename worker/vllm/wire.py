@@ -49,6 +49,7 @@ class VllmWire:
                 **{"metrics": None, "kv_transfer_params": transfer, "ec_transfer_params": None},
                 "output_mode": "text" if request.texts else "tokens",
                 "choices": choices,
+                **jobs[0].sample.request.script.extra,
             }
         for job, choice in zip(jobs, choices, strict=True):
             prompt = job.sample.request.input_ids if request.ids else None
@@ -79,6 +80,7 @@ class VllmWire:
                 event["prompt_token_ids"] = prompt
                 if ranges := _ranges(job):
                     event["mm_placeholders"] = ranges
+                event |= job.sample.request.script.extra
             return {**event, "output_mode": "text" if request.texts else "tokens", "choices": [choice]}
         ids = choice.pop("token_ids")
         choice |= {"prompt_token_ids": prompt if first and request.ids else None, "token_ids": ids}

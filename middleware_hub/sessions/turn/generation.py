@@ -21,7 +21,7 @@ from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.errors import SessionOverError, feed_event, refusal, unreadable
 from middleware_hub.chat.messages import Message as ChatMessage
 from middleware_hub.hub import Hub
-from middleware_hub.media.media import MEDIA_MISMATCH, PROMPT_IDS
+from middleware_hub.media.media import ABOUT_PROMPT, MEDIA_MISMATCH
 from middleware_hub.parsers.base import SampledParser
 from middleware_hub.radix.judge import ENGINE_MISMATCH, Expectation, Judge, Verdict
 from middleware_hub.sessions.log.events import BranchEnded, Touched
@@ -222,7 +222,8 @@ class TurnGeneration:
             await self._receive(received)
             reply, fields, meta = received.result(stream=self._plan.request.stream)
             if self.prompt.media:
-                fields.pop(PROMPT_IDS, None)  # which only the router asked for
+                for name in ABOUT_PROMPT:  # which only the router asked for
+                    fields.pop(name, None)
         except asyncio.CancelledError:
             await self._keep(asked, received)
             raise
@@ -265,7 +266,7 @@ class TurnGeneration:
             return asked
         try:
             returned = read_list(reply.prompt_ids, "i").astype(np.int32).tobytes()
-            lengths = learned(prompt.ids.packed, shown, unknown, returned, media.family.least)
+            lengths = learned(prompt.ids.packed, shown, unknown, returned, media.family.least, reply.places)
         except (UnlikePromptError, NotNumbersError) as error:
             media.forget(one.digest for one in shown)
             self._mismatch(str(error))

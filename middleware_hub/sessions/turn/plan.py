@@ -129,11 +129,9 @@ class TurnPlan(msgspec.Struct):
             self.media.check_prompt(ids.packed, shown)
             fields["input_ids"] = Raw(PromptIds.of(collapsed(ids.packed, shown)).written)
             hinted = hinted[: shown[0].start]
-            unknown = any(one.length == UNKNOWN for one in shown)
+            asks = self.media.asks_ids(unknown=any(one.length == UNKNOWN for one in shown), stream=request.stream)
             tenant = request_state(self.scope).caller.tenant
-            fields |= self.media.chat_fields(
-                tenant, [one.digest for one in shown], named=not lasting, return_ids=unknown or not request.stream
-            )
+            fields |= self.media.chat_fields(tenant, [one.digest for one in shown], named=not lasting, asks_ids=asks)
         if logprobs:
             fields["return_logprob"] = Raw(b"true")
             if request.top_logprobs:

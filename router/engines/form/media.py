@@ -7,7 +7,7 @@ each prompt. A picture is a string here: a data URL, bare base64, or the digest 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +17,10 @@ from router.engines.json import JSON_ERRORS
 from router.errors import BadRequestError
 
 IMAGES = "image_data"
+HASHES = "mm_content_hashes"
+"""The digests of the pictures, in the same form: SGLang checks the bytes by them."""
+NAMES = "image_names"
+"""The names of the pictures, in the same form, where workers know pictures by name."""
 OTHERS = ("video_data", "audio_data")
 
 _NOTHING = re.compile(rb"(?:[\[\],\s]|null)*+")
@@ -44,6 +48,12 @@ def read(fields: Mapping[str, Raw], prompts: int, *, batch: bool) -> list[list[s
     if isinstance(given, str) or len(given) != prompts:
         raise BadRequestError(f"{_SHAPE}, with {prompts} entries here", code="media_count")
     return [_strings([one] if isinstance(one, str) else one or []) for one in given]
+
+
+def printed(prompts: Sequence[Sequence[tuple[str, bytes]]], *, batch: bool) -> Raw:
+    """Return the field for the pictures (digest, data URL) of each prompt."""
+    urls = [b"[%b]" % b",".join([b'"%b"' % url for _, url in each]) for each in prompts]
+    return Raw(b"[%b]" % b",".join(urls) if batch else urls[0])
 
 
 def _strings(given: list[Any]) -> list[str]:

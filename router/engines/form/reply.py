@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -22,6 +22,9 @@ from router.engines.json import (
     read_pairs,
     split_items,
 )
+
+PLACES = "prompt_images"
+"""The field of a reply with offset and length of each picture's run in `prompt_token_ids`, from engines that tell it."""
 
 DEFAULT_VERSION = "default"
 """SGLang's name for the weights before their first update."""
@@ -112,6 +115,7 @@ class _ReplyBody(msgspec.Struct):
     meta_info: Meta
     output_ids: list[int] | int | None = None
     prompt_token_ids: Raw = _ABSENT
+    prompt_images: list[tuple[int, int]] | None = None
 
 
 _reply = msgspec.json.Decoder(_ReplyBody)
@@ -133,6 +137,7 @@ class Reply(msgspec.Struct, frozen=True):
         versions: half-open token runs `(version, start, end)`; None if the engine sent only the version at the end.
         updated: whether the events of its stream were of several versions.
         prompt_ids: the ids that the engine computed with, as a JSON list; empty if it was not asked for them.
+        places: offset and length of each picture's run among them; None if the engine does not tell.
         finish_type: `stop`, `length` or `abort`; None while running.
         matched: the stop token or stop string that ended it.
         status: the HTTP status of the error that an abort stands for.
@@ -156,6 +161,7 @@ class Reply(msgspec.Struct, frozen=True):
     told: dict[str, Raw] = {}
     updated: bool = False
     prompt_ids: bytes = b""
+    places: list[tuple[int, int]] | None = None
 
     def checked_logprobs(self) -> Sequence[float]:
         """Return the logprobs of a reply that has no `fault`."""
@@ -228,7 +234,8 @@ def _read_cut(body: bytes) -> tuple[Reply, ShortBody] | None:
     reply = _decode_reply(short)
     if reply.output_ids != _CUT or reply.meta_info.output_token_logprobs != _CUT:
         return None  # those were other fields of the same names
-    found = assemble(reply.meta_info, ids, reply.text, logprobs, ids, prompt_ids=bytes(reply.prompt_token_ids))
+    told = bytes(reply.prompt_token_ids)
+    found = assemble(reply.meta_info, ids, reply.text, logprobs, ids, None, told, reply.prompt_images)
     return found, ShortBody(short, printed)
 
 
@@ -259,9 +266,8 @@ def _read_in_place(body: bytes) -> tuple[Reply, ShortBody]:
     logprobs, logprob_ids = columns(entries)
     if ids is None:  # an empty reply of the Rust frontend, or a version without `output_ids`
         ids = list(logprob_ids or ())
-    found = assemble(
-        reply.meta_info, packed_ids(ids), reply.text, logprobs, logprob_ids, prompt_ids=bytes(reply.prompt_token_ids)
-    )
+    told, places = bytes(reply.prompt_token_ids), reply.prompt_images
+    found = assemble(reply.meta_info, packed_ids(ids), reply.text, logprobs, logprob_ids, None, told, places)
     return found, ShortBody(body)
 
 
@@ -293,6 +299,7 @@ def assemble(
     logprob_ids: Sequence[int] | None,
     other_text: str | None = None,
     prompt_ids: bytes = b"",
+    places: list[tuple[int, int]] | None = None,
 ) -> Reply:
     finish = meta.finish_reason if isinstance(meta.finish_reason, dict) else {}
     kind, matched = finish.get("type"), finish.get("matched")
@@ -311,6 +318,7 @@ def assemble(
         status=finish.get("status_code"),
         other_text=other_text,
         prompt_ids=prompt_ids,
+        places=places,
         told={
             name: raw for name in PER_TOKEN_FIELDS if (raw := getattr(meta, name)) is not _ABSENT and not is_null(raw)
         },
@@ -323,11 +331,11 @@ def edit_meta(
     drop: frozenset[str] = frozenset(),
     add: dict[str, bytes] | None = None,
     ids: bytes | None = None,
-    without: str | None = None,
+    without: Iterable[str] = (),
 ) -> bytes:
     """Return a reply with fields of its `meta_info` removed or added, and all other values byte for byte as they were.
 
-    `without` is a field of the top level that is removed. `ids` are those of a `ShortBody`. Raises UnreadableReplyError if the
+    `without` are fields of the top level that are removed. `ids` are those of a `ShortBody`. Raises UnreadableReplyError if the
     body is not a JSON object with a `meta_info` object.
     """
     try:
@@ -341,8 +349,8 @@ def edit_meta(
     fields["meta_info"] = Raw(msgspec.json.encode(kept))
     if ids is not None:
         fields["output_ids"] = Raw(ids)
-    if without is not None:
-        fields.pop(without, None)
+    for key in without:
+        fields.pop(key, None)
     return msgspec.json.encode(fields)
 
 

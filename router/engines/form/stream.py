@@ -9,6 +9,7 @@ from msgspec import Raw
 
 from router.engines.events import DONE
 from router.engines.form.reply import (
+    PLACES,
     LogprobEntry,
     Meta,
     Reply,
@@ -28,6 +29,9 @@ def _joined(known: bytes, new: Raw) -> bytes:
     """Return the inside of a JSON list, extended by another list."""
     inner = bytes(new).strip()[1:-1]
     return b"".join((known, b",", inner)) if inner else known
+
+
+_places = msgspec.json.Decoder(list[tuple[int, int]] | None).decode
 
 
 def _was_aborted(meta: Meta) -> bool:
@@ -74,6 +78,7 @@ class StreamedReply:
     _had_ids: bool = False
     _miscounted: bool = False
     _updated: bool = False
+    _prompt: tuple[bytes, bytes] | None = None
     news: bytes | None = None
     _cut: tuple[bytes, bytes] = b"", b""
     last_meta: dict[str, Raw] = field(default_factory=dict)
@@ -97,6 +102,8 @@ class StreamedReply:
             raw_meta = decode_object(fields["meta_info"])
             entries = raw_meta.pop("output_token_logprobs", None)
             self.last_fields, self.last_meta = fields, raw_meta
+            if "prompt_token_ids" in fields:
+                self._prompt = bytes(fields["prompt_token_ids"]), bytes(fields.get(PLACES, b"null"))
             meta = msgspec.json.decode(msgspec.json.encode(raw_meta), type=Meta)
             self._take_meta(meta)
             if entries is not None and not is_null(entries) and _was_aborted(meta):
@@ -132,8 +139,8 @@ class StreamedReply:
         logprobs, logprob_ids = columns(self._entries)
         ids = self.ids if self._had_ids else list(logprob_ids or ())
         reply = assemble(meta, packed_ids(ids), first, logprobs, logprob_ids, other if ambiguous else None)
-        if "prompt_token_ids" in self.last_fields:
-            reply = msgspec.structs.replace(reply, prompt_ids=bytes(self.last_fields["prompt_token_ids"]))
+        if self._prompt:
+            reply = msgspec.structs.replace(reply, prompt_ids=self._prompt[0], places=_places(self._prompt[1]))
         return msgspec.structs.replace(reply, updated=True) if self._updated else reply
 
     def _texts(self) -> tuple[str, str]:
@@ -226,6 +233,8 @@ class StreamedReply:
             self.added.append(new)
         self._take_meta(meta)
         self.last_meta, self.last_fields = raw_meta, fields
+        if "prompt_token_ids" in fields:
+            self._prompt = bytes(fields["prompt_token_ids"]), bytes(fields.get(PLACES, b"null"))
         return True
 
     def _take_meta(self, meta: Meta) -> None:

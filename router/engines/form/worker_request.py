@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Raw
 
+from router.engines.form import media
 from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.json import JSON_ERRORS, decode_object, is_list, is_nested, is_null
 from router.engines.json_cost import LIGHT, check_weight
@@ -166,7 +167,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
 
     def _of(self, key: str, value: Raw, chosen: list[int]) -> Raw:
         """Return a field for some of the prompts: a list with one entry per prompt is cut to their entries."""
-        if key in ("input_ids", "text", "image_data", "mm_content_hashes") and not self.batch:
+        if key in _PROMPT_FIELDS and not self.batch:
             return Raw(b"[" + b",".join([bytes(value)] * len(chosen)) + b"]")
         if not self.batch or not is_list(value) or (key == "token_ids_logprob" and not is_nested(value)):
             return value
@@ -175,6 +176,9 @@ class WorkerRequest(msgspec.Struct, eq=False):
             return value
         return Raw(b"[" + b",".join(bytes(entries[prompt]) for prompt in chosen) + b"]")
 
+
+_PROMPT_FIELDS = frozenset({"input_ids", "text", media.IMAGES, media.HASHES, media.NAMES})
+"""Fields that are a list of prompts' where the prompts are a list."""
 
 _flag = msgspec.json.Decoder(bool | None).decode
 

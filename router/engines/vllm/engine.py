@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec import Raw
 
 from router.engines.engine import EngineAnswer, EngineCall, EngineExchange, Introduction, KnownWorker, Question
 from router.engines.form.fleet_paths import FleetPath
@@ -13,6 +14,7 @@ from router.engines.form.kv_events import KvReader, KvSource, configured_source
 from router.engines.json import JSON_ERRORS
 from router.engines.vllm.fleet import OWN_PATHS, fleet_exchange, weight_version
 from router.engines.vllm.generation import VllmGeneration
+from router.engines.vllm.images import NamedImages
 from router.engines.vllm.requests import COMPLETIONS, CONTEXT, DEV_MODE, GENERATE, SCALE_OUT, read
 from router.errors import RouterError
 
@@ -85,10 +87,13 @@ class Vllm:
     """vLLM would take this header's id in place of the generation's own."""
     fleet_paths: Sequence[FleetPath] = OWN_PATHS
     kv_reader = KvReader(("/kv_event_sources",), published_source)
+    tells_ids_once = True
+    keeps_strays = True
 
     def __init__(self, *, cumulative: bool = True) -> None:
         """`cumulative`: each event of a stream repeats all before it, as SGLang's do by default."""
         self._cumulative = cumulative
+        self._images = NamedImages()
 
     def recognises(self, description: bytes) -> bool:
         """See `Engine`."""
@@ -138,9 +143,19 @@ class Vllm:
         if path != "/generate" or call.method not in ("POST", "PUT"):
             return fleet_exchange(call, worker)
         try:
-            return VllmGeneration(read(call.body or b"", worker.abilities), worker.version, cumulative=self._cumulative)
+            return self._generation(call.body or b"", worker)
         except RouterError as error:
             return EngineAnswer(error.status, msgspec.json.encode(error.body()))
+
+    def image_fields(
+        self, tenant: str, prompts: Sequence[Sequence[tuple[str, bytes]]], *, batch: bool
+    ) -> Mapping[str, Raw]:
+        """See `Engine`."""
+        return self._images.fields(tenant, prompts, batch=batch)
+
+    def _generation(self, body: bytes, worker: KnownWorker) -> VllmGeneration:
+        asked = read(body, worker.abilities, self._images, worker.images)
+        return VllmGeneration(asked, worker, lambda: self._generation(body, worker), cumulative=self._cumulative)
 
 
 def _context(tokenized: bytes) -> int | None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
-from router.engines.engine import EngineAnswer, EngineCall, UntranslatableError
+from router.engines.engine import EngineAnswer, EngineCall, EngineExchange, KnownWorker, UntranslatableError
 from router.engines.events import DONE
+from router.engines.form.reply import PLACES
 from router.engines.json import JSON_ERRORS, is_null
+from router.engines.vllm.images import was_missed
 from router.engines.vllm.replies import (
     Body,
     Logprobs,
@@ -30,28 +32,38 @@ from router.engines.vllm.requests import Asked, VllmPrompt
 
 _NONE = Raw(b"null")
 _NOTHING = VllmUsage()
-_OK = 200
+_OK, _BAD_REQUEST = 200, 400
 
 
 class VllmGeneration:
     """The exchange for a body of `/generate`."""
 
-    def __init__(self, asked: Asked, known: Callable[[], str | None], *, cumulative: bool) -> None:
-        """`known`: the version that the router knows. `cumulative`: each event of a stream repeats all before it."""
+    def __init__(
+        self, asked: Asked, worker: KnownWorker, again: Callable[[], VllmGeneration], *, cumulative: bool
+    ) -> None:
+        """`again` makes the exchange anew, with what is known by then of the worker.
+
+        `cumulative`: each event of a stream repeats all before it.
+        """
         self.calls: Sequence[EngineCall] = [prompt.call for prompt in asked.prompts]
         self.stream = asked.stream
         self._asked = asked
-        self._known = known
+        self._worker = worker
+        self._again = again
         self.over = False
         indexes = accumulate((len(one.rids) for one in asked.prompts[:-1]), initial=0)
         self._streams = [
-            PromptStream(prompt, index if asked.listed else None, known, cumulative=cumulative)
+            PromptStream(prompt, index if asked.listed else None, worker.version, cumulative=cumulative)
             for prompt, index in zip(asked.prompts, indexes, strict=True)
         ]
 
-    def whole(self, answers: Sequence[EngineAnswer]) -> EngineAnswer:
-        """See `EngineExchange`. An error of the worker is passed on."""
+    def whole(self, answers: Sequence[EngineAnswer]) -> EngineAnswer | EngineExchange:
+        """See `EngineExchange`. An error of the worker is passed on, unless it misses the bytes of a picture."""
         if len(answers) == 1 and answers[0].status != _OK:
+            alone = frozenset[str]().union(*(prompt.alone for prompt in self._asked.prompts))
+            if alone and answers[0].status == _BAD_REQUEST and was_missed(answers[0].body):
+                self._worker.images.forget(alone)
+                return self._again()
             return _error(answers[0])
         if self.stream:
             raise UntranslatableError("it is no stream, though one was asked for")
@@ -60,6 +72,8 @@ class VllmGeneration:
             for prompt, answer in zip(self._asked.prompts, answers, strict=True)
             for reply in self._replies(prompt, read(answer.body))
         ]
+        for prompt in self._asked.prompts:
+            self._worker.images.note(prompt.images)
         return EngineAnswer(_OK, msgspec.json.encode(replies if self._asked.listed else replies[0]))
 
     def event(self, number: int, data: bytes) -> bytes:
@@ -68,6 +82,8 @@ class VllmGeneration:
             return b""
         stream = self._streams[number]
         out = stream.event(data)
+        if out and not stream.failed:
+            self._worker.images.note(self._asked.prompts[number].images)
         self.over = stream.failed
         return out
 
@@ -93,7 +109,7 @@ class VllmGeneration:
                 prompt,
                 body,
                 above if is_null(choice.prompt_token_ids) else choice.prompt_token_ids,
-                self._known,
+                self._worker.version,
             )
             for choice in choices
         ]
@@ -118,6 +134,14 @@ def _error(answer: EngineAnswer) -> EngineAnswer:
     return EngineAnswer(400, answer.body.replace(b'"code":404', b'"code":400')) if about == "model" else answer
 
 
+class _ReadIds(NamedTuple):
+    """The ids of a prompt as the worker read them, raw; their number; and the places of pictures among them."""
+
+    ids: Raw = _NONE
+    number: int | None = None
+    places: Sequence[tuple[int, int]] = ()
+
+
 class _Sample:
     """One generation of a stream, as far as it has come. Lists and texts are kept as the inside of their JSON."""
 
@@ -126,6 +150,7 @@ class _Sample:
         self.index = index
         self.count = 0
         self.finished = False
+        self._shown = False
         self._last: int | None = None
         self._cumulative = cumulative
         self._text = b""
@@ -158,15 +183,15 @@ class _Sample:
         self,
         choice: VllmChoice,
         prompt: VllmPrompt,
-        read_ids: tuple[Raw, int | None],
+        read_ids: _ReadIds,
         more: dict[str, Any],
         usage: VllmUsage,
     ) -> bytes:
-        """Return an event with the tokens so far. `read_ids`: the prompt's, and their number; `more`: for `meta_info`."""
+        """Return an event with the tokens so far. `more`: for `meta_info`."""
         meta: dict[str, Any] = {
             "id": self.rid,
             "finish_reason": finish(choice, self.count, self._last) if self.finished else None,
-            "prompt_tokens": read_ids[1],
+            "prompt_tokens": read_ids.number,
             **more,
             "num_retractions": 0,
         }
@@ -184,8 +209,11 @@ class _Sample:
             b'],"meta_info":',
             msgspec.json.encode(meta),
         ]
-        if prompt.shows_prompt:
-            pieces += (b',"prompt_token_ids":', bytes(read_ids[0]))
+        if prompt.shows_prompt and not (prompt.images and self._shown and not self.finished):
+            self._shown = True
+            pieces += (b',"prompt_token_ids":', bytes(read_ids.ids))
+            if prompt.images:
+                pieces.append(b',"%b":%b' % (PLACES.encode(), msgspec.json.encode(read_ids.places)))
         if self.index is not None:
             pieces.append(b',"index":%d' % self.index)
         return b"".join((*pieces, b"}\n\n"))
@@ -209,7 +237,7 @@ class PromptStream:
             _Sample(rid, None if first_index is None else first_index + number, cumulative=cumulative)
             for number, rid in enumerate(prompt.rids)
         ]
-        self._read_ids: tuple[Raw, int | None] = _NONE, None
+        self._read_ids = _ReadIds()
         self._held: VllmChoice | None = None
         self._usage: VllmUsage | None = None
         self.done = False
@@ -228,19 +256,19 @@ class PromptStream:
             return b"data: %b\n\n" % data
         out = b""
         for choice in body.choices:
-            out += self._choice(choice, body.prompt_token_ids)
+            out += self._choice(choice, body)
         if not body.choices and body.usage is not None:
             self._usage = body.usage
             out += self._release(body.usage)
             self._check(body.usage)
         return out
 
-    def _choice(self, choice: VllmChoice, told_above: Raw) -> bytes:
+    def _choice(self, choice: VllmChoice, body: Body) -> bytes:
         if not 0 <= choice.index < len(self._samples):
             raise UntranslatableError(f"there is no choice {choice.index}")
-        if is_null(self._read_ids[0]):
-            told = told_above if is_null(choice.prompt_token_ids) else choice.prompt_token_ids
-            self._read_ids = told, check_prompt(self._prompt, told)
+        if is_null(self._read_ids.ids):
+            told = body.prompt_token_ids if is_null(choice.prompt_token_ids) else choice.prompt_token_ids
+            self._read_ids = _ReadIds(told, check_prompt(self._prompt, told), body.places)
         sample = self._samples[choice.index]
         sample.take(choice, self._prompt)
         if self._prompt.empty:
@@ -285,8 +313,8 @@ class PromptStream:
 
     def _aborted(self, choice: VllmChoice, usage: VllmUsage | None) -> bytes:
         """Return the event for a generation that `/v1/completions` leaves out: it was aborted before its first token."""
-        if self._read_ids[1] is None and usage is not None:
-            self._read_ids = _NONE, usage.prompt_tokens
+        if self._read_ids.number is None and usage is not None:
+            self._read_ids = _ReadIds(number=usage.prompt_tokens)
         self._samples[choice.index].take(choice, self._prompt)
         return self._last(choice, _NOTHING)
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.engine import UntranslatableError
-from router.engines.form.reply import DEFAULT_VERSION
+from router.engines.form.reply import DEFAULT_VERSION, PLACES
 from router.engines.json import JSON_ERRORS, is_null
 from router.engines.vllm.requests import VllmPrompt
 
@@ -23,9 +23,10 @@ _ID_PREFIX = "token_id:"
 
 
 class Content(msgspec.Struct):
-    """One token's logprob, from `/inference/v1/generate`."""
+    """One token's logprob, from `/inference/v1/generate`. `token`: its text, or `token_id:` and its id, by a worker's flag."""
 
     logprob: float | None = None
+    token: str | None = None
 
 
 class Logprobs(msgspec.Struct):
@@ -45,6 +46,15 @@ class VersionSpan(msgspec.Struct):
     end: int
 
 
+class _PromptLogprob(msgspec.Struct):
+    logprob: float | None = None
+    rank: int | None = None
+
+
+PromptLogprobs = list[dict[int, _PromptLogprob] | None]
+"""The logprobs of the tokens of a prompt: for each, of itself and of others."""
+
+
 class VllmChoice(msgspec.Struct):
     """One generation, or the new part of it in an event of a stream."""
 
@@ -55,13 +65,8 @@ class VllmChoice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_token_ids: Raw = Raw(b"null")
-    prompt_logprobs: list[dict[int, _PromptLogprob] | None] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     weight_versions: list[VersionSpan] | None = None
-
-
-class _PromptLogprob(msgspec.Struct):
-    logprob: float | None = None
-    rank: int | None = None
 
 
 class _Details(msgspec.Struct):
@@ -89,12 +94,23 @@ class VllmUsage(msgspec.Struct):
         return self.completion_tokens if alone and self.completion_tokens is not None else count
 
 
+class _Place(msgspec.Struct):
+    offset: int
+    length: int
+
+
 class Body(msgspec.Struct):
-    """A reply in one piece, or one event of a stream."""
+    """A reply in one piece, or one event of a stream.
+
+    What is about the prompt stands here in an answer of `/inference/v1/generate`, and in each choice in one of
+    `/v1/completions`. `mm_placeholders`: where media are among the prompt's ids, by modality.
+    """
 
     choices: list[VllmChoice] = []
     usage: VllmUsage | None = None
     prompt_token_ids: Raw = Raw(b"null")
+    prompt_logprobs: PromptLogprobs | None = None
+    mm_placeholders: dict[str, list[_Place]] | None = None
     kv_transfer_params: Raw = Raw(b"null")
     ec_transfer_params: Raw = Raw(b"null")
     error: Raw = Raw(b"null")
@@ -104,6 +120,11 @@ class Body(msgspec.Struct):
         """The fields by which another worker goes on with the caches of this one, if the request asked for that."""
         found = {"kv_transfer_params": self.kv_transfer_params, "ec_transfer_params": self.ec_transfer_params}
         return {key: value for key, value in found.items() if not is_null(value)}
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Offset and length of the run of ids of each picture, in order."""
+        return [(one.offset, one.length) for found in (self.mm_placeholders or {}).values() for one in found]
 
 
 _decode = msgspec.json.Decoder(Body).decode
@@ -121,7 +142,10 @@ def read(data: bytes) -> Body:
 
 
 def check_prompt(prompt: VllmPrompt, told: Raw) -> int | None:
-    """Return the number of tokens that the worker read; None if it did not say. Raise UntranslatableError for other tokens."""
+    """Return the number of tokens that the worker read; None if it did not say. Raise UntranslatableError for other tokens.
+
+    With pictures it read more than it was sent: the middleware, which knows how many, compares them.
+    """
     if is_null(told):
         if prompt.ids is not None:
             raise UntranslatableError("it has no `prompt_token_ids`, which vLLM 0.10.2 and later give")
@@ -133,7 +157,7 @@ def check_prompt(prompt: VllmPrompt, told: Raw) -> int | None:
         sent = None if prompt.ids is None else _prompt_ids(prompt.ids)
     except JSON_ERRORS as error:
         raise UntranslatableError(f"`prompt_token_ids`: {error}") from error
-    if sent is not None and sent != read_ids:
+    if sent is not None and sent != read_ids and not prompt.images:
         raise UntranslatableError(f"the worker read {len(read_ids)} prompt tokens that are not the {len(sent)} sent")
     return len(read_ids)
 
@@ -174,12 +198,11 @@ def entries(choice: VllmChoice, prompt: VllmPrompt, ids: Sequence[int]) -> dict[
     """Return the fields of `meta_info` with logprobs of a choice's sampled tokens."""
     values = new_logprobs(choice, len(ids))
     texts: Sequence[str | None] = [None] * len(ids)
-    tokens, top = (
-        (b"null", b"null") if choice.logprobs is None else (choice.logprobs.tokens, choice.logprobs.top_logprobs)
-    )
+    found = choice.logprobs or Logprobs()
+    tokens, top, content = found.tokens, found.top_logprobs, found.content
     try:
         if prompt.texts and ids:
-            told = _strings(tokens)
+            told = _strings(tokens) if content is None else [one.token or "" for one in content]
             texts = told if len(told) == len(ids) else texts
         out: dict[str, Any] = {"output_token_logprobs": list(zip(values, ids, texts, strict=True))}
         if prompt.top:
@@ -215,13 +238,15 @@ def _of_ids(candidates: dict[int, float | None], wanted: Sequence[int]) -> list[
     return [(candidates.get(token), token, None) for token in wanted]
 
 
-def prompt_entries(choice: VllmChoice, prompt: VllmPrompt) -> dict[str, Any]:
-    """Return the fields of `meta_info` with logprobs of the prompt's own tokens."""
+def prompt_entries(
+    choice: VllmChoice, prompt: VllmPrompt, told_ids: Raw, found: PromptLogprobs | None
+) -> dict[str, Any]:
+    """Return the fields of `meta_info` with logprobs of the prompt's own tokens. `told_ids`: as the worker read them."""
     if prompt.prompt_from is None:
         return {"input_token_logprobs": []}
-    told = choice.prompt_logprobs or []
+    told = found or []
     try:
-        ids = _prompt_ids(choice.prompt_token_ids)
+        ids = _prompt_ids(told_ids)
     except JSON_ERRORS as error:
         raise UntranslatableError(f"`prompt_token_ids`: {error!r}") from error
     if choice.finish_reason == "abort" and len(told) < len(ids):
@@ -309,7 +334,7 @@ def printed_whole(
     }
     if prompt.logprobs:
         meta |= {
-            **prompt_entries(choice, prompt),
+            **prompt_entries(choice, prompt, told_ids, choice.prompt_logprobs or body.prompt_logprobs),
             **entries(choice, prompt, ids),
             "output_token_logprobs_length": len(ids),
         }
@@ -322,4 +347,6 @@ def printed_whole(
     reply: dict[str, Any] = {"text": choice.text, "output_ids": ids, "meta_info": meta}
     if prompt.shows_prompt:
         reply["prompt_token_ids"] = told_ids
+        if prompt.images:
+            reply[PLACES] = body.places
     return reply

@@ -1,12 +1,12 @@
 """Bodies of `POST /generate`, as the requests that a vLLM worker gets for them: one for each prompt.
 
 A worker has two endpoints. `/v1/completions` is always there. `/inference/v1/generate` is there with `--enable-scale-out`,
-and only it reports the weight version of each token; it does not name the ids of other candidates, or of the prompt's tokens.
+and only it takes images, and reports the weight version of each token. It does not name the ids of other candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,9 +14,11 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.engine import EngineCall
+from router.engines.form import media
 from router.engines.form.fields import parse_object, typed
 from router.engines.form.worker_request import new_rid
 from router.engines.json import is_list, is_nested, is_null
+from router.engines.vllm.images import NamedImage, NamedImages, content_parts
 from router.engines.vllm.parameters import Params, translated
 from router.errors import BadRequestError
 
@@ -32,12 +34,13 @@ CONTEXT = "context-"
 COMPLETIONS, GENERATE = "/v1/completions", "/inference/v1/generate"
 _PREFIXES = {COMPLETIONS: ("cmpl-", "-0"), GENERATE: ("generate-tokens-", "")}
 
+_NO_IMAGES = "multimodal_unsupported"
+
 _MOST_SAMPLES = 1 << 16
 """More than a worker runs at a time. `--max-batch` counts samples only in requests of the usual form; this is for any form."""
 
 _UNSUPPORTED = {
     "input_embeds": "embeddings instead of tokens",
-    "image_data": "images",
     "video_data": "videos",
     "audio_data": "sound",
     "session_params": "sessions of the engine",
@@ -77,6 +80,8 @@ class VllmPrompt(msgspec.Struct, frozen=True):
         texts: entries of logprobs have the token's text.
         shows_prompt: the client wants the prompt's ids back.
         can_be_told: the worker takes the version of its weights, and so knows it.
+        images: the names of its pictures, in order.
+        alone: those of them that the worker was sent without the bytes.
     """
 
     call: EngineCall
@@ -90,6 +95,8 @@ class VllmPrompt(msgspec.Struct, frozen=True):
     texts: bool
     shows_prompt: bool
     can_be_told: bool = False
+    images: tuple[str, ...] = ()
+    alone: frozenset[str] = frozenset()
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -110,8 +117,11 @@ def engine_ids(rid: str) -> list[str]:
     return [f"{before}{rid}{after}" for before, after in _PREFIXES.values()]
 
 
-def read(body: bytes, abilities: frozenset[str]) -> Asked:
-    """Return the prompts of a body as requests. Raise BadRequestError that names an option that vLLM's workers lack."""
+def read(body: bytes, abilities: frozenset[str], images: NamedImages, known: Container[str] = ()) -> Asked:
+    """Return the prompts of a body as requests. Raise BadRequestError that names an option that vLLM's workers lack.
+
+    `images` reads the pictures of the prompts. `known`: the names of those that the worker knows.
+    """
     fields = parse_object(body)
     for key, what in _UNSUPPORTED.items():
         if key in fields and _asks(typed(fields, key, Any, "JSON")):
@@ -125,10 +135,25 @@ def read(body: bytes, abilities: frozenset[str]) -> Asked:
     if not prompts or any(bytes(one) in (b"[]", b'""') for one in prompts):
         raise BadRequestError(f"`{key}` is empty, or has an empty prompt in it")
     stream = typed(fields, "stream", bool, "true or false") is True
+    shown = images.read(fields, batch=batch)
+    if shown is None:
+        if media.IMAGES in fields and _asks(typed(fields, media.IMAGES, Any, "JSON")):
+            raise BadRequestError(
+                f"`{media.IMAGES}` goes to vLLM workers only through this router's own middleware, for a model that is known"
+                " to see: its files are in --tokenizer-path (docs/http-api.md, Images)",
+                code=_NO_IMAGES,
+            )
+        shown = [()] * len(prompts)
+    elif SCALE_OUT not in abilities:
+        raise BadRequestError(
+            "this vLLM worker takes no images with token ids: start it with --enable-scale-out", code=_NO_IMAGES
+        )
+    if stream and len(prompts) > 1:
+        known = ()  # a prompt may be sent after events of others have gone out, and could not be sent again
     lists = _Lists(fields)
     asked: list[VllmPrompt] = []
-    for number, one in enumerate(prompts):
-        asked.append(_Reader(lists, number, batch=batch).prompt(one, stream, abilities))
+    for number, (one, pictures) in enumerate(zip(prompts, shown, strict=True)):
+        asked.append(_Reader(lists, number, batch=batch).prompt(one, stream, abilities, pictures, known))
         if len(asked[number].rids) != len(asked[0].rids):
             raise BadRequestError("`n` must be the same for all prompts of a batch")
     return Asked(asked, batch or len(asked[0].rids) > 1, stream)
@@ -174,7 +199,14 @@ class _Reader:
         self._number = number
         self._batch = batch
 
-    def prompt(self, prompt: Raw, stream: bool, abilities: frozenset[str]) -> VllmPrompt:
+    def prompt(
+        self,
+        prompt: Raw,
+        stream: bool,
+        abilities: frozenset[str],
+        images: Sequence[NamedImage],
+        known: Container[str],
+    ) -> VllmPrompt:
         sampling = self._own("sampling_params", dict[str, Any], "an object") or {}
         params = translated(sampling)
         logprobs = self._own("return_logprob", bool, "true or false") is True
@@ -194,23 +226,31 @@ class _Reader:
                 "`token_ids_logprob` and `logprob_start_len` exclude each other with vLLM workers, which score these ids at"
                 " sampled tokens only"
             )
+        if images and (top or token_ids):
+            raise BadRequestError(
+                "`top_logprobs_num` and `token_ids_logprob` are not supported with images at vLLM workers, which name other"
+                " candidates than the sampled token only by their texts then"
+            )
         rid = self._own("rid", str, "a string")
         plain = is_list(prompt) and not top and not token_ids and prompt_from is None and not texts
-        versions = plain and SCALE_OUT in abilities
+        native = bool(images) or (plain and SCALE_OUT in abilities)
         samples = params.get("n", 1)
         if not isinstance(samples, int) or not 1 <= samples <= _MOST_SAMPLES:
             raise BadRequestError(f"`n` must be 1 to {_MOST_SAMPLES}, not {samples!r}")
         body = self._common(stream, rid)
-        if versions:
-            call = _generate(body, prompt, params, logprobs=logprobs)
+        if native:
+            call = _generate(body, prompt, params, logprobs=logprobs, prompt_logprobs=prompt_from is not None)
+            if images:
+                call["content_parts"] = content_parts(images, known)
         else:
             if params["max_tokens"] is None:  # here null means 16, and more than there is room for is cut to it
                 params["max_tokens"] = context_in(abilities)
             call = _completions(body, prompt, params, logprobs=logprobs, top=top, token_ids=token_ids, texts=texts)
-        if prompt_from is not None:
-            call["prompt_logprobs"] = top
+            if prompt_from is not None:
+                call["prompt_logprobs"] = top
+        names = tuple(name for name, _ in images)
         return VllmPrompt(
-            EngineCall("POST", GENERATE if versions else COMPLETIONS, msgspec.json.encode(call)),
+            EngineCall("POST", GENERATE if native else COMPLETIONS, msgspec.json.encode(call)),
             prompt if is_list(prompt) else None,
             tuple(new_rid() for _ in range(samples)) if rid is None or samples > 1 else (rid,),
             sampling.get("max_new_tokens") == 0,
@@ -221,6 +261,8 @@ class _Reader:
             texts,
             typed(self._fields, "return_prompt_token_ids", bool, "true or false") is True,
             DEV_MODE in abilities,
+            names,
+            frozenset(name for name in names if name in known),
         )
 
     def _common(self, stream: bool, rid: str | None) -> Params:
@@ -265,7 +307,7 @@ class _Reader:
         return own if isinstance(own, list) else None
 
 
-def _generate(body: Params, prompt: Raw, params: Params, *, logprobs: bool) -> Params:
+def _generate(body: Params, prompt: Raw, params: Params, *, logprobs: bool, prompt_logprobs: bool) -> Params:
     sampling = dict(params)
     extra = sampling.pop("vllm_xargs", None)
     if extra:
@@ -274,6 +316,8 @@ def _generate(body: Params, prompt: Raw, params: Params, *, logprobs: bool) -> P
         del sampling["max_tokens"]  # a null would mean the same as nothing only in some versions
     if logprobs:
         sampling["logprobs"] = 0
+    if prompt_logprobs:
+        sampling["prompt_logprobs"] = 0
     return {**body, "token_ids": prompt, "sampling_params": sampling, "output_mode": "text"}
 
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engines.engine import EngineAnswer, UntranslatableError
+from router.engines.engine import EngineAnswer, KnownWorker, UntranslatableError
 from router.engines.events import event_data, event_index
 from router.engines.form.reply import Reply, read_reply
 from router.engines.form.stream import StreamedReply
 from router.engines.vllm.generation import VllmGeneration
+from router.engines.vllm.images import NamedImages
 from router.engines.vllm.requests import COMPLETIONS, GENERATE, SCALE_OUT, read
 from tests.router.engines.vllm.worker_json import (
     ENDPOINTS,
@@ -45,9 +46,10 @@ def generation(
 ) -> VllmGeneration:
     fields: Json = {"input_ids": list(prompts) if batch else prompts[0], "return_logprob": True, **body}
     abilities = frozenset({SCALE_OUT}) if endpoint == GENERATE else frozenset()
-    asked = read(msgspec.json.encode(fields), abilities)
+    asked = read(msgspec.json.encode(fields), abilities, NamedImages())
     assert {prompt.call.target for prompt in asked.prompts} == {endpoint}
-    return VllmGeneration(asked, lambda: version, cumulative=cumulative)
+    worker = KnownWorker(version=lambda: version)
+    return VllmGeneration(asked, worker, lambda: pytest.fail("asked again"), cumulative=cumulative)
 
 
 def streamed(one: VllmGeneration, streams: Sequence[bytes]) -> bytes:

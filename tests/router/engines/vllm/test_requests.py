@@ -11,6 +11,7 @@ import pytest
 
 from router.engines.engine import EngineAnswer, EngineCall, KnownWorker
 from router.engines.vllm.engine import Vllm
+from router.engines.vllm.images import NamedImages
 from router.engines.vllm.requests import COMPLETIONS, GENERATE, SCALE_OUT, engine_ids, read
 from router.errors import BadRequestError
 
@@ -20,7 +21,7 @@ Json = dict[str, Any]
 
 
 def sent(body: Json, abilities: frozenset[str] = WITHOUT) -> list[tuple[str, Json]]:
-    asked = read(msgspec.json.encode(body), abilities)
+    asked = read(msgspec.json.encode(body), abilities, NamedImages())
     return [(prompt.call.target, json.loads(prompt.call.body or b"")) for prompt in asked.prompts]
 
 
@@ -115,12 +116,14 @@ def test_vllms_own_fields_pass() -> None:
 
 @pytest.mark.parametrize(("own", "salt"), [({}, "k"), ({"cache_salt": None}, "k"), ({"cache_salt": "s"}, "s")])
 def test_a_salt_in_vllms_own_words_goes_before_one_in_sglangs(own: dict[str, Any], salt: str) -> None:
-    asked = read(msgspec.json.encode({"input_ids": [1], "extra_key": "k", **own}), WITHOUT)
+    asked = read(msgspec.json.encode({"input_ids": [1], "extra_key": "k", **own}), WITHOUT, NamedImages())
     assert msgspec.json.decode(asked.prompts[0].call.body)["cache_salt"] == salt
 
 
 def test_samples_have_names_of_their_own() -> None:
-    asked = read(msgspec.json.encode({"input_ids": [1], "rid": "x", "sampling_params": {"n": 3}}), WITHOUT)
+    asked = read(
+        msgspec.json.encode({"input_ids": [1], "rid": "x", "sampling_params": {"n": 3}}), WITHOUT, NamedImages()
+    )
     assert len(set(asked.prompts[0].rids)) == 3
     assert asked.listed
 
