@@ -26,7 +26,7 @@ from worker.demo.agent.script import Prompter
 from worker.demo.agent.team import play as play_agents
 from worker.demo.processes import Router, workers
 from worker.demo.rollout import Rollout, call, play
-from worker.models.ngram import shipped_tokenizer
+from worker.models.ngram import shipped_image_tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -46,8 +46,8 @@ SHOWN += (("compare", "1280", "light"), ("explain", "1280", "light"), ("session"
 @contextlib.contextmanager
 def played(folder: Path) -> Iterator[tuple[str, list[Rollout]]]:
     """Run a router that remembers conversations and a session; yield its URL and the conversations."""
-    with workers(folder, 2) as urls, Router(folder, urls) as router:
-        tokenizer = Tokenizer.from_file(str(shipped_tokenizer() / "tokenizer.json"))
+    with workers(folder, 2, images=True) as urls, Router(folder, urls, images=True) as router:
+        tokenizer = Tokenizer.from_file(str(shipped_image_tokenizer() / "tokenizer.json"))
         call(router.url, "/update_weights_from_disk", {"model_path": "demo", "weight_version": "1"})
         asyncio.run(play_agents(router.url, Prompter(tokenizer), lambda _: None))
         version = iter(range(3, 99))

@@ -89,6 +89,7 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.store.redis.writer",
         "middleware_hub.store.sqlite.writer",
         "middleware_hub.trajectories.claims",
+        "worker.demo.agent.photo",
         "worker.demo.agent.team",
         "worker.http.admission",
         "router.engines.vllm.generation",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from worker.models.ngram import shipped_tokenizer
+from worker.models.ngram import shipped_image_tokenizer, shipped_tokenizer
 
 _LISTENING = re.compile(r"listening on (http://\S+?)[,\s]")
 _START_SECONDS = 60.0
@@ -74,15 +74,15 @@ class Program:
 
 
 @contextlib.contextmanager
-def workers(folder: Path, count: int) -> Iterator[list[str]]:
+def workers(folder: Path, count: int, *, images: bool = False) -> Iterator[list[str]]:
     """Run `tito-router demo-worker` `count` times for the length of the block; yield the URLs.
 
-    `folder` is for their logs. Raises StartError.
+    `folder` is for their logs; with `images` they take images. Raises StartError.
     """
     with contextlib.ExitStack() as stack:
         starting = []
         for number in range(count):
-            flags = ["demo-worker", "--port", "0", "--seed", str(number)]
+            flags = ["demo-worker", "--port", "0", "--seed", str(number), *(["--images"] if images else [])]
             starting.append(Program(flags, folder / f"worker-{number}.log"))
             stack.callback(starting[-1].stop)
         yield [worker.url() for worker in starting]
@@ -95,10 +95,19 @@ class Router:
         url: where it listens.
     """
 
-    def __init__(self, folder: Path, worker_urls: Sequence[str], *, port: int = 0, flags: Sequence[str] = ()) -> None:
-        """`folder` is for its logs, and port 0 takes a free one."""
+    def __init__(
+        self,
+        folder: Path,
+        worker_urls: Sequence[str],
+        *,
+        port: int = 0,
+        flags: Sequence[str] = (),
+        images: bool = False,
+    ) -> None:
+        """`folder` is for its logs, and port 0 takes a free one. `images`: the workers take images."""
         self._folder = folder
-        self._flags = [*flags, "--tokenizer-path", str(shipped_tokenizer()), "--policy", "round_robin"]
+        tokenizer = shipped_image_tokenizer() if images else shipped_tokenizer()
+        self._flags = [*flags, "--tokenizer-path", str(tokenizer), "--policy", "round_robin"]
         self._flags += ["--shutdown-grace", "5", "--worker-urls", *worker_urls]
         self._port = port
         self._programs: list[Program] = []

@@ -39,6 +39,9 @@ def prove(trajectory: Mapping[str, Any], evidence: Mapping[str, GenerationRecord
     versions = [""] * len(trajectory["response_ids"])
     for run in trajectory["weight_versions"]:
         versions[run["start"] : run["end"]] = [run["version"]] * (run["end"] - run["start"])
+    images = [one["digest"] for one in (trajectory.get("multi_modal_data") or {}).get("images", ())]
+    if last is not None and images != list(last.images):
+        faults.append("its images are not those that the worker took")
     context = list(trajectory["response_mask"])
     for number, turn in enumerate(trajectory["extra_fields"]["turns"], start=1):
         start, end = turn["start"], turn["end"]

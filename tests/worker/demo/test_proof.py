@@ -73,3 +73,13 @@ def test_a_turn_is_trained_once(mask: list[int], count: int) -> None:
     given[1]["response_mask"][:2] = mask
     faults = prove_together(given, evidence())
     assert faults == ([] if count == 2 else [f"generation one: {count} tokens to train on, sampled 2"])
+
+
+def test_an_image_that_the_worker_did_not_take_is_a_fault() -> None:
+    known, (one, _) = evidence(), trajectories()
+    one["multi_modal_data"] = {"images": [{"digest": "sha256:1"}, {"digest": "sha256:2"}]}
+    for taken in ((), ("sha256:2", "sha256:1"), ("sha256:1",)):
+        known["two"].images = taken
+        assert prove(one, known).faults == ["its images are not those that the worker took"]
+    known["two"].images = ("sha256:1", "sha256:2")
+    assert prove(one, known).holds

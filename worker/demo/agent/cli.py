@@ -10,9 +10,10 @@ from worker.demo.cli import run
 
 _DESCRIPTION = """\
 Two workers with a small language model and a router in front of them, on this machine, without a GPU. A real OpenAI client
-and a real Anthropic client run a tool-using agent with two helpers, and its answer is the best of four, all in one session.
-Then the session is finalized, its trajectories are drawn as a tree, and every id of them is compared with what the workers
-wrote down. Tool calls and the first words of answers are scripted, the model draws the rest. It is the same each time.
+and a real Anthropic client run a tool-using agent with two helpers, who find photos, and its answer is the best of four, all
+in one session. Then the session is finalized, its trajectories are drawn as a tree, and every id of them is compared with
+what the workers wrote down. Tool calls and the first words of answers are scripted, the model draws the rest. It is the same
+each time.
 """
 
 

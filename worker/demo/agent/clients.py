@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import anthropic
 import openai
@@ -28,6 +29,13 @@ class AgentCall:
     id: str
     name: str
     arguments: dict[str, Any]
+
+
+class ToolResult(NamedTuple):
+    """What a tool answers: a text, and perhaps a PNG file."""
+
+    text: str
+    photo: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Agent(ABC):
         """Return the id of a generation, its text, its tool calls, and the message to send back."""
 
     @abstractmethod
-    def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
+    def add_results(self, results: Sequence[tuple[AgentCall, ToolResult]]) -> None:
         """Append the results of tool calls to the messages."""
 
 
@@ -97,8 +105,13 @@ class OpenAIAgent(Agent):
         calls = tuple(AgentCall(one.id, one.function.name, json.loads(one.function.arguments)) for one in made)
         return reply.id.removeprefix("chatcmpl-"), message.content or "", calls, message
 
-    def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
-        self.messages += [{"role": "tool", "tool_call_id": call.id, "content": result} for call, result in results]
+    def add_results(self, results: Sequence[tuple[AgentCall, ToolResult]]) -> None:
+        for call, (text, photo) in results:
+            content: Any = text
+            if photo is not None:
+                url = f"data:image/png;base64,{b64encode(photo).decode()}"
+                content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+            self.messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
 
 
 class AnthropicAgent(Agent):
@@ -114,6 +127,12 @@ class AnthropicAgent(Agent):
         calls = tuple(AgentCall(one.id, one.name, dict(one.input)) for one in reply.content if one.type == "tool_use")
         return reply.id.removeprefix("msg_"), text, calls, {"role": "assistant", "content": reply.content}
 
-    def add_results(self, results: Sequence[tuple[AgentCall, str]]) -> None:
-        blocks = [{"type": "tool_result", "tool_use_id": call.id, "content": result} for call, result in results]
+    def add_results(self, results: Sequence[tuple[AgentCall, ToolResult]]) -> None:
+        blocks = []
+        for call, (text, photo) in results:
+            content: Any = text
+            if photo is not None:
+                source = {"type": "base64", "media_type": "image/png", "data": b64encode(photo).decode()}
+                content = [{"type": "image", "source": source}, {"type": "text", "text": text}]
+            blocks.append({"type": "tool_result", "tool_use_id": call.id, "content": content})
         self.messages.append({"role": "user", "content": blocks})

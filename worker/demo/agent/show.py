@@ -26,7 +26,7 @@ from worker.demo.proof import ids_of, prove, prove_together
 from worker.demo.respelling import Respelling, Speller
 from worker.demo.show import console, plain_table
 from worker.engine.records import GenerationRecord
-from worker.models.ngram import shipped_tokenizer
+from worker.models.ngram import shipped_image_tokenizer
 from worker.options import WorkerOptions
 from worker.worker import EmbeddedWorker
 
@@ -37,6 +37,7 @@ _LEGEND = """
 scripted: tokens that the request made the model say: tool calls and first words, {scripted} of {all}. They are spelled
           as the model spells: here and there in pieces, where a tokenizer has one token
 sampled:  how the model, with its 40 kB, went on by itself
+image:    a photo that a tool found; the router learns from the worker how many tokens it is
 score:    the share of the three numbers that an answer has; the conversation goes on from the best one
 """
 _CAPTION = "turns in parentheses are context there: another branch has them to train on"
@@ -53,14 +54,14 @@ def show(_args: argparse.Namespace, folder: Path) -> int:
     # A proxy in the environment of the clients does not reach this machine.
     known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
     os.environ["no_proxy"] = ",".join(filter(None, [known, "127.0.0.1"]))
-    tokenizer = Tokenizer.from_file(str(shipped_tokenizer() / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(shipped_image_tokenizer() / "tokenizer.json"))
     out = console()
     out.print(f"starting {WORKERS} workers and a router ...")
     options = WorkerOptions(weight_version=FIRST_VERSION, token_delay=1 / TOKENS_PER_SECOND)
-    workers = [EmbeddedWorker(None, options, seed=number) for number in range(WORKERS)]
+    workers = [EmbeddedWorker(shipped_image_tokenizer(), options, seed=number) for number in range(WORKERS)]
     with contextlib.ExitStack() as stack:
         urls = [stack.enter_context(worker).url for worker in workers]
-        url = stack.enter_context(Router(folder, urls, flags=["--verify-rate", "1"])).url
+        url = stack.enter_context(Router(folder, urls, flags=["--verify-rate", "1"], images=True)).url
         out.print(f"the router is {url}: one session, an openai client and an anthropic client\n")
         played = asyncio.run(play(url, Prompter(tokenizer), lambda news: out.print(f"  {news}")))
     report = Report(played, {record.rid: record for worker in workers for record in worker.log}, tokenizer)
@@ -168,7 +169,8 @@ def forest(trajectories: Sequence[Mapping[str, Any]], turns: Mapping[str, AgentT
     roots: list[TurnNode] = []
     for index, trajectory in enumerate(trajectories):
         siblings, runs = roots, trajectory["weight_versions"]
-        for span, context in zip(trajectory["extra_fields"]["turns"], _contexts(trajectory["messages"]), strict=False):
+        contexts = _contexts(_with_lengths(trajectory))
+        for span, context in zip(trajectory["extra_fields"]["turns"], contexts, strict=False):
             name, start, end = span["generation_id"], span["start"], span["end"]
             if name not in nodes:
                 weights = "+".join(run["version"] for run in runs if run["start"] < end and start < run["end"])
@@ -182,6 +184,23 @@ def forest(trajectories: Sequence[Mapping[str, Any]], turns: Mapping[str, AgentT
     for number, node in enumerate(node for node in walk(roots) if node.trajectory is not None):
         node.branch = chr(ord("A") + number)
     return roots
+
+
+def _images(trajectory: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    found: Mapping[str, Any] = trajectory.get("multi_modal_data") or {}
+    images: Sequence[Mapping[str, Any]] = found.get("images", ())
+    return images
+
+
+def _with_lengths(trajectory: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the messages of a trajectory. For each image there is a text in them that says how many tokens it is."""
+    messages = list(trajectory["messages"])
+    for image in _images(trajectory):
+        message, (start, end) = messages[image["message"]], image["span"]
+        content = list(message["content"])
+        content[image["part"]] = {"type": "text", "text": f"[image: {end - start} tokens] "}
+        messages[image["message"]] = {**message, "content": content}
+    return messages
 
 
 def _contexts(messages: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

@@ -1,6 +1,6 @@
 """The agents at work: one leads, two look things up for it, and its answer is the best of four.
 
-lead (openai) --delegate--> a helper (anthropic): searches, answers
+lead (openai) --delegate--> a helper (anthropic): searches, finds a text with a photo, answers
               --delegate--> another one, at the same time
               --calculate-->
               four answers at once; the conversation goes on from the best one, under new weights
@@ -18,7 +18,8 @@ from typing import Any
 import anthropic
 import openai
 
-from worker.demo.agent.clients import Agent, AgentCall, AgentTurn, AnthropicAgent, OpenAIAgent, tool
+from worker.demo.agent.clients import Agent, AgentCall, AgentTurn, AnthropicAgent, OpenAIAgent, ToolResult, tool
+from worker.demo.agent.photo import photo
 from worker.demo.agent.script import Line, Prompter, tool_call
 from worker.demo.rollout import call
 
@@ -44,11 +45,11 @@ GOING_ON = Line("Both have", seed=64, free=True)
 LOOKING_UP = {
     "Zugspitze": (
         Line(tool_call("search", query="height of the Zugspitze"), seed=5),
-        Line("The Zugspitze is 2,962", seed=73, free=True),
+        Line("In the photo it snows. The Zugspitze is 2,962 m", seed=144, free=True),
     ),
     "Mount Fuji": (
         Line(tool_call("search", query="height of Mount Fuji"), seed=6),
-        Line("Mount Fuji is 3,776 m", seed=36, free=True),
+        Line("Mount Fuji is 3,776 m", seed=283, free=True),
     ),
 }
 FIRST_VERSION, NEW_VERSION = "1", "2"
@@ -116,15 +117,17 @@ class _Team:
                 agent.add_results(list(zip(turn.calls, results, strict=True)))
         return turn.text
 
-    async def _use(self, call: AgentCall) -> str:
+    async def _use(self, call: AgentCall) -> ToolResult:
         match call.name, call.arguments:
             case "delegate", {"about": about, "question": question}:
-                return await self.work(self._new_helper(about), f"{about}: {question}", LOOKING_UP[about])
+                answer = await self.work(self._new_helper(about), f"{about}: {question}", LOOKING_UP[about])
+                return ToolResult(answer)
             case "search", {"query": query}:
-                return next((text for about, text in FOUND.items() if about in query), "nothing found")
+                found_of = (ToolResult(text, photo(about)) for about, text in FOUND.items() if about in query)
+                return next(found_of, ToolResult("nothing found"))
             case "calculate", {"expression": expression} if found := re.fullmatch(r"(\d+) - (\d+)", expression):
-                return str(int(found[1]) - int(found[2]))
-        return "this tool cannot do that"
+                return ToolResult(str(int(found[1]) - int(found[2])))
+        return ToolResult("this tool cannot do that")
 
 
 async def _call(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:

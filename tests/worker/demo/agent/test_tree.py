@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -88,3 +89,16 @@ def test_context_is_what_stands_in_front_of_a_turn() -> None:
 def test_an_unknown_turn_raises() -> None:
     with pytest.raises(KeyError, match="three"):
         forest(trajectories(), {name: turn for name, turn in turns().items() if name != "three"})
+
+
+def test_an_image_is_shown_with_its_length() -> None:
+    """The trajectories keep their digests: what is shown is a copy."""
+    given = trajectories()
+    for one in given:
+        photo = {"role": "tool", "content": [{"type": "image", "digest": "sha256:1"}, {"type": "text", "text": "Fuji"}]}
+        one["messages"][3] = photo
+        image = {"digest": "sha256:1", "span": [4, 23], "message": 3, "part": 0}
+        one["multi_modal_data"] = {"images": [image]}
+    before = deepcopy(given)
+    assert drawn(given, turns())[5] == "  tool      [image: 19 tokens] Fuji"
+    assert given == before
