@@ -111,6 +111,7 @@ async def _job(input: GenerateFnInput, router: str | None, groups: str | None) -
         mask_earlier=samples.masks_earlier(args),
         stopped=lambda: bool(input.state.aborted),
         template=partial(samples.chat_text, input.state.tokenizer),
+        processor=lambda: input.state.processor,
         put_extras=_put_extras,
         group=RolloutGroup.of(None if input.evaluation else groups, sample.group_index, args.n_samples_per_prompt),
     )

@@ -17,9 +17,12 @@ from typing import Any
 from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation
 from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import RefusedError
+from middleware_hub.client.images import Image
 from middleware_hub.client.wire import Reply, Retries
 
-Act = Callable[[str, Any], "str | Awaitable[str | None] | None"]
+Observation = str | tuple[str, Sequence[Image]]
+"""A text; or a text and the images of its placeholders, in order."""
+Act = Callable[[str, Any], "Observation | Awaitable[Observation | None] | None"]
 """Your environment: takes the model's whole turn and the sample; returns the observation, or None at the end."""
 
 
@@ -33,7 +36,7 @@ class Rules:
         tidy: returns what the history keeps of each turn (`str.strip`, a parser that prints again); None keeps the whole turn.
             With `tidy` the sampled tokens are spread over several sequences, and all of them are fetched.
         resume: whether an aborted turn goes on at once, instead of ending the rollout.
-        count: returns the tokens of an observation, for the budget only.
+        count: returns the tokens of an observation, for the budget only. An image counts when its turn is answered.
     """
 
     act: Act
@@ -99,11 +102,12 @@ async def talk(
         observation = await found if inspect.isawaitable(found) else found
         if observation is None or at.turns == rules.max_turns:
             break  # it ends with a reply, so that the whole text is recorded
-        at.used += rules.count(observation) if rules.count is not None else 0
+        text, images = (observation, ()) if isinstance(observation, str) else observation
+        at.used += rules.count(text) if rules.count is not None else 0
         if rules.tidy is not None:
             transcript = conversation.transcript
             transcript.text = transcript.text[: transcript.begin] + rules.tidy(said)
-        conversation.append(observation)
+        conversation.append(text, images)
     return at
 
 

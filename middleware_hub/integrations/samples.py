@@ -13,9 +13,11 @@ from typing import Any
 from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation, AsyncSession
 from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import UnknownReplyError
+from middleware_hub.client.images import all_sent
 from middleware_hub.client.operations import GenerateOptions, RetrieveOptions
 from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.client.wire import Reply
+from middleware_hub.integrations.images import Seen, seen_of
 from middleware_hub.integrations.response import LOST, NOTHING, Replayed, Response, response_of
 from middleware_hub.integrations.rollout import RolloutGroup, RolloutProgress, Rules, as_number, talk
 
@@ -31,7 +33,8 @@ Agent = Callable[..., "Awaitable[Mapping[str, Any] | None]"]
 
 USED_OF_SAMPLE = tuple(
     "index rollout_id prompt tokens response response_length reward loss_mask weight_versions rollout_log_probs "
-    "rollout_routed_experts remove_sample status metadata prefix_cache_info Status PrefixCacheInfo".split()
+    "rollout_routed_experts remove_sample status metadata prefix_cache_info Status PrefixCacheInfo multimodal_inputs "
+    "multimodal_train_inputs".split()
 )
 
 
@@ -49,6 +52,7 @@ class SampleJob:
         mask_earlier: whether tokens that earlier steps sampled get mask 0.
         stopped: returns whether the trainer has enough.
         template: makes a text of a list of messages.
+        processor: returns the trainer's processor of images; asked only for sequences that have some.
         put_extras: sets the fields that only one of the trainers has.
         group: of the sample.
     """
@@ -62,6 +66,7 @@ class SampleJob:
     mask_earlier: bool = False
     stopped: Callable[[], bool] = lambda: False
     template: Callable[[Any], str] = str
+    processor: Callable[[], Any] = lambda: None
     put_extras: Callable[[Any, Response], None] = lambda _sample, _response: None
     group: RolloutGroup = field(default_factory=RolloutGroup)
 
@@ -81,6 +86,7 @@ class SampleJob:
     def retrieval(self) -> RetrieveOptions:
         """Return the options of the retrieval."""
         return {
+            "media": "inline",
             "return_top_p": self.replayed.top_p,
             "return_routed_experts": self.replayed.experts is not None,
             "return_indexer_topk": self.replayed.indexer,
@@ -115,7 +121,7 @@ async def text_rollout(job: SampleJob, rules: Rules) -> Any:
     sample = job.sample
     state = sample.metadata.pop(STATE, None)
     prompt = sample.prompt if isinstance(sample.prompt, str) else job.template(sample.prompt)
-    at = RolloutProgress(Transcript(prompt)) if state is None else RolloutProgress.of(state)
+    at = RolloutProgress(Transcript(prompt, images=_images(sample))) if state is None else RolloutProgress.of(state)
     earlier = frozenset(at.transcript.names) if job.mask_earlier else frozenset[str]()
     known = len(at.transcript.names)
     options = job.options
@@ -141,16 +147,31 @@ async def text_rollout(job: SampleJob, rules: Rules) -> Any:
     else:
         await job.group.end_text(job.client, at.transcript.names, sample.reward)
     if rules.tidy is None:
-        _fill(job, sample, await conversation.retrieve(**job.retrieval), earlier)
+        (only,) = await _seen(job, [await conversation.retrieve(**job.retrieval)])
+        _fill(job, sample, only, earlier)
         return sample
     whole = await conversation.cover(**job.retrieval)
     if not job.one and not aborted:
-        return _siblings(job, whole.trajectories, earlier)
+        return _siblings(job, await _seen(job, whole.trajectories), earlier)
     found = whole.trajectories[0]  # the sequence of the last reply; the others do not make it inexact
-    _fill(job, sample, found, earlier)
+    (only,) = await _seen(job, [found])
+    _fill(job, sample, only, earlier)
     if not aborted:
         _tell_left_out(sample, len(at.transcript.names) - len(found.turns))
     return sample
+
+
+def _images(sample: Any) -> list[str]:
+    """Return the images of a prompt, as the trainer read them. Raises ValueError for other media."""
+    given = sample.multimodal_inputs or {}
+    if others := sorted(name for name, value in given.items() if name != "images" and value):
+        raise ValueError(f"a prompt has {', '.join(others)}: of media only images are supported here")
+    return all_sent(given.get("images") or ())
+
+
+async def _seen(job: SampleJob, found: Sequence[Trajectory]) -> list[Seen]:
+    sees = any(one.multi_modal_data.images for one in found)
+    return await seen_of(found, job.processor() if sees else None)
 
 
 def _tell_left_out(sample: Any, replies: int) -> None:
@@ -190,7 +211,7 @@ async def agent_rollout(job: SampleJob, agent: Agent, *, one_reward: bool, roots
             return sample
         if group.id is not None and (reward := as_number(result.get("reward"))) is not None:
             await session.reward({"reward": reward})
-        found = await session.finalize(roots=roots)
+        found = await session.finalize(roots=roots, media="inline")
         kept = group.id is not None  # for the trainer that claims it
     except UnknownReplyError as error:
         logger.warning("the session of sample %s is lost: %s", sample.index, error)
@@ -200,7 +221,7 @@ async def agent_rollout(job: SampleJob, agent: Agent, *, one_reward: bool, roots
             await session.delete()
     if not found.trajectories:
         return [_nothing(job, result, NOTHING)]
-    made = _siblings(job, found.trajectories, frozenset())
+    made = _siblings(job, await _seen(job, found.trajectories), frozenset())
     for one, trajectory in zip(made, found.trajectories, strict=True):
         one.metadata.update(result)
         one.status = _status(one, trajectory.finish)
@@ -243,9 +264,13 @@ async def _said(value: Any) -> Any:
     return value
 
 
-def _fill(job: SampleJob, sample: Any, found: Trajectory, earlier: frozenset[str]) -> None:
-    """Put one sequence into a sample."""
+def _fill(job: SampleJob, sample: Any, given: Seen, earlier: frozenset[str]) -> None:
+    """Put one sequence into a sample, with the images that the trainer's model sees there."""
+    found = given.trajectory
     made = response_of(found, job.replayed, earlier)
+    sample.multimodal_train_inputs = None if given.inputs is None else dict(given.inputs)
+    if given.images and found.finish != "abort":  # an aborted sample may begin again, at its prompt
+        sample.multimodal_inputs = {**(sample.multimodal_inputs or {}), "images": list(given.images)}
     sample.tokens = made.tokens
     sample.response_length = made.length
     sample.loss_mask = made.mask
@@ -260,18 +285,19 @@ def _fill(job: SampleJob, sample: Any, found: Trajectory, earlier: frozenset[str
         "token_weight_versions": [
             [run.version, run.start - made.start, run.end - made.start] for run in found.versions
         ],
+        **({"faults": list(given.faults)} if given.faults else {}),
     }
     job.put_extras(sample, made)
 
 
-def _siblings(job: SampleJob, found: Sequence[Trajectory], earlier: frozenset[str]) -> list[Any]:
+def _siblings(job: SampleJob, found: Sequence[Seen], earlier: frozenset[str]) -> list[Any]:
     """Return a sample for each sequence of one rollout, with the rollout's id, so that losses count it once."""
     rollout = job.sample.rollout_id if job.sample.rollout_id is not None else job.sample.index
     made = []
-    for trajectory in found:
+    for given in found:
         one = copy.deepcopy(job.sample)
         one.rollout_id = rollout
-        _fill(job, one, trajectory, earlier)
+        _fill(job, one, given, earlier)
         made.append(one)
     return made
 
@@ -279,7 +305,7 @@ def _siblings(job: SampleJob, found: Sequence[Trajectory], earlier: frozenset[st
 def _nothing(job: SampleJob, result: Mapping[str, Any], instead: Trajectory) -> Any:
     """Return a sample of a rollout without tokens to train on: a trainer counts it."""
     sample = job.sample
-    _fill(job, sample, instead, frozenset())
+    _fill(job, sample, Seen(instead), frozenset())
     sample.status = sample.Status.FAILED
     sample.metadata.update(result)
     sample.reward = result.get("reward", sample.reward)

@@ -131,6 +131,7 @@ def _job(
         mask_earlier=samples.masks_earlier(args),
         stopped=lambda: bool(_state(args).aborted),
         template=lambda messages: samples.chat_text(_state(args).tokenizer, messages),
+        processor=lambda: _state(args).processor,
         put_extras=_put_extras,
         group=RolloutGroup.of(None if evaluation else groups, sample.group_index, args.n_samples_per_prompt),
     )

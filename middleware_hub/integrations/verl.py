@@ -18,8 +18,10 @@ from middleware_hub.client import operations
 from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation, AsyncSession
 from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import RouterClientError, UnknownReplyError, not_usable
+from middleware_hub.client.images import all_sent
 from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.client.wire import ClientCall
+from middleware_hub.integrations.images import Seen, seen_of
 from middleware_hub.integrations.response import LOST, Replayed, Response, response_of
 from middleware_hub.integrations.rollout import RolloutGroup, RolloutProgress, Rules, as_number, client_for, talk
 from middleware_hub.integrations.versions import require
@@ -34,7 +36,7 @@ require(
             *(
                 f"AgentLoopOutput.{field}"
                 for field in "prompt_ids response_ids response_mask response_logprobs routed_experts reward_score num_turns "
-                "metrics extra_fields".split()
+                "metrics extra_fields multi_modal_data".split()
             ),
         )
     ],
@@ -105,13 +107,36 @@ class RouterLoop(AgentLoopBase):
         layers, chosen = self.moe
         return Replayed(experts=(int(layers), int(chosen)))
 
-    def _output(self, found: Trajectory, turns: int, seconds: float, fields: Mapping[str, Any]) -> AgentLoopOutput:
-        """Return a sequence as verl takes it: cut at the configured lengths, with the versions that it was sampled under."""
+    async def _seen(self, found: Sequence[Trajectory]) -> list[Seen]:
+        """Return sequences with their images, which verl's own processor has counted."""
+        if not any(one.multi_modal_data.images for one in found):
+            return [Seen(one) for one in found]
+        return await seen_of(found, self.processor, self.mm_processor_kwargs)
+
+    def _output(self, given: Seen, turns: int, seconds: float, fields: Mapping[str, Any]) -> AgentLoopOutput:
+        """Return a sequence as verl takes it: cut at the configured lengths, with the versions that it was sampled under.
+
+        verl runs its processor over the images that are left. So a response is cut before an image that does not fit in.
+
+        Raises:
+            NotUsableError: it must not be trained on, and `inexact` is `raise`.
+            ValueError: the prompt is too long, and has images: verl cuts none of these either.
+        """
+        found = given.trajectory
         made = response_of(found, self._replayed())
         if not made.usable and self.inexact == "raise":
-            raise not_usable("the sequence must not be trained on", made.reasons)
+            what = "; ".join(given.faults) or "the sequence must not be trained on"
+            raise not_usable(what, made.reasons)
         prompt, limit = self.rollout_config.prompt_length, self.rollout_config.response_length
         start = max(0, made.start - prompt)  # verl also cuts long prompts at their beginning
+        spans = [one.span for one in found.multi_modal_data.images]
+        if spans and spans[0][0] < start:
+            raise ValueError(
+                f"a prompt with images has {made.start} tokens, more than rollout.prompt_length={prompt}: without an image's "
+                "tokens its features would stand elsewhere. Raise prompt_length, or send smaller images"
+            )
+        limit = min([limit, *(low - made.start for low, high in spans if low < made.start + limit < high)])
+        images = [image for image, span in zip(given.images, spans, strict=True) if span[1] <= made.start + limit]
         experts = made.experts
         oldest, newest = self._steps(made, fields)
         return AgentLoopOutput(
@@ -122,6 +147,7 @@ class RouterLoop(AgentLoopBase):
             routed_experts=None if experts is None else experts[start : made.start + limit],
             num_turns=2 * turns,
             metrics=AgentLoopMetrics(generate_sequences=seconds),
+            **({"multi_modal_data": {"images": images}} if images else {}),
             extra_fields={
                 "turn_scores": [],
                 "tool_rewards": [],
@@ -132,6 +158,7 @@ class RouterLoop(AgentLoopBase):
                 ],
                 "exact": found.exact,
                 "reasons": list(made.reasons),
+                **({"faults": list(given.faults)} if given.faults else {}),
             },
         )
 
@@ -163,7 +190,8 @@ class TextAgentLoop(RouterLoop):
     """Turns of text, until the environment returns None.
 
     Args:
-        act: your environment, or its dotted path: `act(turn, fields)`, where `fields` are those of the dataset's row.
+        act: your environment, or its dotted path: `act(turn, fields)`, where `fields` are those of the dataset's row. It
+            returns a text, or a text and its images.
         max_turns: turns of the model.
         tidy: returns what your history keeps of a turn; or its dotted path. The rollout then has several outputs.
     """
@@ -178,11 +206,12 @@ class TextAgentLoop(RouterLoop):
         """Return the output of one rollout; a list with `tidy`, the sequence of the last reply at its end."""
         client = await self._client()
         messages = list(kwargs["raw_prompt"])
-        text = self.tokenizer.apply_chat_template(
+        images = await self._images(messages)
+        text = (self.processor if images else self.tokenizer).apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, **dict(self.apply_chat_template_kwargs)
         )
         replayed = self._replayed().experts is not None
-        at, group = RolloutProgress(Transcript(text)), self._group(kwargs)
+        at, group = RolloutProgress(Transcript(text, images=images)), self._group(kwargs)
         conversation = AsyncConversation(
             client,
             at.transcript,
@@ -200,11 +229,23 @@ class TextAgentLoop(RouterLoop):
         seconds = time.monotonic() - began
         await group.end_text(client, at.transcript.names, None)  # verl computes rewards later
         if self.tidy is None:
-            found = await conversation.retrieve(return_routed_experts=replayed)
-            return self._output(found, at.turns, seconds, kwargs)
-        whole = await conversation.cover(return_routed_experts=replayed)
-        main, *others = [self._output(one, at.turns, seconds, kwargs) for one in whole]
+            found = await conversation.retrieve(return_routed_experts=replayed, media="inline")
+            (only,) = await self._seen([found])
+            return self._output(only, at.turns, seconds, kwargs)
+        whole = await conversation.cover(return_routed_experts=replayed, media="inline")
+        seen = await self._seen(whole.trajectories)
+        main, *others = [self._output(one, at.turns, seconds, kwargs) for one in seen]
         return _several(self, [*others, main])  # verl takes the reward of the last output for all
+
+    async def _images(self, messages: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Return the images of a prompt, as verl reads them. Raises ValueError for videos and audio."""
+        parts = [part for one in messages if not isinstance(one["content"], str) for part in one["content"]]
+        if all(part.get("type") == "text" for part in parts):
+            return []
+        found = await self.process_multi_modal_info(list(messages))
+        if others := sorted(name for name, value in found.items() if name != "images" and value):
+            raise ValueError(f"a prompt has {', '.join(others)}: of media only images are supported here")
+        return all_sent(found.get("images") or ())
 
     def _count(self, text: str) -> int:
         return len(self.tokenizer.encode(text, add_special_tokens=False))
@@ -245,7 +286,7 @@ class SessionAgentLoop(RouterLoop):
             )
             if group.id is not None and (reward := as_number((said or {}).get("reward"))) is not None:
                 await session.reward({"reward": reward})
-            found = (await session.finalize(roots=self.roots)).trajectories
+            found = (await session.finalize(roots=self.roots, media="inline")).trajectories
             kept = group.id is not None  # for the trainer that claims it
         except Exception as error:
             if not await _is_lost(session):
@@ -257,8 +298,8 @@ class SessionAgentLoop(RouterLoop):
                 await session.delete()
         seconds = time.monotonic() - began
         outputs = []
-        for one in found:
-            output = self._output(one, len(one.turns), seconds, kwargs)
+        for one, given in zip(found, await self._seen(found), strict=True):
+            output = self._output(given, len(one.turns), seconds, kwargs)
             score = (one.details.get("reward_info") or {}).get("score", (said or {}).get("reward"))
             output.reward_score = None if score is None else float(score)
             output.extra_fields["reward_extra_info"] = {}

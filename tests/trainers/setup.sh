@@ -32,6 +32,17 @@ if [ "$(cat venv/.complete 2>/dev/null)" != "$made" ]; then
   echo "$made" > venv/.complete
 fi
 
+# For images: the processors of Qwen-VL want torchvision, and the trainers read the images of prompts with qwen-vl-utils.
+images="torchvision==0.28.0 qwen-vl-utils==0.0.14 av"
+if [ "$(cat venv/.images 2>/dev/null)" != "$images" ]; then
+  say "torchvision"
+  pip install --no-deps $images
+  # Where torch is a CPU build, torchvision's operators do not load: the two that its module needs are declared first then.
+  module="$(site)/torchvision/_meta_registrations.py"
+  grep -q predeclared "$module" || { cat "$here/../sglang_cpu/torchvision_ops.py" "$module" > ops.tmp && mv ops.tmp "$module"; }
+  echo "$images" > venv/.images
+fi
+
 # This folder outlives a checkout, so what the router needs may have changed since.
 router="$(realpath "$here/../..") $(sha256sum < "$here/../../pyproject.toml")"
 if [ "$(cat venv/.router 2>/dev/null)" != "$router" ]; then

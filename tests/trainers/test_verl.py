@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,7 @@ def loops() -> Iterator[ModuleType]:
         yield importlib.import_module("middleware_hub.integrations.verl")
 
 
-def act(*observations: str) -> Any:
+def act(*observations: Any) -> Any:
     left = iter(observations)
     return lambda _turn, _fields: next(left, None)
 
@@ -43,6 +44,8 @@ class Verl:
     def __init__(self, loops: ModuleType, router: str, *, length: int = 300, **changes: Any) -> None:
         self.loops = loops
         self.router = router
+        self.folder: Path = changes.pop("folder", None) or vocabulary("qwen")
+        self.processor = changes.pop("processor", None)
         trainer = changes.pop("trainer", {"use_v1": True, "v1": {"trainer_mode": "sync"}})
         self.config: Any = {
             "actor_rollout_ref": {
@@ -53,7 +56,7 @@ class Verl:
                     "enable_rollout_routing_replay": changes.pop("replay", False),
                     "agent": {"default_agent_loop": "ours"},
                 },
-                "model": {"path": str(vocabulary("qwen"))},
+                "model": {"path": str(self.folder)},
             },
             "data": {"apply_chat_template_kwargs": {}, "mm_processor_kwargs": {}},
             "trainer": trainer,
@@ -81,6 +84,7 @@ class Verl:
         loop = getattr(self.loops, name)(
             SimpleNamespace(config=config),
             tokenizer=trainers.Words(),
+            processor=self.processor,
             data_config=SimpleNamespace(config=config["data"]),
             **given,
         )
@@ -97,10 +101,11 @@ class Verl:
         worker = kind.__new__(kind)
         worker.config = OmegaConf.create(self.config)
         worker.rollout_config = worker.config.actor_rollout_ref.rollout
-        worker.tokenizer = AutoTokenizer.from_pretrained(str(vocabulary("qwen")))
+        worker.tokenizer = AutoTokenizer.from_pretrained(str(self.folder))
         worker.tokenizer.chat_template = CHAT
         worker.tokenizer.pad_token_id = worker.tokenizer.pad_token_id or 0
-        worker.llm_client = worker.processor = worker.reward_loop_worker_handles = None
+        worker.llm_client = worker.reward_loop_worker_handles = None
+        worker.processor = self.processor
         worker.dataset_cls = importlib.import_module("verl.utils.dataset.rl_dataset").RLHFDataset
         worker.hf_model_type, worker.tools, worker.distillation_enabled = None, [], False
         worker.mm_processor_kwargs = {}

@@ -96,6 +96,8 @@ class Sample:
     rollout_top_p_token_offsets: Any = None
     rollout_routed_experts: Any = None
     rollout_indexer_topk: Any = None
+    multimodal_inputs: dict[str, Any] | None = None
+    multimodal_train_inputs: dict[str, Any] | None = None
     remove_sample: bool = False
     status: Status = Status.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -133,6 +135,7 @@ class Trainer:
         name: of its package.
         module: our integration of it.
         Sample: its class of samples.
+        processor: the processor of images that its state has.
     """
 
     def __init__(self, name: str) -> None:
@@ -141,6 +144,7 @@ class Trainer:
         self.name = name
         self.module = importlib.import_module(f"middleware_hub.integrations.{name}")
         self.Sample: Any = importlib.import_module(f"{name}.utils.types").Sample
+        self.processor: Any = None
 
     def args(self, router: str, **more: Any) -> Any:
         """The flags that its functions and ours read."""
@@ -210,20 +214,24 @@ class Trainer:
     async def _generate(self, function: Any, args: Any, sample: Any, params: dict[str, Any], evaluation: bool) -> Any:
         if not REAL:
             if self.name == "slime":
+                sys.modules["slime.rollout.sglang_rollout"].GenerateState.processor = self.processor
                 return await function(args, sample, dict(params), evaluation=evaluation)
-            state = SimpleNamespace(args=args, tokenizer=Words(), aborted=bool(getattr(args, "aborted", False)))
+            aborted = bool(getattr(args, "aborted", False))
+            state = SimpleNamespace(args=args, tokenizer=Words(), processor=self.processor, aborted=aborted)
             given = sys.modules["miles.rollout.base_types"].GenerateFnInput(state, sample, dict(params), evaluation)
             return (await function(given)).samples
         if self.name == "slime":
             own = importlib.import_module("slime.rollout.sglang_rollout")
             self.forget()
             state = own.GenerateState(args)
+            state.processor = self.processor
             state.aborted = bool(getattr(args, "aborted", False))
             if state.aborted:  # it is asked after the function has begun
                 return await function(args, sample, dict(params), evaluation=evaluation)
             return await own.generate_and_rm(args, sample, dict(params), evaluation=evaluation)
         own = importlib.import_module("miles.rollout.inference_rollout.inference_rollout_common")
         state = own.GenerateState(args)
+        state.processor = self.processor
         state.generate_function = function
         if getattr(args, "aborted", False):
             state.aborted = True
@@ -302,7 +310,7 @@ def installed() -> Iterator[None]:
         return
     modules: dict[str, dict[str, Any]] = {
         "slime.utils.types": {"Sample": Sample},
-        "slime.rollout.sglang_rollout": {"GenerateState": lambda args: _state_of(args)},
+        "slime.rollout.sglang_rollout": {"GenerateState": GenerateState},
         "verl.experimental.agent_loop.agent_loop": {
             "AgentLoopBase": AgentLoopBase,
             "AgentLoopMetrics": AgentLoopMetrics,
@@ -346,6 +354,7 @@ class AgentLoopOutput:
     response_mask: list[int]
     response_logprobs: list[float] | None = None
     routed_experts: Any = None
+    multi_modal_data: dict[str, Any] | None = None
     reward_score: float | None = None
     num_turns: int = 0
     metrics: Any = None
@@ -359,7 +368,13 @@ class AgentLoopBase:
         self.config = trainer_config.config
         self.rollout_config = self.config["actor_rollout_ref"]["rollout"]
         self.tokenizer = tokenizer
+        self.processor = _more.get("processor")
+        self.mm_processor_kwargs: dict[str, Any] = {}
         self.apply_chat_template_kwargs = data_config.config.get("apply_chat_template_kwargs", {})
+
+    async def process_multi_modal_info(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        parts = [part for one in messages if not isinstance(one["content"], str) for part in one["content"]]
+        return {"images": [part["image"] for part in parts if part["type"] == "image"]}
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
         raise NotImplementedError
@@ -389,8 +404,14 @@ class GenerateFnOutput:
     samples: Any
 
 
-def _state_of(args: Any) -> Any:
-    return SimpleNamespace(tokenizer=Words(), aborted=bool(getattr(args, "aborted", False)))
+class GenerateState:
+    """`slime.rollout.sglang_rollout.GenerateState`."""
+
+    processor: Any = None
+
+    def __init__(self, args: Any) -> None:
+        self.tokenizer = Words()
+        self.aborted = bool(getattr(args, "aborted", False))
 
 
 def tokenizer_folder(folder: Path) -> None:
