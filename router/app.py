@@ -50,6 +50,7 @@ from router.serving.listener import listen, reserve
 from router.serving.server import serve
 from router.workers.admission import Admission
 from router.workers.allowed import AllowedWorkers
+from router.workers.dns import WorkerDns
 from router.workers.fleet_engine import FleetEngine, known_worker
 from router.workers.health import HealthChecks
 from router.workers.membership import FleetMembership
@@ -163,6 +164,7 @@ def create_app(
         "queued": len(queue),
         "workers": len(pool.routable),
     }
+    worker_dns = WorkerDns(membership, workers.dns, workers.dns_interval)
     urls = [normalize_url(url) for url in workers.urls]
     for url in urls:
         allowed.check_now(url)
@@ -173,11 +175,13 @@ def create_app(
             await peers.start()
             await fleet.begin()
             await membership.begin(urls)
+            await worker_dns.begin()
             await peers.go_live()
             logger.info("%d of %d workers are routed to", len(pool.routable), max(len(urls), len(pool.list())))
-            if not pool.list():
+            if not pool.list() and not workers.dns:
                 logger.info("no workers yet: add them with POST /add_worker?url=http://HOST:PORT")
             yield
+            worker_dns.close()
             await checks.close()
             await fleet.close()
             await peers.close()

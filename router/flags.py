@@ -21,7 +21,7 @@ from router.config.flag import FlagSpec, Section, flag_of
 from router.errors import BadRequestError
 from router.policies import POLICIES, parameters_class
 from router.policies.base import PolicyParameters
-from router.workers.worker import normalize_url
+from router.workers.worker import dns_name, normalize_url
 
 NO_MIDDLEWARE = "none"
 
@@ -239,6 +239,7 @@ _LISTS: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {
     "server.api_keys": partial(_keys, "--api-key"),
     "server.admin_keys": partial(_keys, "--admin-key"),
     "workers.urls": lambda urls: tuple(map(normalize_url, urls)),
+    "workers.dns": lambda names: tuple(map(dns_name, names)),
 }
 """How the values of a repeatable flag are read, if not as they are."""
 

@@ -107,6 +107,13 @@ class WorkersConfig(Section):
     urls: tuple[str, ...] = flag(
         "--worker-urls", (), "workers to begin with; more can be added at run time", metavar="URL", many=True
     )
+    dns: tuple[str, ...] = flag(
+        "--worker-dns",
+        (),
+        "name whose addresses are workers, looked up again and again: a headless service; those that vanish drain; repeatable",
+        metavar="NAME:PORT",
+    )
+    dns_interval: float = flag("--worker-dns-interval", 5.0, "time between two look-ups of such a name")
     allow: tuple[str, ...] = flag(
         "--worker-allow", (), "network that workers may be in; repeatable", metavar="CIDR", unset="anywhere"
     )

@@ -73,6 +73,24 @@ class Admission:
             raise BadRequestError(found.refusal)
         return found
 
+    async def try_in(self, url: str) -> str | None:
+        """Register the worker at a (normalized) URL that nobody named; return why it is refused, None if it is not.
+
+        Where something answers that is no engine, there may be one later: that worker is starting.
+        """
+        try:
+            await self.check(url)
+        except BadRequestError as error:
+            return error.message
+        try:
+            async with patience(self._patience):
+                found = for_now(await self._prober.introduction(url))
+        except TimeoutError:
+            found = _SILENT
+        if found.refusal is None:
+            self.take_in(url, found)
+        return found.refusal
+
     async def admit_all(self, urls: Iterable[str]) -> None:
         """Register several workers in this order. Refused ones are logged and left out.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from router.errors import BadRequestError, NotFoundError
 from router.peers.events import WorkerAdded, WorkerRemoved
@@ -79,6 +80,31 @@ class FleetMembership:
         await self.peers.catch_up()
         worker = await self.find(key)
         return worker, await self.peers.tell(WorkerRemoved(worker.url))
+
+    async def here(self, url: str) -> str | None:
+        """Return the URL under which the worker at a (normalized) URL is registered, and not draining; None if it is not."""
+        known = await self._known_as(url)
+        with suppress(NotFoundError):
+            return None if self._pool.get(known).state is WorkerState.DRAINING else known
+        return None
+
+    async def found(self, url: str) -> str | None:
+        """Register a worker that was found at a (normalized) URL, at this router only: the others find it themselves.
+
+        Return why it is refused; None if it is not.
+        """
+        if url == self.peers.presence.url or any(one.url == url for one in self.peers.presence.others.values()):
+            return "it is a router"
+        return await self._admission.try_in(url)
+
+    def lost(self, url: str) -> None:
+        """Let this router send no more requests to a worker that it found."""
+        with suppress(NotFoundError):
+            self._pool.remove(url)
+
+    def was_removed(self, url: str) -> bool:
+        """Return whether a call has removed this worker, at any router, and none has added it since."""
+        return self.peers.log.state.workers.get(url) is False
 
     async def find(self, key: str) -> Worker:
         """Return the worker with this id, or any URL of it. Raise NotFoundError if there is none."""

@@ -276,6 +276,18 @@ def worker_id(url: str) -> str:
     return hashlib.blake2b(url.encode(), digest_size=6).hexdigest()
 
 
+def dns_name(given: str) -> str:
+    """Return `NAME:PORT` in its only spelling. Raise BadRequestError for anything else."""
+    wrong = f"bad --worker-dns {given!r}: expected a name with a port, such as workers.train.svc:30001"
+    try:
+        parts = urlsplit(normalize_url(f"http://{given}"))
+    except BadRequestError as error:
+        raise BadRequestError(wrong) from error
+    if parts.port is None or parts.path:
+        raise BadRequestError(wrong)
+    return parts.netloc
+
+
 def normalize_url(url: str) -> str:
     """Return `scheme://host[:port]` in its only spelling. Raise BadRequestError that says what is wrong with the URL."""
 

@@ -26,12 +26,15 @@ from tests.support.programs import Program
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 START_SECONDS = 60
+WORKERS = "workers:30001"
+"""The name whose addresses are the workers."""
 IN_IMAGE = "/opt/tito/lib/python3.11/site-packages/"
 
 
 def compose() -> dict[str, Any]:
     """The file, with the variables at their defaults."""
-    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", (DEPLOY / "compose.yaml").read_text())
+    text = re.sub(r"\$\{\w+:\+[^{}]*\$\{\w+\}\}", "", (DEPLOY / "compose.yaml").read_text())
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
     found: dict[str, Any] = yaml.safe_load(text)
     return found
 
@@ -102,6 +105,11 @@ def _program(made: Composed, name: str, command: list[str], port: int) -> Progra
     home = made.folder / name
     home.mkdir()
     arguments = [made.here(word).replace("/var/lib/tito", str(home)) for word in given]
+    if WORKERS in arguments:  # on this machine, each of them has a port of its own, and so a name
+        at = arguments.index(WORKERS)
+        arguments[at - 1 : at + 1] = [
+            word for one in made.workers for word in ("--worker-dns", f"127.0.0.1:{one.port}")
+        ]
     one = Program(name, *arguments, folder=made.folder)
     made.places[f"{name}:{port}"] = f"127.0.0.1:{one.port}"
     return one

@@ -21,6 +21,7 @@ ALL = {
     **STORED,
     "replicas": 3,
     "workerUrls": ["http://10.0.0.1:30001", "http://10.0.0.2:30001"],
+    "workerDns": ["workers.train.svc:30001", "others.train.svc:30001"],
     "keys": {"client": ["math:KEY1"], "admin": ["KEY2"], "metrics": "KEY1"},
     "processes": 2,
     "ingress": {

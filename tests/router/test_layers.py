@@ -50,6 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.policies.snapshots",
         "router.proxy.*",
         "router.workers.admission",
+        "router.workers.dns",
         "router.workers.health",
         "router.workers.membership",
         "router.workers.names",
