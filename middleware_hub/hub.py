@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from middleware_hub.media.family import Family
 from middleware_hub.media.family_files import load_family
-from middleware_hub.media.lengths import Lengths
 from middleware_hub.media.media import Media
 from middleware_hub.media.shelf import Shelf
+from middleware_hub.media.stock import Stock
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.store_channel import StoreChannel
@@ -72,7 +72,8 @@ class Hub:
         channel: the channel to the other routers that have the same store.
         serials: the order of recording.
         versions: writes the order of weight versions into the store; None without `--store`.
-        shelf: the images that are held.
+        shelf: the images that are held in memory.
+        stock: these, and those of the store.
         tree: the tree that remembers texts; None if no middleware has opened one.
         memory: fills that tree from the store, and writes down what it records; None without one of the two.
         groups: the groups of replies and sessions.
@@ -88,7 +89,6 @@ class Hub:
         self, tokenizer: Tokenizer, store: StoreConfig | None = None, media: MediaConfig | None = None
     ) -> None:
         self.tokenizer = tokenizer
-        self.shelf = Shelf((media or MediaConfig()).budget)
         self.clock = VersionClock()
         self.serials = Serials()
         self.store: GuardedStore | None = None
@@ -102,6 +102,8 @@ class Hub:
             self.saving = Saving(self.store, refuse=store.failure == "refuse")
             self.channel = StoreChannel(self.store, store.url.partition(":")[0].partition("+")[0])
             self.versions = VersionLog(self.store, self.clock, self.judge.workers)
+        self.shelf = Shelf((media or MediaConfig()).budget)
+        self.stock = Stock(self.shelf, store=self.store)
         self.media: Media | None = None
         self.tree: RadixTree | None = None
         self.memory: Memory | None = None
@@ -120,7 +122,7 @@ class Hub:
         found, config = context.shared.get(cls), context.config
         if not isinstance(found, Hub):
             found = context.shared[cls] = cls(load(config.radix), config.store, config.media)
-            found.media = media_of(config, found.shelf)
+            found.see(media_of(config, found.stock))
         if context.backend is not None:
             found.backend = context.backend
         if context.version is not None:
@@ -207,6 +209,12 @@ class Hub:
         if self.store is not None:
             await self.store.close()
 
+    def see(self, media: Media | None) -> None:
+        """Know how the model sees, before anything is served."""
+        self.media = media
+        if self.saving is not None:  # asked once, not for each batch
+            self.saving.beside = None if media is None else self.stock.beside
+
     @cached_property
     def judge(self) -> Judge:
         """The judge of all replies: what it learns of one worker's weights counts for every middleware."""
@@ -243,7 +251,7 @@ async def _count(store: Store, name: str) -> None:
         logger.info("conversations in %s: %d%s", name, roots, "" if roots else " (it is empty)")
 
 
-def media_of(config: RouterConfig, shelf: Shelf) -> Media | None:
+def media_of(config: RouterConfig, stock: Stock) -> Media | None:
     """Return what is known of pictures; None if the model of `--tokenizer-path` reads none, or reads them in unknown ways.
 
     Raises BadRequestError for files that cannot be read.
@@ -254,9 +262,7 @@ def media_of(config: RouterConfig, shelf: Shelf) -> Media | None:
             logger.warning("images are not recorded: %s", family.reason)
         return None
     found = config.media
-    return Media(
-        family, shelf, Lengths(), max_image_bytes=found.max_image_bytes, max_request_bytes=found.max_request_bytes
-    )
+    return Media(family, stock, max_image_bytes=found.max_image_bytes, max_request_bytes=found.max_request_bytes)
 
 
 def load(config: RadixConfig) -> Tokenizer:

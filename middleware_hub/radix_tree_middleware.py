@@ -12,6 +12,7 @@ import contextvars
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -106,7 +107,7 @@ class RadixTreeMiddleware:
             **trajectories.routes,
             **dict.fromkeys(routes.SAMPLED_ELSEWHERE, self._elsewhere),
         }
-        self._media = MediaCalls.of(context, hub.shelf).serve
+        self._media = MediaCalls.of(context, hub.stock).serve
         if context.peers is not None:
             context.peers.on_version = self._new_version
 
@@ -210,7 +211,8 @@ class RadixTreeMiddleware:
                 if media is not None and shown:
                     media.check_prompt(prompt.packed, prompt.media)
                     media.check_runs(shown[number], prompt.media, prompt.unknown)
-                    prompts[-1] = replace(prompts[-1], reasons=(*prompt.reasons, *shown[number].reasons))
+                    reasons = *prompt.reasons, *shown[number].reasons
+                    prompts[-1] = replace(prompts[-1], reasons=reasons, pictures=shown[number].pictures)
                 printed.append(Raw(printed_ids(prompt.sent if prompt.media else prompt.packed)))
                 if number:
                     await asyncio.sleep(0)
@@ -287,7 +289,9 @@ class RadixTreeMiddleware:
             for ids in request.ids or ():
                 media.check_ids(ids, None)
             return request, []
+        held = await media.bring(tenant, chain.from_iterable(given), pictures)
         shown = [media.shown(tenant, one, pictures) for one in given]
+        del held  # those that are shown hold them now
         if texts is not None:
             texts = [media.key(text, one.digests) for text, one in zip(texts, shown, strict=True)]
         every_ids = request.ids
@@ -434,7 +438,7 @@ class RadixTreeMiddleware:
         namespace = self._namespace(scope, request.lora_path or "")
         parts, lists = list[bytes](), Lists()
         texts = [request.text] if isinstance(request.text, str) else request.text
-        texts, viewer = self._keyed(scope, request, texts, pictures)
+        texts, viewer = await self._keyed(scope, request, texts, pictures)
         for number, text in enumerate(texts):
             answer = await retrieval.retrieve(
                 self.tree,
@@ -458,7 +462,7 @@ class RadixTreeMiddleware:
         answered = parts[1:] if isinstance(request.text, str) else [b"[", *parts[1:], b"]"]
         await send_json(send, 200, answered, [(affinity.HEADER, word)])
 
-    def _keyed(
+    async def _keyed(
         self, scope: Scope, request: RetrievalRequest, texts: list[str], pictures: Mapping[str, Picture]
     ) -> tuple[list[str], Viewer | None]:
         """Return the keyed texts of a request, and what shows their pictures. Raises BadRequestError."""
@@ -467,9 +471,12 @@ class RadixTreeMiddleware:
             return texts, None
         tenant, given = request_state(scope).caller.tenant, request.images()
         inline = asks_inline(QueryParams(scope["query_string"]).get("media"))
-        shown = [media.shown(tenant, one, pictures).digests for one in given or [[]] * len(texts)]
-        keyed = [media.key(text, digests) for text, digests in zip(texts, shown, strict=True)]
-        return keyed, media.viewer(tenant, inline=inline)
+        images = given or [[]] * len(texts)
+        held = await media.bring(tenant, chain.from_iterable(images), pictures)
+        shown = [media.shown(tenant, one, pictures) for one in images]
+        keyed = [media.key(text, one.digests) for text, one in zip(texts, shown, strict=True)]
+        held += [picture for one in shown for picture in one.pictures]
+        return keyed, media.viewer(tenant, inline=inline, held=held)
 
     async def _asked(self, scope: Scope, receive: Receive) -> tuple[RetrievalRequest, Mapping[str, Picture]]:
         pictures = NO_PICTURES
@@ -484,7 +491,7 @@ class RadixTreeMiddleware:
         if not isinstance(request.text, str):
             raise BadRequestError("`text` must be one string")
         namespace = self._namespace(scope, request.lora_path or "")
-        (text,), viewer = self._keyed(scope, request, [request.text], pictures)
+        (text,), viewer = await self._keyed(scope, request, [request.text], pictures)
         if self.memory is not None:
             await self.memory.cover(namespace, text)
             self._keep_to_budget()

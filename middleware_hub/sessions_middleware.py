@@ -104,7 +104,7 @@ class SessionsMiddleware:
         )
         hub.sessions = SessionSamples(self.registry, hub.media)
         self._chats = self._make_chats(context, config)
-        self._media = MediaCalls.of(context, hub.shelf).serve
+        self._media = MediaCalls.of(context, hub.stock).serve
         self._limits = PromptLimits(config.server.max_batch, config.radix.max_text_tokens)
         self._completions = Completions(
             hub.generate, self._hub.tokenizer, self._models, max_body_bytes=self._max_body_bytes, limits=self._limits

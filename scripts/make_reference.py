@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from middleware_hub.media.calls import MediaCollector
 from middleware_hub.media.shelf import Shelf
+from middleware_hub.media.stock import Stock
 from middleware_hub.metrics import GroupsCollector, RadixMetrics, SessionMetrics
 from middleware_hub.persistence import metrics as store_metrics
 from middleware_hub.persistence.memory import Memory
@@ -79,7 +80,7 @@ def metrics() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     tree, store = RadixTree(measure), open_store("sqlite:none")
     RadixMetrics(registry, tree)
     registry.register(GroupsCollector({}, lambda: (0, 0)))
-    registry.register(MediaCollector(Shelf(1)))
+    registry.register(MediaCollector(Stock(Shelf(1))))
     log = VersionLog(store, VersionClock(), WorkerVersions())
     store_metrics.register(registry, Memory(tree, store, Serials(), log, Spelling(lambda _: "", lambda _: "", ())))
     SessionRegistry(SessionMetrics(registry), max_tokens=1)

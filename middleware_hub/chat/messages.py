@@ -122,6 +122,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         stream_usage: whether a stream ends with the token counts.
         token_ids: whether the client wants the ids of prompt and reply.
         tokens_as_ids: whether logprobs name each token by its id, not by its text.
+        pictures: the files of its images, which are held as long as the request is.
         extra: further top-level fields for the worker, raw (`lora_path`, `priority`, `return_routed_experts`, ...).
     """
 
@@ -149,6 +150,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: bool = False
     tokens_as_ids: bool = False
     model: str = ""
+    pictures: tuple[Any, ...] = ()
     extra: dict[str, Raw] = {}
 
     @property

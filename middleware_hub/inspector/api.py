@@ -364,7 +364,9 @@ class Api:
         namespace = tenant, request.adapter, request.namespace
         text, media, viewer = request.text, self._sources.media, None
         if media is not None:
+            held = await media.bring(tenant, request.image_data, pictures)
             shown = media.shown(tenant, request.image_data, pictures)
+            del held  # those that are shown hold them now
             text, viewer = media.key(text, shown.digests), media.viewer(tenant)
         asked = memory is None or await memory.cover(namespace, text)
         recall = tree.recall(namespace, text, note=False)

@@ -10,7 +10,8 @@ from prometheus_client.registry import Collector
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub import routes
-from middleware_hub.media.shelf import Shelf
+from middleware_hub.media.picture import is_digest
+from middleware_hub.media.stock import Stock
 from router.errors import NotFoundError
 from router.http.handlers import ByMethod
 from router.http.request_state import request_state
@@ -30,25 +31,27 @@ _HEADERS: Final = (
 class MediaCalls:
     """The calls about images, as an ASGI application for all paths below `PREFIX`."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, stock: Stock) -> None:
+        self._stock = stock
         (calls,) = routes.bound(routes.MEDIA, {"show": self._show}).values()
         self.serve = ByMethod(calls)
 
     @classmethod
-    def of(cls, context: MiddlewareContext, shelf: Shelf) -> MediaCalls:
+    def of(cls, context: MiddlewareContext, stock: Stock) -> MediaCalls:
         """Return the calls of this application. The first call makes them, and registers the metrics of the shelf."""
         found = context.shared.get(cls)
         if not isinstance(found, MediaCalls):
-            found = context.shared[cls] = cls(shelf)
-            context.registry.register(MediaCollector(shelf))
+            found = context.shared[cls] = cls(stock)
+            context.registry.register(MediaCollector(stock))
         return found
 
     async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenant = request_state(scope).caller.tenant
-        picture = self._shelf.get(tenant, scope["path"].removeprefix(PREFIX))
-        if picture is None:  # nobody learns whether another tenant has it
+        digest = scope["path"].removeprefix(PREFIX)
+        brought = await self._stock.bring(tenant, [digest] if is_digest(digest) else ())
+        if not brought:  # nobody learns whether another tenant has it
             raise NotFoundError("no image of this digest is held", code="media_unknown")
+        (picture,) = brought
         headers = [
             (b"content-type", picture.mime.encode()),
             (b"content-length", b"%d" % len(picture.data)),
@@ -61,11 +64,11 @@ class MediaCalls:
 class MediaCollector(Collector):
     """The content of the shelf."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, stock: Stock) -> None:
+        self._stock = stock
 
     def collect(self) -> Iterable[Metric]:
-        shelf = self._shelf
+        shelf = self._stock.shelf
         yield GaugeMetricFamily("tito_media_bytes", "Bytes of images held, their base64 included", value=shelf.bytes)
         yield GaugeMetricFamily("tito_media_pictures", "Images held, each once", value=shelf.count)
         evicted = CounterMetricFamily(
@@ -76,3 +79,10 @@ class MediaCollector(Collector):
         evicted.add_metric(["false"], shelf.evicted - shelf.evicted_named)
         evicted.add_metric(["true"], shelf.evicted_named)
         yield evicted
+        brought, unsaved = self._stock.brought, self._stock.unsaved
+        yield CounterMetricFamily("tito_media_brought", "Images that were read from the store again", value=brought)
+        yield CounterMetricFamily(
+            "tito_media_unsaved",
+            "Images that the store may lack: their bytes were gone before what names them was saved",
+            value=unsaved,
+        )

@@ -19,6 +19,8 @@ class Lengths:
     def __init__(self, max_known: int = _MAX_KNOWN) -> None:
         self._max_known = max_known
         self._known: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._doubted: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._settings: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -30,16 +32,30 @@ class Lengths:
             self._known.move_to_end((settings, digest))
         return tokens
 
+    def of(self, digest: str) -> dict[str, int]:
+        """Return the numbers of tokens of a picture, by settings."""
+        return {settings: tokens for settings in self._settings if (tokens := self.get(settings, digest)) is not None}
+
+    def recall(self, settings: str, digest: str, tokens: int) -> None:
+        """Note the number of tokens that a store remembers, unless a worker has contradicted it here."""
+        if (settings, digest) not in self._doubted:
+            self.learn(settings, digest, tokens)
+
     def learn(self, settings: str, digest: str, tokens: int) -> bool:
         """Note the number of tokens of a picture. Return False, and keep what is known, if that is another number."""
         known = self.get(settings, digest)
         if known is not None:
             return known == tokens
         self._known[settings, digest] = tokens
+        self._settings.add(settings)
+        self._doubted.pop((settings, digest), None)
         if len(self._known) > self._max_known:
             self._known.popitem(last=False)
         return True
 
     def forget(self, settings: str, digest: str) -> None:
         """Forget a number, if it is known: a worker has answered with another one, and it is not known which is right."""
-        self._known.pop((settings, digest), None)
+        if self._known.pop((settings, digest), None) is not None:
+            self._doubted[settings, digest] = None
+            if len(self._doubted) > self._max_known:
+                self._doubted.popitem(last=False)

@@ -29,7 +29,7 @@ from middleware_hub.media.family import Family
 from middleware_hub.media.lengths import Lengths
 from middleware_hub.media.part import ImagePart, image_parts
 from middleware_hub.media.picture import Picture, is_digest, read_picture
-from middleware_hub.media.shelf import Shelf
+from middleware_hub.media.stock import Stock
 from middleware_hub.spans.chain import MEDIA_MISSING
 from middleware_hub.spans.media import (
     CLOSE,
@@ -102,6 +102,7 @@ class Viewer(NamedTuple):
     media: Media
     tenant: str
     inline: bool
+    held: tuple[Picture, ...] = ()
 
     def plain(self, keyed: str) -> str:
         """Return a keyed text as the client wrote it."""
@@ -138,11 +139,12 @@ class Viewer(NamedTuple):
         """Return the pictures of a sequence as answers show them, and the reasons why they are not as they should be."""
         found, reasons = list[dict[str, Any]](), dict[str, None]()
         for (start, length, digest), message, part in placed:
-            picture = self.media.shelf.get(self.tenant, digest)
+            picture = self.media.shelf.find(self.tenant, digest)
+            about = self.media.stock.about(self.tenant, digest)
             entry: dict[str, Any] = {"digest": digest, "mime": None, "width": None, "height": None}
-            if picture is not None:
-                entry |= {"mime": picture.mime, "width": picture.width, "height": picture.height}
-                if not picture.upright:
+            if about is not None:
+                entry |= {"mime": about.mime, "width": about.width, "height": about.height}
+                if not about.upright:
                     reasons["media_orientation"] = None
             entry |= {"span": [start, start + length], "message": message, "part": part, "bytes": None}
             if self.inline:
@@ -159,8 +161,7 @@ class Media:
 
     Args:
         family: of the model behind the workers.
-        shelf: the pictures that clients have sent.
-        lengths: by picture, how many ids an engine makes of it.
+        stock: the pictures that clients have sent, and how many ids an engine makes of each.
         max_image_bytes: of one picture's file.
         max_request_bytes: of the files of one request.
 
@@ -168,12 +169,11 @@ class Media:
         engine: returns the engine that the workers run.
     """
 
-    def __init__(
-        self, family: Family, shelf: Shelf, lengths: Lengths, *, max_image_bytes: int, max_request_bytes: int
-    ) -> None:
+    def __init__(self, family: Family, stock: Stock, *, max_image_bytes: int, max_request_bytes: int) -> None:
         self.family = family
-        self.shelf = shelf
-        self.lengths = lengths
+        self.stock = stock
+        self.shelf = stock.shelf
+        self.lengths: Lengths = stock.lengths
         self._max_image = max_image_bytes
         self._max_request = max_request_bytes
         self.engine: Callable[[], Engine] = lambda: SGLANG
@@ -198,12 +198,24 @@ class Media:
                 found.append(self.shelf.put(tenant, read_picture(one, self._max_image)))
             elif (sent := pictures.get(one)) is not None:
                 found.append(self.shelf.put(tenant, sent))
-            elif (known := self.shelf.get(tenant, one)) is not None:
+            elif (known := self.shelf.find(tenant, one)) is not None:
                 found.append(known)
             else:
                 raise MediaUnknownError(f"no image {one} is known here: send its bytes")
         self._check_size(found)
         return Shown(tuple(found))
+
+    async def bring(self, tenant: str, named: Iterable[str], sent: Container[str]) -> list[Picture]:
+        """Bring the pictures that a request names without having sent them, and what is known of the lengths of all.
+
+        The list is to be held until the request is served. What is no digest is passed over.
+        """
+        digests = [one for one in dict.fromkeys(named) if is_digest(one)]
+        found = await self.stock.bring(tenant, [one for one in digests if one not in sent])
+        unknown = [one for one in digests if self.lengths.get(self.family.settings, one) is None]
+        if unknown:
+            await self.stock.ask(tenant, unknown)
+        return found
 
     def _check_size(self, pictures: Iterable[Picture]) -> None:
         if sum(len(one.data) for one in pictures) > self._max_request:
@@ -317,15 +329,15 @@ class Media:
         """
         if named:
             return {fields_of_media.IMAGES: Raw(msgspec.json.encode(digests)), OURS: Raw(b"true")}
-        found = [self.shelf.get(tenant, one) for one in digests]
+        found = [self.shelf.find(tenant, one) for one in digests]
         held = tuple([one for one in found if one is not None])
         if len(held) < len(found):
             gone = next(digest for digest, one in zip(digests, found, strict=True) if one is None)
             raise MediaMissingError(f"the bytes of the image {gone} are not here any more: send them again")
         return self.worker_fields(tenant, [Shown(held)], batch=False, asks_ids=asks_ids)
 
-    def shelve(self, tenant: str, messages: Sequence[Message], sent: Mapping[str, Picture]) -> list[str]:
-        """Keep the pictures of a conversation, and return their digests. `sent`: those that came with the request.
+    def shelve(self, tenant: str, messages: Sequence[Message], sent: Mapping[str, Picture]) -> list[Picture]:
+        """Keep the pictures of a conversation, and return them. `sent`: those that came with the request.
 
         Raises BadRequestError for what is no picture, or stands where none can.
         """
@@ -345,7 +357,7 @@ class Media:
             for part in image_parts(message):
                 found.append(self._shelve(tenant, message["role"], part, sent))
         self._check_size(found)
-        return [one.digest for one in found]
+        return found
 
     def _shelve(self, tenant: str, role: str, part: dict[str, Any], sent: Mapping[str, Picture]) -> Picture:
         picture = sent.get(part["digest"])
@@ -359,7 +371,7 @@ class Media:
                 )
             part.picture = None  # the message may be remembered; the shelf has the bytes
         if picture is None:
-            picture = self.shelf.get(tenant, part["digest"])
+            picture = self.shelf.find(tenant, part["digest"])
             if picture is None:
                 place = getattr(part, "place", None)
                 raise MediaUnknownError(f"no image {part['digest']} is known here: send its bytes", param=place)
@@ -373,17 +385,24 @@ class Media:
         for digest in digests:
             self.lengths.forget(self.family.settings, digest)
 
-    def viewer(self, tenant: str, *, inline: bool = False) -> Viewer:
-        """Return what shows the pictures of sequences to a tenant."""
-        return Viewer(self, tenant, inline)
+    def viewer(self, tenant: str, *, inline: bool = False, held: Sequence[Picture] = ()) -> Viewer:
+        """Return what shows the pictures of sequences to a tenant. `held` are those that were brought for it."""
+        return Viewer(self, tenant, inline, tuple(held))
+
+    async def look(self, tenant: str, digests: Iterable[str], *, inline: bool) -> Viewer:
+        """Return what shows these pictures to a tenant, after they, or what is known of them, were brought."""
+        if inline:
+            return self.viewer(tenant, inline=True, held=await self.stock.bring(tenant, digests))
+        await self.stock.ask(tenant, [one for one in digests if self.shelf.find(tenant, one) is None])
+        return self.viewer(tenant)
 
     def length(self, tenant: str, digest: str) -> tuple[int, bool]:
         """Return the length of a picture, and whether an engine told it: else it is the family's rule, or 1."""
         known = self.lengths.get(self.family.settings, digest)
         if known is not None:
             return known, True
-        picture = self.shelf.get(tenant, digest)
-        return (1 if picture is None else self.family.estimate(picture.width, picture.height)), False
+        about = self.stock.about(tenant, digest)
+        return (1 if about is None else self.family.estimate(about.width, about.height)), False
 
     def learn(self, lengths: Mapping[str, int]) -> None:
         """Remember the lengths that an engine told."""

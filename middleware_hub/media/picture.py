@@ -33,7 +33,7 @@ _STEP: Final = 1 << 18
 _SPACE: Final = b" \t\n\v\f\r"
 
 
-class Picture(msgspec.Struct, frozen=True, gc=False):
+class Picture(msgspec.Struct, frozen=True, weakref=True):
     """An image file.
 
     Attributes:

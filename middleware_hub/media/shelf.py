@@ -7,12 +7,15 @@ only says that the bytes are missing. The names of a picture outlive its bytes, 
     put, get                 the picture becomes the most recently used one
     use, free                count names; a picture changes between the two queues of what may go, as the most recently used one
 
+A picture that went from the shelf is still found (`find`) while anybody holds it, as a request does that needs its bytes.
+
 All of it takes constant time. A tenant sees only pictures that it has put itself; the bytes are held once all the same.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from weakref import WeakValueDictionary
 
 from middleware_hub.media.picture import Picture
 
@@ -44,6 +47,7 @@ class Shelf:
         self.evicted_named = 0
         self._names: dict[str, int] = {}
         # The least recently used first.
+        self._alive: WeakValueDictionary[tuple[str, str], Picture] = WeakValueDictionary()
         self._unnamed: OrderedDict[str, _Held] = OrderedDict()
         self._named: OrderedDict[str, _Held] = OrderedDict()
 
@@ -68,6 +72,7 @@ class Shelf:
             while self.bytes > self.max_bytes and self.count > 1:
                 self._evict(keeping=picture.digest)
         held.tenants.add(tenant)
+        self._alive[tenant, picture.digest] = held.picture
         return held.picture
 
     def get(self, tenant: str, digest: str) -> Picture | None:
@@ -77,6 +82,10 @@ class Shelf:
             return None
         self._touched(digest)
         return held.picture
+
+    def find(self, tenant: str, digest: str) -> Picture | None:
+        """Return a picture as `get` does, or one that went from the shelf and that somebody still holds."""
+        return self.get(tenant, digest) or self._alive.get((tenant, digest))
 
     def use(self, digest: str) -> None:
         """Count one more name of a picture, which need not be held."""

@@ -21,10 +21,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
+
+from msgspec.structs import replace
 
 from middleware_hub.store.errors import MissingRecordError, StoreError, StoreUnreachableError
 from middleware_hub.store.guarded import ANSWER_SECONDS, GuardedStore
+from middleware_hub.store.media import MediaFile
 from middleware_hub.store.protocol import Batch, OnDone, OnMissing, Store
 from middleware_hub.store.spool.file import SpoolFile
 from middleware_hub.store.spool.folder import SpoolFolder
@@ -55,11 +59,13 @@ class Saving:
     Attributes:
         saved, unsaved: replies that the store had acknowledged when they were sent, and the others.
         seconds: from a batch's recording to its acknowledgement, summed.
+        beside: adds to a batch the files of pictures that its records name; None if the model reads no pictures.
     """
 
     def __init__(self, store: Store, *, refuse: bool = False) -> None:
         self._guarded = store if isinstance(store, GuardedStore) else GuardedStore(store)
         self._refuse = refuse
+        self.beside: Callable[[Batch], Batch] | None = None
         self._folder: SpoolFolder | None = None
         self._spool = SpoolFile.anonymous()
         self._closed = False
@@ -241,7 +247,21 @@ class Saving:
         except TimeoutError:
             raise StoreUnreachableError(f"the store has not answered for {ANSWER_SECONDS:.0f} s") from None
 
+    def with_media(self, batch: Batch) -> Batch:
+        """Return a batch with the files of pictures that its records name, as far as they are here."""
+        return batch if self.beside is None else self.beside(batch)
+
+    def _mended(self, on_missing: OnMissing, batch: Batch, error: MissingRecordError) -> Batch | None:
+        """Return what `on_missing` makes of a batch, with the files of both."""
+        mended = on_missing(batch, error)
+        return None if mended is None else self.with_media(replace(mended, media=batch.media))
+
     def _begin(self, one: Append) -> asyncio.Future[bool]:
+        if self.beside is not None:
+            one.batch = self.beside(one.batch)
+            one.parts = [with_files(part, one.batch.media) for part in one.parts]
+            if one.on_missing is not None:
+                one.on_missing = partial(self._mended, one.on_missing)
         one.task = asyncio.get_running_loop().create_task(self._run(one))
         self._waited_for[one] = None
         if self._watching is None:
@@ -458,6 +478,12 @@ class Append:
     def cancel(self) -> None:
         if self.task is not None:
             self.task.cancel()
+
+
+def with_files(batch: Batch, files: Sequence[MediaFile]) -> Batch:
+    """Return a batch with those of the files that its records name."""
+    named = {key for record in batch.records if record.media for key in record.files} if files else ()
+    return replace(batch, media=[file for file in files if file.key in named]) if named else batch
 
 
 def replies_in(batch: Batch) -> int:

@@ -318,7 +318,7 @@ class TurnWriter:
             for generation in lost[at : at + _AT_ONCE]:
                 if generation.span.stored.id not in stored:
                     continue  # it was collected meanwhile
-                batches.append(self._chain(generation, lacking))
+                batches.append(self._saving.with_media(self._chain(generation, lacking)))
                 lacking.difference_update(record.id for record in batches[-1].records)
             # They are appended in the order in which they are asked for: one may build on another.
             for done in await asyncio.gather(*map(store.append, batches), return_exceptions=True):

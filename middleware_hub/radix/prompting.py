@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from middleware_hub.chat.errors import ContextLengthError
+from middleware_hub.media.picture import Picture
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.records import Context, Namespace
@@ -45,6 +46,7 @@ class Prompt(msgspec.Struct, frozen=True):
         media: the media spans among `packed`.
         tail: the compact form of `context`, if it has pictures.
         unknown: the digests of pictures whose length no engine has told yet. They have one id in `packed`.
+        pictures: the files of its pictures, which are held until its replies are recorded.
     """
 
     match: PrefixMatch
@@ -57,6 +59,7 @@ class Prompt(msgspec.Struct, frozen=True):
     media: tuple[MediaSpan, ...] = ()
     tail: Encoded | None = None
     unknown: frozenset[str] = frozenset()
+    pictures: Sequence[Picture] = ()
 
     def learned(
         self, returned: bytes, least: int, places: Sequence[tuple[int, int]] | None = None

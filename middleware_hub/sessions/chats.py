@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -17,7 +17,7 @@ from middleware_hub import affinity
 from middleware_hub.chat.answer import Answer, ReplyHead
 from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
-from middleware_hub.chat.messages import ChatRequest, Message
+from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.dialects.fields import unsupported
 from middleware_hub.dialects.messages import UnreadMediaError
 from middleware_hub.media.errors import MediaUnknownError, MultimodalUnsupportedError
@@ -99,13 +99,15 @@ class Chats:
         session.require(Act.GENERATE)
         try:
             request = dialect.parse(body, session.memo(dialect, self._room))
-            self._shelve(session, request.messages, pictures)
+            request = await self._shelved(session, request, pictures)
         except UnreadMediaError as error:
             raise self._unread(error) from error
         except MediaUnknownError:
-            # Of a remembered message the bytes were not read again, and they may have gone from the shelf meanwhile.
-            request = dialect.parse(body, None)
-            self._shelve(session, request.messages, pictures)
+            # Of a remembered message the bytes were not read again, and they may have gone meanwhile, from the store as well.
+            request = await self._shelved(session, dialect.parse(body, None), pictures)
+        if request.pictures:  # their bytes or lengths may have come from the store
+            waits = True
+            session.require(Act.GENERATE)
         if self._models.must_ask(request.model, session.defaults.model):
             waits = True
             await self._models.ask(scope)
@@ -169,17 +171,28 @@ class Chats:
         text = f"`{place}`: only images are read here, in messages of users and in results of tools"
         return MultimodalUnsupportedError(text, param=place)
 
-    def _shelve(self, session: Session, messages: Sequence[Message], sent: Mapping[str, Picture]) -> None:
-        """Keep the pictures of a conversation. Raises BadRequestError for what is none, and if the model reads none."""
-        if self._media is not None:
-            digests = self._media.shelve(session.tenant, messages, sent)
-            if digests and session.lasting:
-                session.need(self._media.shelf, digests)
-            return
+    async def _shelved(self, session: Session, request: ChatRequest, sent: Mapping[str, Picture]) -> ChatRequest:
+        """Keep the pictures of a conversation, and return the request, which holds them.
+
+        Raises BadRequestError for what is none, and if the model reads none.
+        """
+        media, messages = self._media, request.messages
+        if media is not None:
+            parts = [part for message in messages for part in image_parts(message)]
+            named, held = [part["digest"] for part in parts], list[Picture]()
+            if parts:
+                here = {part["digest"] for part in parts if getattr(part, "picture", None) is not None}
+                held = await media.bring(session.tenant, named, here.union(sent))
+            pictures = media.shelve(session.tenant, messages, sent)
+            if pictures and session.lasting:
+                session.need(media.shelf, named)
+            del held  # the request holds them now
+            return msgspec.structs.replace(request, pictures=tuple(pictures)) if pictures else request
         for message in messages:
             if type(message.get("content")) is list and (parts := image_parts(message)):
                 place, kind = (getattr(parts[0], name, None) for name in ("place", "kind"))
                 raise unsupported(f'`{place}` is of the type "{kind}": this model takes text only', str(place))
+        return request
 
     async def _answer(
         self,
@@ -218,7 +231,7 @@ class Chats:
         """Return how many tokens the prompt of a turn would have. Changes nothing."""
         if self._warming is not None:
             await self._warmed(self._warming)
-        self._shelve(session, request.messages, sent)
+        request = await self._shelved(session, request, sent)
         request = session.defaults.complete(request, self._models.adapter_of)
         if session.notes is not None:
             await session.notes.recall(request, None, self._composer.recognizer(session.trie.key, request))

@@ -22,7 +22,8 @@ from middleware_hub.sessions.export.trajectories import BranchTrajectory, Shared
 from middleware_hub.sessions.log.events import Exported
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session
-from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY
+from middleware_hub.sessions.trie.nodes import Checkpoint
+from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.store.errors import NOT_SAVED, DamagedRecordError, StoreError, StoreUnreachableError
 from middleware_hub.trajectories.samples import Built, GroupSample, Member
@@ -122,8 +123,13 @@ async def _send_export(session: Session, export: _Export, media: Media | None, r
     missing = [name for name in export.expected or () if session.trie.checkpoint(name) is None]
     missing += [name for name in session.lost if name not in missing]
     head_root = session.trie.head_root
+    ends = session.trie.checkpoints(terminal=not export.every, root=head_root if export.roots == "head" else None)
+    viewer = None
+    if media is not None:
+        viewer = await media.look(session.tenant, _digests(ends), inline=export.inline)
+        session.require(Act.EXPORT)
     found = branches(
-        session.trie.checkpoints(terminal=not export.every, root=head_root if export.roots == "head" else None),
+        ends,
         session.reward_info,
         shared_turns=export.shared,
         missing=missing,
@@ -131,8 +137,8 @@ async def _send_export(session: Session, export: _Export, media: Media | None, r
         passed_over=session.trie.passed_over,
         head=head_root,
     )
-    if media is not None:
-        found = _with_images(found, media.viewer(session.tenant, inline=export.inline))
+    if viewer is not None:
+        found = _with_images(found, viewer)
     head: dict[str, Any] = {
         "session_id": session.id,
         "phase": session.phase.value,
@@ -156,6 +162,18 @@ async def _send_export(session: Session, export: _Export, media: Media | None, r
     with suppress(SessionOverError, StoreError):  # the session was deleted, or the store does not take the note
         await session.happen(Exported(samples, time=time.time()))
     session.touch()
+
+
+def _digests(ends: Iterable[Checkpoint]) -> list[str]:
+    """Return the digests of all pictures on the paths to these checkpoints. Each span is looked at once."""
+    seen, found = set[int](), dict[str, None]()
+    for checkpoint in ends:
+        span: TokenSpan | None = checkpoint.span
+        while span is not None and id(span) not in seen:
+            seen.add(id(span))
+            found.update((digest, None) for _, _, digest in span.media)
+            span = span.parent
+    return list(found)
 
 
 def _with_images(found: Iterable[BranchTrajectory], viewer: Viewer) -> Iterator[BranchTrajectory]:
@@ -244,10 +262,14 @@ class SessionSamples:
             unread = session.stale or not await filled(session)
             check_known(session, unread=unread)
             ends, lost = session.trie.checkpoints(terminal=True), session.lost
+            viewer = None
+            if self._media is not None:
+                viewer = await self._media.look(tenant, _digests(ends), inline=inline)
+                ends = session.trie.checkpoints(terminal=True)
             known, head = session.trie.passed_over, session.trie.head_root
             found = list(branches(ends, session.reward_info, missing=lost, unread=unread, passed_over=known, head=head))
-            if self._media is not None:
-                found = list(_with_images(found, self._media.viewer(tenant, inline=inline)))
+            if viewer is not None:
+                found = list(_with_images(found, viewer))
             session.touch()
         finally:
             session.visitors -= 1

@@ -17,6 +17,7 @@ from contextlib import closing
 from typing import Any, Final, TypeVar
 
 from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.store.media import MediaFile
 from middleware_hub.store.protocol import Batch, Finding, Forgotten, Found, LogInfo, Loss, Query, Store, StoreStats
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
 from router.http.time_limits import patience
@@ -135,6 +136,9 @@ class GuardedStore:
         self, record: bytes, names: Sequence[str] | None = None, *, root: bytes | None = None
     ) -> list[Blob]:
         return await self._asked(lambda: self._store.blobs(record, names, root=root), FETCH_SECONDS)
+
+    async def media(self, tenant: str, digests: Sequence[str], *, data: bool = True) -> Mapping[str, MediaFile]:
+        return await self._asked(lambda: self._store.media(tenant, digests, data=data), FETCH_SECONDS)
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
         return await self._asked(lambda: self._store.read(log, after=after, limit=limit), ANSWER_SECONDS)

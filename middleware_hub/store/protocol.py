@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from middleware_hub.store.errors import MissingRecordError
+from middleware_hub.store.media import MediaFile
 from middleware_hub.store.paths import TextPath
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord
 
@@ -27,6 +28,7 @@ class Batch(msgspec.Struct, frozen=True):
         blobs: those of records of this batch, or of earlier ones. An existing blob stays.
         events: in the order of their numbers, even if they belong to different logs.
         gathered: whether the caller has already gathered what can be appended together, so the store need not wait for more.
+        media: files that records of this batch name, as far as the caller has them. An existing file stays; lengths are added.
     """
 
     records: Sequence[SpanRecord] = ()
@@ -34,6 +36,7 @@ class Batch(msgspec.Struct, frozen=True):
     blobs: Sequence[Blob] = ()
     events: Sequence[Event] = ()
     gathered: bool = False
+    media: Sequence[MediaFile] = ()
 
 
 OnMissing = Callable[[Batch, MissingRecordError], Batch | None]
@@ -102,6 +105,8 @@ class StoreStats:
         groups, appends: groups that were committed, and the batches in them.
         finds, spared: look-ups that were made, and those that needed none (`Query.complete`).
         torn_bytes: those of an append that was never acknowledged; they were cut off when the store was opened.
+        media, media_bytes: files of media, and their bytes, which `bytes` has as well.
+        media_unnamed: those of these files that no record names: what a process left that was killed.
     """
 
     records: int = 0
@@ -116,6 +121,9 @@ class StoreStats:
     damaged: int = 0
     conflicts: int = 0
     torn_bytes: int = 0
+    media: int = 0
+    media_bytes: int = 0
+    media_unnamed: int = 0
 
 
 class LookUps:
@@ -142,7 +150,7 @@ class Finding:
     """Something that is wrong with a store.
 
     Attributes:
-        kind: `file`, `record`, `link`, `index`, `blob`, or `event`.
+        kind: `file`, `record`, `link`, `index`, `blob`, `media`, or `event`.
         message: what is wrong, with ids in hex.
         record: the id of the record, if the finding is about one.
     """
@@ -289,6 +297,13 @@ class Store(Protocol):
         self, record: bytes, names: Sequence[str] | None = None, *, root: bytes | None = None
     ) -> list[Blob]:
         """Return the blobs beside a record: all, or those of these names. `root` is the record's, see `get`."""
+        ...
+
+    async def media(self, tenant: str, digests: Sequence[str], *, data: bool = True) -> Mapping[str, MediaFile]:
+        """Return a tenant's files of these digests, as far as they are here and whole. `data`: with their bytes.
+
+        Reading and hashing the bytes does not hold up the event loop.
+        """
         ...
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:

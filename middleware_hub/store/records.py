@@ -1,4 +1,4 @@
-"""The records of a store: immutable spans, blobs beside them, events of logs, and marks of what was hit.
+"""The records of a store: immutable spans, blobs and files of media beside them, events of logs, and marks of what was hit.
 
 A `SpanRecord` is a `TokenSpan` whose place in a chain is given by ids instead of pointers, with its text. The text of a chain
 is kept once: a record has the characters after the whole text of `base`, another record of the same chain.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import Final, TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ from xxhash import xxh3_64_digest
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, Versions
 from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.store.errors import VERIFY, DamagedRecordError, StoreMismatchError
+from middleware_hub.store.media import MediaFile, media_key
 from middleware_hub.store.paths import END_ALONE, Namespace, Place, TextPath, name_place, places, ways
 
 T = TypeVar("T")
@@ -117,6 +118,12 @@ class SpanRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if self.parent is None:
             return () if self.line is None else (self.line,)
         return (self.parent,) if self.line is None or self.line == self.parent else (self.parent, self.line)
+
+    @property
+    def files(self) -> list[bytes]:
+        """Return the keys of the files of media that it names, each once."""
+        tenant = self.namespace[0]
+        return list(dict.fromkeys([media_key(tenant, digest) for _, _, digest in self.media]))
 
     @property
     def continuable(self) -> bool:
@@ -215,10 +222,12 @@ def content_id(record: SpanRecord) -> bytes:
 
     It begins like the id of the record on which it builds, so that the two are neighbours on disk.
     """
-    content = (
+    content: tuple[object, ...] = (
         *(record.namespace, record.parent, record.take, record.line, record.base, record.start, record.width),
         *(record.text, record.ids, record.flags, record.ends),
     )
+    if record.media:  # of two pictures of one length, the ids are the same
+        content = (*content, record.media)
     found = blake2b(_encoder.encode(content), digest_size=ID_SIZE, person=b"tito-context").digest()
     above = record.parent or record.line
     return found if above is None else above[:_NEAR] + found[_NEAR:]
@@ -305,6 +314,38 @@ def decode_blob(data: bytes) -> Blob:
         raise DamagedRecordError(f"a blob is whole, but is no blob: {error}") from error
 
 
+class _About(msgspec.Struct, frozen=True, array_like=True):
+    """All that is kept of a file of media beside its bytes and its lengths; see `MediaFile`."""
+
+    digest: str
+    mime: str
+    width: int
+    height: int
+    upright: bool
+    size: int
+
+
+def encode_about(file: MediaFile) -> bytes:
+    """Return all but the bytes and the lengths of a file of media, as it is stored."""
+    about = _About(file.digest, file.mime, file.width, file.height, file.upright, file.size)
+    return seal(_encoder.encode(about))
+
+
+def decode_file(tenant: str, about: bytes, data: bytes | None, lengths: dict[str, int]) -> MediaFile:
+    """Return a stored file of media; `data` is None if its bytes were not asked for.
+
+    Raises DamagedRecordError, also if the bytes are others than its name says, and StoreMismatchError for a newer format.
+    """
+    try:
+        found = msgspec.msgpack.decode(unseal(about), type=_About)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedRecordError(f"a file of media is whole, but is none that this router knows: {error}") from error
+    if data is not None and f"sha256:{sha256(data).hexdigest()}" != found.digest:
+        raise DamagedRecordError(f"the bytes of {found.digest} are others than its name says{VERIFY}")
+    form = found.mime, found.width, found.height, found.upright, found.size
+    return MediaFile(tenant, found.digest, *form, b"" if data is None else data, lengths)
+
+
 def seal(payload: bytes) -> bytes:
     """Return bytes with the format and a checksum in front."""
     return b"".join((bytes((FORMAT,)), xxh3_64_digest(payload, FORMAT), payload))
@@ -349,6 +390,13 @@ def faults(record: SpanRecord, *, thorough: bool = False) -> list[str]:
             wrong.append("a context has logprobs")
     if isinstance(versions, tuple) and (not versions or versions[-1][1] != count):
         wrong.append("the runs of versions do not end with the ids")
-    if thorough and versions is None and not record.note and record.id != content_id(record):
+    if thorough and versions is None and not record.note and not _has_id_of_content(record):
         wrong.append("the id of a context is not that of its content")
     return wrong
+
+
+def _has_id_of_content(record: SpanRecord) -> bool:
+    """Return whether the id of a context is that of its content, or was that in an earlier version, without its pictures."""
+    return record.id == content_id(record) or (
+        bool(record.media) and record.id == content_id(msgspec.structs.replace(record, media=()))
+    )

@@ -1,4 +1,4 @@
-"""Checks of a record, a blob and an event, which are the same in every store."""
+"""Checks of a record, a blob, a file of media and an event, which are the same in every store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Container
 from middleware_hub.store.errors import VERIFY, DamagedRecordError, StoreError, StoreMismatchError
 from middleware_hub.store.paths import NAME, Place
 from middleware_hub.store.protocol import Finding
-from middleware_hub.store.records import SpanRecord, decode, decode_blob, decode_event, faults
+from middleware_hub.store.records import SpanRecord, decode, decode_blob, decode_event, decode_file, faults
 from middleware_hub.store.retracing import Retracer
 
 
@@ -58,6 +58,19 @@ def check_blob(name: str | bytes, body: bytes, record: bytes | None = None) -> l
     except StoreError as error:
         return [Finding("blob", f"a blob {name!r}: {error.message.removesuffix(VERIFY)}", record)]
     return []
+
+
+def check_file(key: bytes, about: bytes, data: bytes, *, named: bool) -> list[Finding]:
+    """Return what is wrong with a file of media: its bytes, or that no record names it."""
+    found, name = list[Finding](), key.hex()
+    try:
+        name = decode_file("", about, None, {}).digest
+        decode_file("", about, data, {})
+    except StoreError as error:
+        found.append(Finding("media", f"the file {name}: {error.message.removesuffix(VERIFY)}"))
+    if not named:
+        found.append(Finding("media", f"the file {name} is named by no record"))
+    return found
 
 
 def check_event(log: str, number: int, body: bytes) -> list[Finding]:

@@ -23,6 +23,7 @@ from middleware_hub.radix.retrieval import MANY_TOKENS
 from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.answer_json import encoded
+from middleware_hub.spans.media import digests_in
 from middleware_hub.spans.trajectory import SharedMask, flatten
 from middleware_hub.trajectories.ledger import STEP
 from middleware_hub.trajectories.samples import Built, GroupSample, Member, SampleTrajectories
@@ -58,7 +59,6 @@ class Sequences:
         if members[0].session is not None:
             sessions = self._sessions()
             return None if sessions is None else await sessions.built(tenant, sample, options)
-        viewer = None if self._media is None else self._media.viewer(tenant, inline=options.get("media") == "inline")
         request = RetrievalRequest("", **{name: value for name, value in options.items() if name != "media"})
         found = await self._found(members)
         if found is None:
@@ -72,6 +72,10 @@ class Sequences:
         others = retrieval.chains_to_add(first, found)
         chains = [(one, self._tree.text_of(one)) for one in (last, *others)]
         missed = await self._asked_late([last, *others])
+        viewer = None
+        if self._media is not None:
+            digests = [digest for _, text in chains for digest in digests_in(text)]
+            viewer = await self._media.look(tenant, digests, inline=options.get("media") == "inline")
         first = flatten(*recall.cut[:2])  # with the reasons that are known now
         masks = SharedMask(first, [one.span for one in others])
         answers, exact, versions = [], True, dict[str, None]()

@@ -20,6 +20,7 @@ from middleware_hub.store.errors import (
     StoreMismatchError,
 )
 from middleware_hub.store.look_up import MOST_CHAINS, MOST_VARIANTS, complete
+from middleware_hub.store.media import MediaFile, media_key
 from middleware_hub.store.protocol import (
     Batch,
     Durability,
@@ -42,6 +43,7 @@ class DictionaryStore:
         self._fingerprint: str | None = None
         self._records: dict[bytes, SpanRecord] = {}
         self._blobs: dict[tuple[bytes, str], Blob] = {}
+        self._media: dict[bytes, MediaFile] = {}
         self._logs: dict[str, list[Event]] = {}
         self._ends: dict[str, tuple[int, int]] = {}
         self._announced: dict[str, tuple[bytes, float]] = {}
@@ -70,6 +72,10 @@ class DictionaryStore:
         for record in new.values():
             self.note([Mark(record.root, record.serial, record.stamp)])
         self._blobs = {**{(blob.record, blob.name): blob for blob in batch.blobs}, **self._blobs}
+        for file in batch.media:
+            lengths = {**self._media.get(file.key, file).lengths, **file.lengths}
+            self._media[file.key] = msgspec.structs.replace(self._media.get(file.key, file), lengths=lengths)
+        self._keep_named()
         for event, number in zip(batch.events, numbers, strict=True):
             self._logs.setdefault(event.log, []).append(msgspec.structs.replace(event, number=number, expected=None))
             self._ends[event.log] = number, max(event.closes, self._ends.get(event.log, (0, 0))[1])
@@ -195,6 +201,14 @@ class DictionaryStore:
     ) -> list[Blob]:
         return [b for (i, name), b in self._blobs.items() if i == record and (names is None or name in names)]
 
+    def _keep_named(self) -> None:
+        named = {key for record in self._records.values() for key in record.files}
+        self._media = {key: file for key, file in self._media.items() if key in named}
+
+    async def media(self, tenant: str, digests: Sequence[str], *, data: bool = True) -> Mapping[str, MediaFile]:
+        found = {one: self._media[key] for one in digests if (key := media_key(tenant, one)) in self._media}
+        return found if data else {one: msgspec.structs.replace(file, data=b"") for one, file in found.items()}
+
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
         return [event for event in self._logs.get(log, ()) if event.number > after][:limit]
 
@@ -268,17 +282,29 @@ class DictionaryStore:
         for record in records:
             del self._records[record]
         self._blobs = {key: blob for key, blob in self._blobs.items() if key[0] in self._records}
+        self._keep_named()
         del self._marks[mark.root]
         return Forgotten(int(mark.retrieved), int(not mark.retrieved), len(records), 0, (mark.stamp,))
 
     def _bytes(self) -> int:
         blobs = sum(len(blob.data) for blob in self._blobs.values())
         events = sum(len(event.data) for held in self._logs.values() for event in held)
-        return blobs + events + sum(len(encode(record)) for record in self._records.values())
+        return blobs + events + self._media_bytes() + sum(len(encode(record)) for record in self._records.values())
 
     async def stats(self) -> StoreStats:
         roots = len({record.root for record in self._records.values()})
-        return replace(self._stats, records=len(self._records), roots=roots, logs=len(self._logs), bytes=self._bytes())
+        return replace(
+            self._stats,
+            records=len(self._records),
+            roots=roots,
+            logs=len(self._logs),
+            bytes=self._bytes(),
+            media=len(self._media),
+            media_bytes=self._media_bytes(),
+        )
+
+    def _media_bytes(self) -> int:
+        return sum(len(file.data) for file in self._media.values())
 
 
 def _spelled(reply: SpanRecord, query: Query) -> bool:

@@ -183,6 +183,6 @@ def stack(
             sessions=SessionsConfig(**{"verify_rate": 1.0, **(sessions or {})}),
         )
         hub = Hub(_tokenizer(config.radix), config.store, config.media)
-        hub.media = media_of(config, hub.shelf)
+        hub.see(media_of(config, hub.stock))
         url = entered.enter_context(serve(create_app(config, shared={Hub: hub})))
         yield Stack(name, url, running, speller(name))

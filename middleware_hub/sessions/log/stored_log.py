@@ -180,8 +180,11 @@ class History:
         """Take the events of the log after a number."""
         self._events[after:] = events
 
-    async def refill(self, store: Refill, book: SpanBook, stamp: str) -> bool:
-        """Append the records and events that a store lacks; return whether its log is as it was known. Raises StoreError."""
+    async def refill(self, store: Refill, book: SpanBook, stamp: str, with_media: Callable[[Batch], Batch]) -> bool:
+        """Append the records and events that a store lacks; return whether its log is as it was known.
+
+        `with_media` adds to a batch the files that its records name. Raises StoreError.
+        """
         events = tuple(self._events)
         (end,) = await store.ends([self._log])
         if not await self._is_same(store, events[:end]):
@@ -190,7 +193,8 @@ class History:
         records = book.again([one for one in book.kept if one in lacking], stamp)
         for at in range(0, len(records), _WRITTEN_AT_ONCE):
             some = records[at : at + _WRITTEN_AT_ONCE]
-            await store.append(Batch(some, book.paths(some), book.blobs(some)))
+            batch = Batch(some, book.paths(some), book.blobs(some))
+            await store.append(with_media(batch))
         while end < len(events):
             new = [replace(one, expected=at) for at, one in enumerate(events[end : end + _WRITTEN_AT_ONCE], end)]
             try:
@@ -528,7 +532,7 @@ class StoredLog:
 
     async def refill(self, store: Refill) -> None:
         """Write the records and events of this session that the store has lost. Raises StoreUnreachableError."""
-        if not await self._history.refill(store, self._book, self._stamp):
+        if not await self._history.refill(store, self._book, self._stamp, self._context.saving.with_media):
             self._lose(len(self._history), "the store was set back, and the session has gone on otherwise")
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from middleware_hub.store.errors import LogMovedError, MissingRecordError, StoreUnreachableError
+from middleware_hub.store.media import MediaFile
 from middleware_hub.store.protocol import (
     Batch,
     Durability,
@@ -246,6 +247,9 @@ class RedisStore:
         (bodies,) = await opened.servers.read([("HMGET", key, *(record + name for name in fields))])
         await opened.check(lacking=None in bodies)
         return [decode_blob(body) for body in bodies if body is not None]
+
+    async def media(self, tenant: str, digests: Sequence[str], *, data: bool = True) -> Mapping[str, MediaFile]:
+        return {}
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
         opened = await self._owned()

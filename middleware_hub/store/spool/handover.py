@@ -25,6 +25,7 @@ from middleware_hub.store.errors import (
     StoreError,
     StoreUnreachableError,
 )
+from middleware_hub.store.media import MediaFile
 from middleware_hub.store.paths import TextPath
 from middleware_hub.store.protocol import Batch, OnMissing, Store
 from middleware_hub.store.records import Blob, Event, SpanRecord
@@ -80,16 +81,18 @@ class HandOver:
         records: list[SpanRecord] = []
         blobs: list[Blob] = []
         events: list[Event] = []
+        media: list[MediaFile] = []
         paths: dict[bytes, TextPath] = {}
         for batch in batches:
             records += batch.records
             blobs += batch.blobs
             events += batch.events
+            media += batch.media
             paths.update(batch.paths)
         if any(event.log in self._broken or event.log in self._tails for event in events):
             return False
         try:
-            await self._store.append(Batch(records, paths, blobs, events))
+            await self._store.append(Batch(records, paths, blobs, events, media=media))
         except (LogMovedError, ClosedLogError, MissingRecordError):
             return False
         return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from middleware_hub.store.errors import DamagedRecordError
+from middleware_hub.store.media import MediaFile
 from middleware_hub.store.paths import BLOCK, Namespace, PathState, TextPath
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Blob, Event, SpanRecord
@@ -27,6 +28,7 @@ class _Batch(msgspec.Struct, frozen=True, array_like=True):
     paths: tuple[_Path, ...]
     blobs: tuple[Blob, ...]
     events: tuple[Event, ...]
+    media: tuple[MediaFile, ...] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -42,8 +44,9 @@ def pack(batch: Batch) -> bytes:
         _Path(tuple(records), path.namespace, path.state(path.first * BLOCK), path.text[path.first * BLOCK :])
         for path, records in named.values()
     ]
+    events, media = tuple(batch.events), tuple(batch.media)
     try:
-        return _encoder.encode(_Batch(tuple(batch.records), tuple(paths), tuple(batch.blobs), tuple(batch.events)))
+        return _encoder.encode(_Batch(tuple(batch.records), tuple(paths), tuple(batch.blobs), events, media))
     except UnicodeEncodeError as error:
         raise ValueError(f"a text with half of a surrogate pair cannot be stored: {error}") from error
 
@@ -58,4 +61,4 @@ def unpack(data: bytes | memoryview) -> Batch:
     for one in found.paths:
         path = TextPath(one.namespace, "\0" * (one.state.blocks * BLOCK) + one.text, one.state)
         paths.update(dict.fromkeys(one.records, path))
-    return Batch(found.records, paths, found.blobs, found.events)
+    return Batch(found.records, paths, found.blobs, found.events, media=found.media)

@@ -15,6 +15,7 @@ from middleware_hub.store.errors import (
     MissingRecordError,
     StoreError,
 )
+from middleware_hub.store.media import MediaFile
 from middleware_hub.store.paths import Place, TextPath
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import (
@@ -28,6 +29,7 @@ from middleware_hub.store.records import (
     path_of,
     places_of,
 )
+from middleware_hub.store.sqlite.media import write_files
 from middleware_hub.store.sqlite.others import Others, entered
 from middleware_hub.store.sqlite.rows import THERE, Located, Row, insert, locate, marks, padded
 
@@ -56,6 +58,9 @@ class EncodedBatch:
     links: list[bytes] = field(default_factory=list)
     blobs: list[tuple[bytes, str, bytes]] = field(default_factory=list)
     events: list[tuple[Event, bytes]] = field(default_factory=list)
+    named: list[tuple[bytes, bytes]] = field(default_factory=list)
+    """The files of media that records name: the id of each record with a key."""
+    media: Sequence[MediaFile] = ()
     size: int = 0
     """Bytes of all that is encoded."""
 
@@ -71,6 +76,8 @@ def prepare(batch: Batch) -> EncodedBatch:
         path = path_of(record, batch.paths.get(record.id, path))
         done.bodies.append(encode(record))
         done.places.append(places_of(record, path))
+        if record.media:
+            done.named += [(record.id, key) for key in record.files]
         done.links += record.links
         done.links.append(record.root)
     done.bodies.reverse()
@@ -83,6 +90,9 @@ def prepare(batch: Batch) -> EncodedBatch:
     done.size = sum(map(len, done.bodies))
     if batch.blobs or batch.events:
         done.size += sum(len(body) for _, _, body in done.blobs) + sum(len(body) for _, body in done.events)
+    if batch.media:
+        done.media = batch.media
+        done.size += sum(one.size for one in batch.media)
     return done
 
 
@@ -176,6 +186,8 @@ class Group:
         self._roots: list[Row] = []
         self._blobs: list[Row] = []
         self._events: list[tuple[str, int, bytes]] = []
+        self._named: list[Row] = []
+        self._media: list[MediaFile] = []
         self.hits: list[Mark] = []
 
     def _read_logs(self, names: Iterable[str]) -> None:
@@ -222,6 +234,9 @@ class Group:
         self._roots += roots
         self.hits += hits
         self._blobs += [(located[record].n, name, body) for record, name, body in job.blobs]
+        if job.named:
+            self._named += [(located[record].n, key) for record, key in job.named]
+            self._media += job.media
         for (event, body), number in zip(job.events, numbers, strict=True):
             log, _, closed = self._logs.get(event.log, _NO_LOG)
             self._logs[event.log] = Log(log, number, max(closed, event.closes))
@@ -278,6 +293,8 @@ class Group:
         if self._records:
             insert(connection, "news", [(self.last, self._since, self._writer, entered(self._places))])
         insert(connection, "blobs(record, name, body)", self._blobs, verb="INSERT OR IGNORE")
+        if self._named:
+            write_files(connection, self._named, self._media)
         if self._changed:
             self._write_events()
 

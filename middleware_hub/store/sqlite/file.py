@@ -48,15 +48,30 @@ _SINCE_2: Final = (
     """CREATE TABLE announced(name TEXT PRIMARY KEY, data BLOB NOT NULL, said REAL NOT NULL, until REAL NOT NULL)
        WITHOUT ROWID""",
 )
-# See `others`. A router that does not know of these may use the file at the same time, so they are no other format: it writes
-# no news, which is noticed, and the trigger counts what it forgets.
+# See `others` and `media`. A router that does not know of these may use the file at the same time, so they are no other format:
+# it writes no news, which is noticed, and no files. The triggers count what it forgets, and delete the files of that.
 _BESIDE: Final = (
     "CREATE TABLE IF NOT EXISTS news(n INTEGER PRIMARY KEY, since INTEGER NOT NULL, writer BLOB NOT NULL, "
     "entered BLOB NOT NULL)",
     "INSERT OR IGNORE INTO meta VALUES ('forgotten', '0')",
     "CREATE TRIGGER IF NOT EXISTS forgotten AFTER DELETE ON records "
     "BEGIN UPDATE meta SET value = value + 1 WHERE key = 'forgotten'; END",
+    # The bytes come last, so that the other columns are read without them.
+    "CREATE TABLE IF NOT EXISTS media(key BLOB NOT NULL UNIQUE, size INTEGER NOT NULL, about BLOB NOT NULL, "
+    "data BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS media_lengths(key BLOB NOT NULL, settings TEXT NOT NULL, length INTEGER NOT NULL, "
+    "PRIMARY KEY(key, settings)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS media_names(record INTEGER NOT NULL, key BLOB NOT NULL, PRIMARY KEY(record, key)) "
+    "WITHOUT ROWID",
+    "CREATE INDEX IF NOT EXISTS media_names_of_file ON media_names(key)",
+    "CREATE TRIGGER IF NOT EXISTS media_of_record AFTER DELETE ON records "
+    "BEGIN DELETE FROM media_names WHERE record = OLD.n; END",
+    "CREATE TRIGGER IF NOT EXISTS media_unnamed AFTER DELETE ON media_names "
+    "WHEN NOT EXISTS (SELECT 1 FROM media_names WHERE key = OLD.key) "
+    "BEGIN DELETE FROM media WHERE key = OLD.key; DELETE FROM media_lengths WHERE key = OLD.key; END",
 )
+_NEWEST: Final = "media_unnamed"
+"""What of `_BESIDE` was added last."""
 
 
 def place_of(path: str) -> Path:
@@ -159,7 +174,7 @@ def check(connection: apsw.Connection, path: Path, fingerprint: str | None) -> N
 
 def _grow(connection: apsw.Connection) -> None:
     """Migrate a file of an earlier version to this one. Routers that have it open can still use it."""
-    beside = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'forgotten'").get
+    beside = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_NEWEST,)).get
     if beside and connection.execute("PRAGMA user_version").get == FORMAT:
         return
     _patiently(lambda: connection.execute("BEGIN IMMEDIATE"))

@@ -17,6 +17,7 @@ from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
 from middleware_hub.store.paths import Place
 from middleware_hub.store.records import SpanRecord, decode
 from middleware_hub.store.retracing import Retracer
+from middleware_hub.store.sqlite.media import own_bytes
 from middleware_hub.store.sqlite.others import keep_newest
 from middleware_hub.store.sqlite.rows import marks
 
@@ -41,7 +42,7 @@ class Plan:
 
     Attributes:
         records: the latest first.
-        size: bytes of its records.
+        size: bytes of its records, and of the files that they alone name.
     """
 
     root: int
@@ -113,6 +114,8 @@ def _planned(connection: apsw.Connection, found: Plan) -> Plan:
             ids[record.id] = record
         except (DamagedRecordError, StoreMismatchError):
             bodies[n] = None
+    if any(record is not None and record.media for record in bodies.values()):
+        found.size += own_bytes(connection, found.root)
     retracer = Retracer(ids.get)
     for n, held in bodies.items():
         where = None if held is None else retracer.places(held)

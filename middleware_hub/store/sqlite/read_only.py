@@ -19,6 +19,7 @@ import apsw
 from msgspec.structs import replace
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
+from middleware_hub.store.media import MediaFile
 from middleware_hub.store.protocol import Finding, Found, LogInfo, LookUps, Query, StoreStats
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, decode
 from middleware_hub.store.sqlite.file import (
@@ -33,6 +34,7 @@ from middleware_hub.store.sqlite.file import (
     read_options,
 )
 from middleware_hub.store.sqlite.forgetting import sizes
+from middleware_hub.store.sqlite.media import media_sizes
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.verifying import SqliteVerifier
 
@@ -84,6 +86,9 @@ class ReadOnlyStore:
     ) -> list[Blob]:
         return await self._in_thread(partial(self._reader.blobs, record, names))
 
+    async def media(self, tenant: str, digests: Sequence[str], *, data: bool = True) -> Mapping[str, MediaFile]:
+        return await self._in_thread(lambda: self._reader.media(tenant, digests, data=data))
+
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
         return await self._in_thread(partial(self._reader.events, log, after, limit))
 
@@ -107,7 +112,9 @@ class ReadOnlyStore:
 
     async def stats(self) -> StoreStats:
         found = await self._in_thread(partial(self._reader.within, sizes))
-        return StoreStats(*found, damaged=self._look_ups.damaged)
+        media, media_bytes, unnamed = await self._in_thread(partial(self._reader.within, media_sizes))
+        damaged = self._look_ups.damaged
+        return StoreStats(*found, damaged=damaged, media=media, media_bytes=media_bytes, media_unnamed=unnamed)
 
     @property
     def _reader(self) -> Reader:

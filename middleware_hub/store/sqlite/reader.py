@@ -12,9 +12,11 @@ from typing import Any, Final, TypeVar
 import apsw
 
 from middleware_hub.store.look_up import complete
+from middleware_hub.store.media import MediaFile
 from middleware_hub.store.protocol import Found, LogInfo, Query
 from middleware_hub.store.records import Blob, Event, Mark, SpanRecord, decode_blob, decode_event
 from middleware_hub.store.sqlite.file import SameFile, connect, mapped
+from middleware_hub.store.sqlite.media import read_files
 from middleware_hub.store.sqlite.rows import THERE, locate, marks, padded
 from middleware_hub.store.sqlite.searching import SqliteSearch, Wanted, decode_all
 
@@ -140,6 +142,10 @@ class Reader:
         with self._reading():
             rows = list(self.connection.execute(sql, (record,)))
         return [decode_blob(body) for name, body in rows if names is None or name in names]
+
+    def media(self, tenant: str, digests: Sequence[str], *, data: bool) -> dict[str, MediaFile]:
+        with self._reading():
+            return read_files(self.connection, tenant, digests, data=data)
 
     def events(self, log: str, after: int, limit: int) -> list[Event]:
         sql = (

@@ -14,6 +14,7 @@ import apsw
 from msgspec.structs import replace
 
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError, StoreUnreachableError
+from middleware_hub.store.media import MediaFile
 from middleware_hub.store.paths import BLOCK
 from middleware_hub.store.protocol import (
     Batch,
@@ -44,6 +45,7 @@ from middleware_hub.store.sqlite.forgetting import (
     trim,
     used_bytes,
 )
+from middleware_hub.store.sqlite.media import media_sizes
 from middleware_hub.store.sqlite.others import Ground, trim_news
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.verifying import SqliteVerifier
@@ -196,6 +198,10 @@ class SqliteStore:
         _, threaded = self._open_readers()
         return await self._in_thread(lambda: threaded.blobs(record, names))
 
+    async def media(self, tenant: str, digests: Sequence[str], *, data: bool = True) -> Mapping[str, MediaFile]:
+        _, threaded = self._open_readers()
+        return await self._in_thread(lambda: threaded.media(tenant, digests, data=data))
+
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
         inline, threaded = self._open_readers()
         writer = self._open_writer()
@@ -301,12 +307,20 @@ class SqliteStore:
     async def stats(self) -> StoreStats:
         _, threaded = self._open_readers()
         writer = self._open_writer()
+        records, roots, logs, size = await self._in_thread(partial(threaded.within, sizes))
+        media, media_bytes, unnamed = await self._in_thread(partial(threaded.within, media_sizes))
         found = StoreStats(
-            *await self._in_thread(partial(threaded.within, sizes)),
+            records,
+            roots,
+            logs,
+            size,
             writer.groups,
             writer.appends,
             conflicts=writer.conflicts,
             torn_bytes=self._torn,
+            media=media,
+            media_bytes=media_bytes,
+            media_unnamed=unnamed,
         )
         return self._look_ups.added_to(found)
 

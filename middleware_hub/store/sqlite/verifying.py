@@ -11,6 +11,7 @@ from middleware_hub.store.protocol import Finding
 from middleware_hub.store.records import SpanRecord, decode
 from middleware_hub.store.retracing import Retracer
 from middleware_hub.store.sqlite.file import ERRORS, mapped
+from middleware_hub.store.sqlite.media import check_media, missing_media, there
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.rows import THERE, Located, locate
 from middleware_hub.store.verifying import check_blob, check_chain, check_event, check_links, check_record, not_entered
@@ -19,6 +20,8 @@ Page = tuple[list[Finding], bool]
 InThread = Callable[[Callable[[], Page]], Awaitable[Page]]
 
 _PAGE: Final = 200
+_FILES: Final = 16
+"""Files of media that are read at once: each may have 20 MB."""
 _LOG: Final = "SELECT name FROM logs l WHERE l.log = events.log"
 _PLACE: Final = "SELECT 1 FROM places WHERE key = ? AND length = ? AND hash = ? AND kind = ? AND record = ?"
 
@@ -73,6 +76,7 @@ class SqliteVerifier:
             yield found  # between two pages no transaction is open
         yield self._strays()
         yield from self._sealed("blobs", "rowid, name, body", check_blob)
+        yield from self._media()
         yield from self._sealed("events", f"rowid, ({_LOG}), number, body", check_event)
         yield self._gaps()
         yield from self._sealed("roots", "root, stamp", lambda _: ())  # reads the stamps: a damaged text cannot be read
@@ -118,6 +122,23 @@ class SqliteVerifier:
             if count:
                 found.append(Finding("index", f"{count} entries of {table} point to records that are not there"))
         return found
+
+    def _media(self) -> Iterator[list[Finding]]:
+        """Check the files of media, and whether records name files that are not there."""
+        with self._reader.snapshot() as connection:
+            known = there(connection)
+        at: int | None = 0 if known else None
+        while at is not None:
+            with self._reader.snapshot() as connection:
+                found, at = check_media(connection, at, _FILES)
+            yield found
+        if known:
+            with self._reader.snapshot() as connection:
+                missing = missing_media(connection)
+            yield [
+                Finding("media", f"record {record.hex()} names a picture whose file is not there", record)
+                for record in missing
+            ]
 
     def _sealed(self, table: str, columns: str, check: Any) -> Iterator[list[Finding]]:
         after = 0

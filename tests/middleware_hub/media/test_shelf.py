@@ -150,3 +150,16 @@ def test_another_tenants_look_does_not_keep_a_picture() -> None:
     shelf.put("a", PICTURES[0])
     assert shelf.get("a", PICTURES[1].digest) is None
     assert shelf.get("a", PICTURES[2].digest) is not None
+
+
+def test_a_picture_that_went_is_found_while_somebody_holds_it() -> None:
+    """A request needs its pictures until it is answered, whatever others send meanwhile; and only its own tenant finds them."""
+    shelf = Shelf(PICTURES[1].held_bytes)
+    held = shelf.put("a", picture(1, 20))
+    shelf.put("a", PICTURES[2])
+    assert shelf.get("a", held.digest) is None
+    assert shelf.find("a", held.digest) is held
+    assert shelf.find("b", held.digest) is None
+    digest = held.digest
+    del held
+    assert shelf.find("a", digest) is None

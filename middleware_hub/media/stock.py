@@ -1,0 +1,134 @@
+"""The pictures that this process can show: those on the shelf, and those of the store behind it, which is slower and larger.
+
+    request with bytes ----> shelf ----> with the first record that names it ----> store
+    request with a digest,
+    retrieval, download <--- shelf <---- if it went from there (budget, restart, another router has it) ---- store
+
+Code that decides reads only the shelf. So whoever serves a request first *brings* the pictures that it will need, and holds
+them while it needs them: the budget may send them from the shelf meanwhile, but `Shelf.find` finds what somebody holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from middleware_hub.media.lengths import Lengths
+from middleware_hub.media.picture import Picture
+from middleware_hub.media.shelf import Shelf
+from middleware_hub.store.errors import StoreError
+from middleware_hub.store.media import MediaFile
+from middleware_hub.store.protocol import Batch, Store
+
+logger = logging.getLogger(__name__)
+
+_MOST_KNOWN: Final = 20_000
+"""Pictures about which is known what the store says, without their bytes; 500 bytes each."""
+
+Named = tuple[str, str]
+"""A tenant, and a digest."""
+
+
+class Stock:
+    """See the top of this file. It belongs to the event loop.
+
+    Args:
+        store: open while it is asked; None keeps pictures in memory only.
+
+    Attributes:
+        brought: pictures that came out of the store.
+        unsaved: pictures whose bytes were gone before the record that names them was saved: the store may lack them.
+    """
+
+    def __init__(self, shelf: Shelf, lengths: Lengths | None = None, store: Store | None = None) -> None:
+        self.shelf = shelf
+        self.lengths = Lengths() if lengths is None else lengths
+        self.brought = self.unsaved = 0
+        self._store = store
+        self._told: OrderedDict[Named, MediaFile | None] = OrderedDict()
+
+    async def bring(self, tenant: str, digests: Iterable[str]) -> list[Picture]:
+        """Return these pictures, without those that a tenant does not have or that cannot be had now. They are on the shelf.
+
+        Hold the list while they are needed.
+        """
+        held, missing = list[Picture](), list[str]()
+        for digest in dict.fromkeys(digests):
+            picture = self.shelf.find(tenant, digest)
+            if picture is None:
+                missing.append(digest)
+            else:
+                held.append(picture)
+        for digest in missing if self._store is not None else ():  # one by one: each may have 20 MB
+            for file in await self._asked(tenant, [digest], data=True):
+                made = Picture(file.digest, file.mime, file.width, file.height, file.data, file.upright)
+                held.append(self.shelf.put(tenant, made))
+                self.brought += 1
+        return held
+
+    async def ask(self, tenant: str, digests: Iterable[str]) -> None:
+        """Ask the store once about pictures that are not on the shelf, or whose length is not known, without their bytes."""
+        if self._store is None:
+            return
+        wanted = [one for one in dict.fromkeys(digests) if (tenant, one) not in self._told]
+        if wanted:
+            await self._asked(tenant, wanted, data=False)
+
+    def about(self, tenant: str, digest: str) -> Picture | MediaFile | None:
+        """Return what is known of a picture's form: from the shelf, or from what the store was asked."""
+        return self.shelf.find(tenant, digest) or self._told.get((tenant, digest))
+
+    async def _asked(self, tenant: str, digests: Sequence[str], *, data: bool) -> list[MediaFile]:
+        assert self._store is not None
+        try:
+            found = await self._store.media(tenant, digests, data=data)
+        except StoreError as error:
+            logger.warning("pictures cannot be read from the store: %s", error.message)
+            return []
+        for digest in digests:
+            file = found.get(digest)
+            self._note((tenant, digest), file)
+            for settings, length in {} if file is None else file.lengths.items():
+                self.lengths.recall(settings, digest, length)
+        return list(found.values())
+
+    def _note(self, named: Named, file: MediaFile | None) -> None:
+        self._told[named] = None if file is None else replace(file, data=b"")
+        self._told.move_to_end(named)
+        if len(self._told) > _MOST_KNOWN:
+            self._told.popitem(last=False)
+
+    def beside(self, batch: Batch) -> Batch:
+        """Return a batch with the files that its records name, as far as they are here. Files that it has already stay."""
+        named = {
+            (record.namespace[0], digest): None
+            for record in batch.records
+            if record.media
+            for _, _, digest in record.media
+        }
+        there = {(file.tenant, file.digest) for file in batch.media}
+        files = [file for one in named if one not in there and (file := self._file(one)) is not None]
+        return replace(batch, media=[*batch.media, *files]) if files else batch
+
+    def _file(self, named: Named) -> MediaFile | None:
+        tenant, digest = named
+        picture = self.shelf.find(tenant, digest)
+        if picture is None:
+            if self._told.get(named) is None:
+                self.unsaved += 1
+                logger.warning(
+                    "the bytes of the image %s are gone before they were saved: raise --media-max-bytes", digest
+                )
+            return None
+        lengths = self.lengths.of(digest)
+        file = MediaFile(
+            *(tenant, digest, picture.mime, picture.width, picture.height, picture.upright, len(picture.data)),
+            picture.data,
+            lengths,
+        )
+        self._note(named, file)
+        return file
