@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-agent serve install test test-slow test-sglang test-vllm test-vlm test-trainers fuzz lint bench bench-once soak client reference pictures clean
+.PHONY: help demo demo-agent serve install test test-slow test-sglang test-vllm test-vlm test-harnesses test-trainers fuzz lint bench bench-once soak client reference pictures clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,10 +58,10 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 PARALLEL = -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.test ## run all tests but the slow ones and those on real engines
-	@$(PYTEST) -m "not slow and not sglang and not vllm" $(PARALLEL) $(ARGS)
+	@$(PYTEST) -m "not slow and not sglang and not vllm and not harness" $(PARALLEL) $(ARGS)
 
 test-slow: $(VENV)/.slow ## run the slow tests, and the random ones with all examples and whole vocabularies, some minutes
-	@TITO_SLOW=1 $(PYTEST) -m "(slow or hypothesis) and not sglang and not vllm" $(PARALLEL) $(ARGS)
+	@TITO_SLOW=1 $(PYTEST) -m "(slow or hypothesis) and not sglang and not vllm and not harness" $(PARALLEL) $(ARGS)
 
 test-sglang: $(VENV)/.test ## run the tests on a real SGLang, without a GPU; the first time makes one: Linux, 3.5 GB, minutes
 	@tests/sglang_cpu/setup.sh
@@ -74,6 +74,9 @@ test-vllm: $(VENV)/.test ## run the tests on a real vLLM, without a GPU; the fir
 test-vlm: $(VENV)/.test ## run the tests with images on both real engines; the first time makes both, and two models, minutes
 	@tests/vlm_cpu/setup.sh
 	@$(PYTEST) -m vlm -p tests.support.engine_report $(ARGS)
+
+test-harnesses: $(VENV)/.test ## run agent harnesses, each in an environment of its own: minutes the first time (ARGS="-k codex" for one)
+	@$(PYTEST) -m harness -n0 tests/harnesses $(ARGS)
 
 # The trainers want versions of transformers that the tests do not, so they have an environment of their own.
 test-trainers: ## run the tests of trainers on verl, TRL, slime and miles themselves; the first time installs them, 2.5 GB, minutes

@@ -85,7 +85,7 @@ class AgentSession:
     def make(cls, stack: Stack, **given: Any) -> AgentSession:
         body = {
             key: given.pop(key)
-            for key in ("session_id", "sampling_params", "metadata", "ttl_s", "response_budget")
+            for key in ("session_id", "sampling_params", "metadata", "ttl_s", "response_budget", "match")
             if key in given
         }
         answer = stack.post("/sessions", body)

@@ -1,0 +1,167 @@
+"""A harness: a program in `agents/` that runs an agent as its documentation says, in an environment of its own.
+
+A program is one file. It begins with inline metadata as scripts have it (PEP 723; `//` in place of `#` in JavaScript):
+`dependencies` from PyPI, and the table `[tool.harness]`:
+
+- `npm`: packages from the npm registry; a Node is one of them where the machine's is older than the package wants;
+- `dialect`: `chat`, `responses` or `messages`;
+- `tool`, `first`, `second`: a tool that the harness has, and two sets of arguments for it;
+- `unknown = false`: an unknown tool ends its run; `resume = false`: it takes one question alone;
+- `marks`: a text that is in every request of the task and in no side request, where tools do not tell them apart;
+- `match`: the setting of `POST /sessions` that makes it one trajectory, where the default does not;
+- `last`: the call, with `name` and `arguments`, that ends its run, where an answer without a call does not;
+- `replies`: texts that the model says in place of the plan's, where the harness reads its own form out of them;
+- `trajectories`: how many it makes of one task, if not one, and `because`, the reason, in words.
+
+It gets its questions as arguments, one after the other in one conversation, prints the last answer, and reads
+`OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL` and `MODEL` from its environment. The folder that it runs in is empty and its own, as is
+`HOME`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+AGENTS = Path(__file__).parent / "agents"
+NODE = "node@24"
+RUNNERS = {".py": "python", ".mjs": "node", ".sh": "bash"}
+HEADER = re.compile(r"^(?:#|//) /// script$\n(?P<lines>(?:^(?:#|//)(?: .*)?$\n)+?)^(?:#|//) ///$", re.M)
+
+
+def cache() -> Path:
+    given = os.environ.get("TITO_HARNESSES_DIR")
+    return Path(given) if given else Path.home() / ".cache" / "tito-router" / "harnesses-1"
+
+
+@dataclass(frozen=True)
+class Harness:
+    """A program, with its metadata."""
+
+    path: Path
+    dependencies: tuple[str, ...]
+    npm: tuple[str, ...]
+    dialect: str
+    tool: str
+    first: dict[str, Any]
+    second: dict[str, Any]
+    unknown: bool
+    resume: bool
+    marks: str
+    match: str
+    last: dict[str, Any]
+    replies: tuple[str, ...]
+    trajectories: int
+    because: str
+
+    @classmethod
+    def read(cls, path: Path) -> Harness:
+        """Read a program's metadata. Raises ValueError where it has none."""
+        found = HEADER.search(path.read_text())
+        if found is None:
+            raise ValueError(f"{path.name} does not begin with `/// script`")
+        lines = (re.sub(r"^(#|//) ?", "", line) for line in found["lines"].splitlines())
+        told = tomllib.loads("\n".join(lines))
+        own = told["tool"]["harness"]
+        return cls(
+            path,
+            tuple(told.get("dependencies", ())),
+            tuple(own.get("npm", ())),
+            own["dialect"],
+            own.get("tool", "look"),
+            own.get("first", {"where": "there", "times": 2}),
+            own.get("second", {"where": "here", "times": 1}),
+            own.get("unknown", True),
+            own.get("resume", True),
+            own.get("marks", ""),
+            own.get("match", ""),
+            own.get("last", {}),
+            tuple(own.get("replies", ())),
+            own.get("trajectories", 1),
+            own.get("because", ""),
+        )
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return self.dependencies + self.npm
+
+    @property
+    def environment(self) -> Path:
+        digest = hashlib.sha256(repr((self.packages, sys.version_info[:2], NODE)).encode()).hexdigest()[:10]
+        return cache() / f"{self.name}-{digest}"
+
+    def install(self) -> Path:
+        """Make its environment, if it is not there, and return its folder; what broke off is made again."""
+        folder, done = self.environment, self.environment / ".done"
+        if done.exists():
+            return folder
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        if self.path.suffix == ".py" or self.dependencies:
+            uv = _uv()
+            _run([uv, "venv", "--quiet", "--python", sys.executable, folder / "venv"], folder)
+            python = folder / "venv" / "bin" / "python"
+            _run([uv, "pip", "install", "--quiet", "--python", python, *self.dependencies], folder)
+        if self.npm:
+            npm = ["npm", "install", "--prefix", folder, "--no-fund", "--no-audit", "--loglevel", "error"]
+            _run([*npm, NODE], folder)
+            _run([*npm, *self.npm], folder, PATH=f"{folder}/node_modules/.bin:{os.environ['PATH']}")
+        done.touch()
+        return folder
+
+    def run(self, urls: dict[str, str], questions: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
+        """Run it in `folder`, with the addresses of a session, for three minutes at most."""
+        made, home, work = self.install(), folder / "home", folder / "work"
+        home.mkdir()
+        work.mkdir()
+        path = f"{made}/venv/bin:{made}/node_modules/.bin:{os.environ['PATH']}"
+        own = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "MODEL": "m", "TERM": "dumb", **urls}
+        own |= {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}
+        # Beside the modules of npm, which are looked for there, and beside no file that has the name of a package.
+        program = made / f"program{self.path.suffix}"
+        shutil.copyfile(self.path, program)
+        command = [RUNNERS[self.path.suffix], str(program), *questions[: 2 if self.resume else 1]]
+        return subprocess.run(
+            command, cwd=work, env=own, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180
+        )
+
+
+def harnesses() -> list[Harness]:
+    """All of them, by name."""
+    return [Harness.read(path) for path in sorted(AGENTS.iterdir()) if path.suffix in RUNNERS]
+
+
+def _uv() -> Path:
+    """Return uv, which makes environments that share their files."""
+    folder = cache() / "uv-0.13.9"
+    uv = folder / "bin" / "uv"
+    if not uv.exists():
+        _run([sys.executable, "-m", "venv", "--clear", folder], Path.cwd())
+        _run([folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "uv==0.13.9"], Path.cwd())
+    return uv
+
+
+def _run(command: list[Any], folder: Path, **env: str) -> None:
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env=os.environ | {"UV_CACHE_DIR": str(cache() / "uv-cache"), **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
