@@ -222,9 +222,11 @@ class RadixTreeMiddleware:
             if media is not None and shown:
                 asks = media.asks_ids(unknown=any(prompt.unknown for prompt in prompts), stream=request.stream)
                 further = media.worker_fields(call.caller.tenant, shown, batch=request.batch, asks_ids=asks)
-            call.body, call.request = request.for_worker(
-                printed, call.request, force_logprobs=self.force_logprobs, further=further
+            finish = partial(
+                request.for_worker, printed, call.request, force_logprobs=self.force_logprobs, further=further
             )
+            heavy = shown and sum([one.size for one in shown]) > LIGHT
+            call.body, call.request = await offload(True, finish) if heavy else finish()
             call.headers = as_json(call.headers)
             first = prompts[0]
             call.hint = RouteHint(

@@ -80,6 +80,11 @@ class Shown(NamedTuple):
         return [one.digest for one in self.pictures]
 
     @property
+    def size(self) -> int:
+        """The bytes of the files."""
+        return sum(len(one.data) for one in self.pictures)
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """`media_orientation` if one of them is not stored upright: engines disagree on whether to turn it."""
         return () if all(one.upright for one in self.pictures) else ("media_orientation",)

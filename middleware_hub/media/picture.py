@@ -74,7 +74,7 @@ def is_digest(given: str) -> bool:
     return _DIGEST.fullmatch(given) is not None
 
 
-def read_picture(given: str | bytes, max_bytes: int) -> Picture:
+def read_picture(given: str | memoryview, max_bytes: int) -> Picture:
     """Return the picture of a data URL (`data:image/png;base64,...`) or of bare base64.
 
     Base64 may have ASCII white space in it: some encoders break lines. The media type that the URL claims is not read.
@@ -88,20 +88,21 @@ def read_picture(given: str | bytes, max_bytes: int) -> Picture:
         MediaUrlError: it is another URL, or a path.
     """
     try:
-        text = given.encode("ascii") if isinstance(given, str) else given
+        text = memoryview(given.encode("ascii")) if isinstance(given, str) else given
     except UnicodeEncodeError as error:
         raise MediaInvalidError(f"an image is no base64: {error}") from None
-    start, bare = 0, text[:5].lower() != b"data:"
+    head, start = bytes(text[:_LONGEST_HEAD]), 0
+    bare = head[:5].lower() != b"data:"
     if bare:
-        if text.startswith(b"sha256:"):
+        if head.startswith(b"sha256:"):
             raise MediaInvalidError("a digest is `sha256:` and 64 lower-case hex digits")
-        if _SCHEME.match(text):
+        if _SCHEME.match(head):
             raise MediaUrlError(_NO_URL)
     else:
-        start = text.find(b",", 0, _LONGEST_HEAD) + 1
-        if not text[:start].lower().endswith(b";base64,"):
+        start = head.find(b",") + 1
+        if not head[:start].lower().endswith(b";base64,"):
             raise MediaInvalidError("a data URL of an image must be in base64: data:image/png;base64,...")
-    encoded = memoryview(text)[start:]
+    encoded = text[start:]
     try:
         data, once = _decoded(encoded, max_bytes)
         return make_picture(data, max_bytes, encoded if once else None)

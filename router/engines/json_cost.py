@@ -34,11 +34,12 @@ def check_weight(body: bytes, *, ids: bool = False) -> None:
         return
     most_items = len(body) if ids else MAX_ITEMS
     # Nearly all bodies pass this, although it counts the insides of strings, too.
-    if (
-        body.count(b":") <= MAX_NAMES
-        and body.count(b",") <= MAX_CONTAINERS
-        and _brackets(body, 0, len(body)) <= MAX_CONTAINERS
-    ):
+    names = containers = items = 0
+    for at in range(0, len(body), _STEP):
+        names += body.count(b":", at, at + _STEP)
+        items += body.count(b",", at, at + _STEP)
+        containers += _brackets(body, at, at + _STEP)
+    if names <= MAX_NAMES and items <= MAX_CONTAINERS and containers <= MAX_CONTAINERS:
         return
     names = containers = items = strings = at = 0
     while at < len(body):

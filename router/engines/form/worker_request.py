@@ -105,7 +105,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
             fields = self.fields
             if self.rids:
                 fields = {**fields, "rid": Raw(msgspec.json.encode(self.rids if self.batch else self.rids[0]))}
-            self._printed = msgspec.json.encode(fields)
+            self._printed = _printed(fields) if media.IMAGES in fields else msgspec.json.encode(fields)
         return self._printed
 
     @property
@@ -179,6 +179,15 @@ class WorkerRequest(msgspec.Struct, eq=False):
 
 _PROMPT_FIELDS = frozenset({"input_ids", "text", media.IMAGES, media.HASHES, media.NAMES})
 """Fields that are a list of prompts' where the prompts are a list."""
+
+
+def _printed(fields: dict[str, Raw]) -> bytes:
+    """Return an object as JSON. Pictures are copied once: an encoder's buffer grows, and copies them several times."""
+    parts: list[bytes | Raw] = []
+    for name, value in fields.items():
+        parts += (b"," if parts else b"{", msgspec.json.encode(name), b":", value)
+    return b"".join((*parts, b"}"))
+
 
 _flag = msgspec.json.Decoder(bool | None).decode
 
