@@ -206,12 +206,12 @@ class AsyncSession:
         listed: ExportOptions = {"expect_request_ids": self.replies} if self.replies else {}
         return await self.client.run(operations.finalize(self.id, {**listed, **options}))
 
-    async def tree(self, *, roots: str = "all") -> dict[str, Any]:
+    async def tree(self, *, roots: str = "all", media: operations.Media = "ref") -> dict[str, Any]:
         """End it; return its tree, in which shared turns are once. See `middleware_hub.integrations.tree`.
 
-        `roots`: `head` leaves out the requests that the agent made beside its task.
+        `roots`: `head` leaves out the requests that the agent made beside its task. `media`: as in `RetrieveOptions`.
         """
-        asked = {"format": "tree", "roots": roots}
+        asked = {"format": "tree", "roots": roots, "media": media}
         return await self.client.run(operations.in_session("POST", self.id, "/finalize", asked))
 
     async def delete(self) -> None:

@@ -201,12 +201,12 @@ class Session:
         listed: ExportOptions = {"expect_request_ids": self.replies} if self.replies else {}
         return self.client.run(operations.finalize(self.id, {**listed, **options}))
 
-    def tree(self, *, roots: str = "all") -> dict[str, Any]:
+    def tree(self, *, roots: str = "all", media: operations.Media = "ref") -> dict[str, Any]:
         """End it; return its tree, in which shared turns are once. See `middleware_hub.integrations.tree`.
 
-        `roots`: `head` leaves out the requests that the agent made beside its task.
+        `roots`: `head` leaves out the requests that the agent made beside its task. `media`: as in `RetrieveOptions`.
         """
-        asked = {"format": "tree", "roots": roots}
+        asked = {"format": "tree", "roots": roots, "media": media}
         return self.client.run(operations.in_session("POST", self.id, "/finalize", asked))
 
     def delete(self) -> None:

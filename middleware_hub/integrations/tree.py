@@ -95,7 +95,10 @@ class PackedTree:
 
 
 def pack(trees: Sequence[Mapping[str, Any]], device: Any = None, dtype: Any = torch.float32) -> PackedTree:
-    """Pack trees, as `finalize` with `"format": "tree"` gives them, one after the other. No tree sees another."""
+    """Pack trees, as `finalize` with `"format": "tree"` gives them, one after the other. No tree sees another.
+
+    Raises ValueError for a tree with images: a model that sees counts positions by the sides of each image, and wants features.
+    """
     ids: list[int] = []
     columns: dict[str, list[Any]] = {name: [] for name in ("position", "before", "sampled", "logprob", "tin", "tout")}
     member: list[list[tuple[int, int]]] = []
@@ -105,6 +108,8 @@ def pack(trees: Sequence[Mapping[str, Any]], device: Any = None, dtype: Any = to
         ends: list[int] = []
         begins: list[int] = []
         for node in nodes:
+            if node.get("multi_modal_data"):
+                raise ValueError("a tree with images is not packed here: train on its branches one by one (`finalize`)")
             begin, tokens = len(ids), node["token_ids"]
             count = len(tokens)
             parent = -1 if node["parent"] is None else ends[node["parent"]] - 1

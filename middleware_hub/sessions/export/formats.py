@@ -6,14 +6,18 @@ rewards, versions, ...) is JSON: one string for each trajectory.
 
     safetensors   tensors "0.prompt_ids", "0.response_ids", "0.response_mask", "0.response_logprobs", "1.prompt_ids", ...
                   and "0.routed_experts", [rows, width], where it could be joined (see `per_token`)
+                  and "media.sha256:...", uint8, the file of each image once, with `media=inline`
                   metadata {"session": "{...}", "0": "{...}", "1": "{...}"}
     arrow         a stream of one record batch: a row for each trajectory, list columns of the same names, and `json`
                   `routed_experts` is flat, or null: its shape is in the JSON
+                  `images`, if some trajectory has any: a list of structs, the fields of `multi_modal_data` but for the bytes
                   schema metadata {"session": "{...}"}
+                  behind it, with `media=inline`, a second stream: a row for each image, once, with its file
 """
 
 from __future__ import annotations
 
+from binascii import a2b_base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,7 +124,9 @@ def safetensors(found: Sequence[BranchTrajectory], head: Mapping[str, Any]) -> b
     }
     for number, one in enumerate(found):
         tensors.update({f"{number}.{name}": array.array() for name, array in one.per_token.items()})
-    metadata = {"session": _json(head), **{str(number): _json(described(one)) for number, one in enumerate(found)}}
+    tensors.update({f"media.{name}": np.frombuffer(data, np.uint8) for name, (_, data) in _files(found).items()})
+    rest = {str(number): _json(described(_without_files(one))) for number, one in enumerate(found)}
+    metadata = {"session": _json(head), **rest}
     return bytes(save(tensors, metadata))
 
 
@@ -137,12 +143,51 @@ def arrow(found: Sequence[BranchTrajectory], head: Mapping[str, Any]) -> bytes:
         if any(array is not None for array in flat):
             # `large_list`: 32-bit offsets end at two billion numbers of all trajectories together.
             columns[name] = pa.array(flat, pa.large_list(pa.int32()))
-    columns["json"] = pa.array([_json(described(one)) for one in found], pa.string())
-    batch = pa.record_batch(columns).replace_schema_metadata({"session": _json(head)})
+    if any(one.images for one in found):
+        columns["images"] = pa.array([_spans(one) for one in found], pa.list_(pa.struct(_image_fields(pa))))
+    columns["json"] = pa.array([_json(described(_without_files(one))) for one in found], pa.string())
+    batches = [pa.record_batch(columns).replace_schema_metadata({"session": _json(head)})]
+    if files := _files(found):
+        rows = [{**{name: image[name] for name in _OF_FILE}, "bytes": data} for image, data in files.values()]
+        kinds = {**dict(_image_fields(pa)), "bytes": pa.large_binary()}
+        schema = pa.schema([(name, kinds[name]) for name in (*_OF_FILE, "bytes")])
+        batches.append(pa.RecordBatch.from_pylist(rows, schema=schema))
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
+    for batch in batches:
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
     return bytes(sink.getvalue())
+
+
+_OF_FILE = ("digest", "mime", "width", "height")
+
+
+def _image_fields(pa: Any) -> list[tuple[str, Any]]:
+    number, text = pa.int32(), pa.string()
+    sides = [("width", number), ("height", number), ("start", number), ("end", number)]
+    return [("digest", text), ("mime", text), *sides, ("message", number), ("part", number)]
+
+
+def _spans(trajectory: BranchTrajectory) -> list[dict[str, Any]]:
+    """Return the images of a trajectory as rows without their files; `start` and `end` are their span."""
+    names = (*_OF_FILE, "message", "part")
+    return [
+        {**{name: one[name] for name in names}, "start": one["span"][0], "end": one["span"][1]}
+        for one in trajectory.images
+    ]
+
+
+def _files(found: Iterable[BranchTrajectory]) -> dict[str, tuple[Mapping[str, Any], bytes]]:
+    """Return the images whose files are asked for and held, each once: an entry, and the file."""
+    shown = {image["digest"]: image for one in found for image in one.images if image["bytes"] is not None}
+    return {digest: (image, a2b_base64(image["bytes"])) for digest, image in shown.items()}
+
+
+def _without_files(trajectory: BranchTrajectory) -> BranchTrajectory:
+    """Return a trajectory whose images lack their files, which stand elsewhere, once."""
+    if not any(one["bytes"] for one in trajectory.images):
+        return trajectory
+    return msgspec.structs.replace(trajectory, images=[{**one, "bytes": None} for one in trajectory.images])
 
 
 FORMATS: Mapping[str, tuple[bytes, Callable[[Sequence[BranchTrajectory], Mapping[str, Any]], bytes]]] = {

@@ -8,6 +8,9 @@ are shared only if they are of the same sample: two replies with equal ids are t
 number the nodes in the order of the list: node `a` precedes, or is, node `b` in a sequence exactly if `tin[a] <= tin[b] <
 tout[a]`.
 
+An image is a run of one placeholder id, whatever it shows. So the ids of images are compared by digest as well: branches with
+different images part where the images stand, even if these have as many tokens.
+
 Per-token numbers of an engine (`routed_experts`) are rows of a node's tokens. A token that branches share has the row of the
 first branch with a row for it. The last token of a branch has no row.
 """
@@ -31,10 +34,13 @@ from middleware_hub.spans.trajectory import SampledTurn
 class _Run(msgspec.Struct):
     """Tokens of one branch that are all context, or all of one reply; `start` is their place in the branch.
 
-    `rows` have a row for each token, all `MISSING` for a token of which no reply has one.
+    `rows` have a row for each token, all `MISSING` for a token of which no reply has one. Tokens are equal if their `keys` are:
+    the ids, or a negative number for each token of an image. `images`: all of its branch, as answers show them.
     """
 
     ids: NDArray[np.int32]
+    keys: NDArray[np.int32]
+    images: Sequence[Mapping[str, Any]]
     start: int
     turn: SampledTurn | None
     logprobs: NDArray[np.float64] | None
@@ -48,7 +54,8 @@ class _Run(msgspec.Struct):
     def cut(self, begin: int, end: int) -> _Run:
         logprobs = None if self.logprobs is None else self.logprobs[begin:end]
         rows = {name: array[begin:end] for name, array in self.rows.items()}
-        return _Run(self.ids[begin:end], self.start + begin, self.turn, logprobs, self.versions, rows)
+        ids, keys = self.ids[begin:end], self.keys[begin:end]
+        return _Run(ids, keys, self.images, self.start + begin, self.turn, logprobs, self.versions, rows)
 
     def learn(self, other: _Run) -> None:
         """Fill in missing rows from another run with the same tokens."""
@@ -72,8 +79,10 @@ def tree(found: Sequence[BranchTrajectory], head: Mapping[str, Any]) -> bytes:
 
 def tree_of(found: Sequence[BranchTrajectory]) -> dict[str, Any]:
     """Return `nodes`, parents before their children, and `leaves`, the ends of branches in the order of their commits."""
-    root = _Node(_Run(np.zeros(0, np.int32), 0, None, None, (), {}), [])
-    ends = [_insert(root, _runs(branch)) for branch in found]
+    none = np.zeros(0, np.int32)
+    root = _Node(_Run(none, none, (), 0, None, None, (), {}), [])
+    numbers_of = dict[str, int]()
+    ends = [_insert(root, _runs(branch, numbers_of)) for branch in found]
     nodes, parents, touts = _numbered(root)
     numbers = {id(node): number for number, node in enumerate(nodes)}
     return {
@@ -84,8 +93,14 @@ def tree_of(found: Sequence[BranchTrajectory]) -> dict[str, Any]:
     }
 
 
-def _runs(branch: BranchTrajectory) -> Iterator[_Run]:
+def _runs(branch: BranchTrajectory, numbers_of: dict[str, int]) -> Iterator[_Run]:
+    """Yield the runs of a branch. `numbers_of`: the digests of images seen so far, each with its number."""
     ids = np.concatenate([branch.prompt_ids, branch.response_ids])
+    keys = ids
+    if branch.pictures:
+        keys = ids.copy()
+        for (start, length, digest), _, _ in branch.pictures:
+            keys[start : start + length] = -1 - numbers_of.setdefault(digest, len(numbers_of))
     begin, at = len(branch.prompt_ids), 0
     versions = tuple((version, begin + low, begin + high) for version, low, high in branch.weight_versions)
     logprobs = None
@@ -96,7 +111,7 @@ def _runs(branch: BranchTrajectory) -> Iterator[_Run]:
         for name, array in branch.per_token.items()
         if array.rows == len(ids) - 1
     }
-    whole = _Run(ids, 0, None, logprobs, versions, rows)
+    whole = _Run(ids, keys, branch.images, 0, None, logprobs, versions, rows)
     for turn in branch.turns:
         if at < turn.start:
             yield whole.cut(at, turn.start)
@@ -116,12 +131,12 @@ def _insert(root: _Node, runs: Iterator[_Run]) -> _Node:
         left = run
         while len(left.ids):
             child = next(
-                (one for one in at.children if one.run.span is left.span and one.run.ids[0] == left.ids[0]), None
+                (one for one in at.children if one.run.span is left.span and one.run.keys[0] == left.keys[0]), None
             )
             if child is None:
                 child = _Node(left, [])
                 at.children.append(child)
-            shared = _in_common(child.run.ids, left.ids)
+            shared = _in_common(child.run.keys, left.keys)
             if shared < len(child.run.ids):
                 # The new node is the upper part: a branch may end at the existing node.
                 upper = _Node(child.run.cut(0, shared), [child])
@@ -164,6 +179,7 @@ def _described(node: _Node, number: int, parent: int | None, tout: int) -> dict[
     run = node.run
     low, high = run.start, run.start + len(run.ids)
     turn = run.turn
+    images = [one for one in run.images if low <= one["span"][0] < high]
     return {
         "node": number,
         "parent": parent,
@@ -181,6 +197,7 @@ def _described(node: _Node, number: int, parent: int | None, tout: int) -> dict[
         "generation_id": None if turn is None else turn.request_id,
         "finish": None if turn is None or turn.end != high else turn.span.finish,
         "kv_version": None if turn is None else turn.span.kv_version,
+        **({"multi_modal_data": {"images": images}} if images else {}),
         **{name: _as_json(array) for name, array in run.rows.items() if (array != MISSING).any()},
     }
 
