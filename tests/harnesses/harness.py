@@ -98,6 +98,16 @@ class Harness:
         return self.dependencies + self.npm
 
     @property
+    def lacks(self) -> str:
+        """What it needs and this machine has not, in words, or nothing: npm, and its registry."""
+        if not self.npm or (self.environment / ".done").exists():
+            return ""
+        if shutil.which("npm") is None:
+            return "no npm on this machine"
+        asked = subprocess.run(["npm", "ping"], stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+        return "the npm registry does not answer" if asked.returncode else ""
+
+    @property
     def environment(self) -> Path:
         digest = hashlib.sha256(repr((self.packages, sys.version_info[:2], NODE)).encode()).hexdigest()[:10]
         return cache() / f"{self.name}-{digest}"

@@ -45,6 +45,8 @@ def planned(harness: Harness) -> list[Turn]:
 @pytest.mark.parametrize("harness", harnesses(), ids=lambda one: one.name)
 def test_one_task_is_one_trajectory(harness: Harness, served: Stack, tmp_path: Path) -> None:
     (worker,) = served.workers
+    if harness.lacks:
+        pytest.skip(harness.lacks)
     harness.install()
     session = AgentSession.make(served, **({"match": harness.match} if harness.match else {}))
     since = len(worker.log)
