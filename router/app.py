@@ -36,7 +36,7 @@ from router.observability.metrics import RouterMetrics, WorkerCollector
 from router.observability.tracing import Tracer
 from router.peers.peers import Peers, PeersCollector
 from router.peers.presence import Presence
-from router.policies import create_policy, parameters_of
+from router.policies import policies_of
 from router.policies.base import FollowsCaches, HasMetrics
 from router.policies.snapshots import PolicySnapshots
 from router.processes.joint_routes import JointRoutes, OtherProcesses
@@ -55,11 +55,12 @@ from router.workers.fleet_engine import FleetEngine, known_worker
 from router.workers.health import HealthChecks
 from router.workers.membership import FleetMembership
 from router.workers.names import DESCRIPTIONS, WorkerNames
+from router.workers.paired_pool import PairedPool
 from router.workers.policy import ReadsPrompts
-from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
 from router.workers.queue import RequestQueue
-from router.workers.worker import WorkerCheck, normalize_url
+from router.workers.roles import WorkerRoles
+from router.workers.worker import WorkerCheck, WorkerRole, normalize_url
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class RouterApp(Entrance):
         *,
         body_timeout: float,
         tracer: Tracer | None,
-        pool: WorkerPool,
+        pool: PairedPool,
         registry: CollectorRegistry,
         lifecycle: Lifecycle,
     ) -> None:
@@ -112,9 +113,11 @@ def create_app(
     requests = Requests()
     tracer = create_tracer(config.trace) if tracer is None else tracer
     workers = config.workers
-    policy = create_policy(workers.policy, parameters_of(workers))
-    pool = WorkerPool(
+    policy, prefill_policy = policies_of(workers)
+    pool = PairedPool(
         policy,
+        prefill_policy,
+        apart=workers.apart,
         health=workers.health,
         breaker=workers.breaker,
         max_inflight=workers.queue.max_inflight,
@@ -130,25 +133,33 @@ def create_app(
     translating = EngineUpstream(upstream, partial(known_worker, pool))
     table = engines(incremental_streams=workers.incremental_streams)
     engine = FleetEngine(pool, workers.engine, table, translating.speak)
+    roles = WorkerRoles(pool, apart=workers.apart)
+    for url, port in workers.prefill:
+        roles.name(url, WorkerRole.PREFILL, port)
+    for url in workers.decode:
+        roles.name(url, WorkerRole.DECODE)
     prober = Prober(
         upstream,
         seconds=workers.health.timeout,
         headers=instance.headers,
         engines=table.values(),
-        checked=engine.checked,
+        checked=lambda url, found: roles.checked(url, engine.checked(url, found)),
     )
     worker_checks: list[WorkerCheck] = []
     checks = HealthChecks(pool, prober, workers.health, metrics.probed, worker_checks)
-    kv_index = policy.index if isinstance(policy, FollowsCaches) else None
+    # The caches that spare work are those of prefill workers, where these are apart.
+    caching = prefill_policy if workers.apart else policy
+    kv_index = caching.index if isinstance(caching, FollowsCaches) else None
     kv_watch = KvWatch(pool, prober, kv_index, engines=table)
-    if isinstance(policy, HasMetrics):
-        registry.register(policy)
-    if isinstance(policy, FollowsCaches):
+    if isinstance(caching, HasMetrics):
+        registry.register(caching)
+    if isinstance(caching, FollowsCaches):
         registry.register(KvCollector(kv_index, kv_watch.subscriptions, pool.list))
     peers = Peers(Presence(config.server.router_id, _url(config.server)))
     registry.register(PeersCollector(peers))
     admission = Admission(pool, prober, checks, allowed=allowed, patience=workers.probe_timeout)
-    membership = FleetMembership(pool, admission, peers, WorkerNames(partial(prober.description, paths=DESCRIPTIONS)))
+    names = WorkerNames(partial(prober.description, paths=DESCRIPTIONS))
+    membership = FleetMembership(pool, admission, peers, names, roles)
     lifecycle = Lifecycle()
     fleet = Fleet(
         pool,
@@ -165,13 +176,13 @@ def create_app(
         "workers": len(pool.routable),
     }
     worker_dns = WorkerDns(membership, workers.dns, workers.dns_interval)
-    urls = [normalize_url(url) for url in workers.urls]
+    urls = [normalize_url(url) for url in (*(url for url, _ in workers.prefill), *workers.decode, *workers.urls)]
     for url in urls:
         allowed.check_now(url)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
-        async with upstream, LoopLag(metrics), PolicySnapshots(policy), kv_watch:
+        async with upstream, LoopLag(metrics), PolicySnapshots(caching), kv_watch:
             await peers.start()
             await fleet.begin()
             await membership.begin(urls)
@@ -195,12 +206,14 @@ def create_app(
         RequestReader(
             max_body_bytes=config.server.max_body_bytes,
             forward_authorization=not keys,
-            reads_prompts=isinstance(policy, ReadsPrompts),
+            reads_prompts=isinstance(policy, ReadsPrompts) or isinstance(prefill_policy, ReadsPrompts),
         ),
         workers,
         metrics,
         tracer,
         recall=fleet.recall,
+        abandon=fleet.abandon,
+        legs_at_once=lambda: engine.spoken.native,
         on_broken=checks.trouble,
     )
     limit = config.server.max_body_bytes

@@ -170,21 +170,30 @@ def config_from_args(args: argparse.Namespace) -> RouterConfig:
             f" or use --middleware {NO_MIDDLEWARE} for a plain router"
         )
     config: RouterConfig = _made(RouterConfig, given, middlewares=middlewares)
-    return replace(config, workers=replace(config.workers, parameters=_chosen_parameters(config.workers.policy, given)))
+    workers = config.workers
+    prefill, decode = workers.prefill_policy or workers.policy, workers.decode_policy or workers.policy
+    chosen = _chosen_parameters([workers.policy, prefill, decode], given)
+    workers = replace(
+        workers,
+        parameters=chosen.get(workers.policy),
+        prefill_parameters=chosen.get(prefill),
+        decode_parameters=chosen.get(decode),
+    )
+    return replace(config, workers=workers)
 
 
-def _chosen_parameters(policy: str, given: Mapping[str, Any]) -> PolicyParameters | None:
-    """Return the parameters of a policy; None if it has none. Raises BadRequestError for flags of another policy."""
-    chosen = None
+def _chosen_parameters(policies: Sequence[str], given: Mapping[str, Any]) -> Mapping[str, PolicyParameters]:
+    """Return the parameters of those of the policies that have any. Raises BadRequestError for flags of another policy."""
+    chosen = {}
     for name, kind in _parameters():
         parameters = _made(kind, given, f"{name}.")
-        if name == policy:
-            chosen = parameters
+        if name in policies:
+            chosen[name] = parameters
             continue
         for field in fields(kind):
             flag = flag_of(field.metadata)
             if flag is not None and not field.default and getattr(parameters, field.name):
-                raise BadRequestError(f"{flag.name} is of --policy {name}, not {policy}")
+                raise BadRequestError(f"{flag.name} is of --policy {name}, not {policies[0]}")
     return chosen
 
 
@@ -203,6 +212,21 @@ def _made(config: Any, given: Mapping[str, Any], path: str = "", **values: Any) 
                 value = _LISTS.get(dest, tuple)(value)
             values[field.name] = value if flag.scale == 1 else value / flag.scale
     return config(**values)
+
+
+def _prefill_workers(given: Sequence[str]) -> tuple[Any, ...]:
+    """Return the workers of `--prefill`, each a URL, with its port if one follows it (`none` for none, as SGLang has it)."""
+    found: list[tuple[str, int | None]] = []
+    for value in given:
+        if not (value.isdecimal() or value == "none"):
+            found.append((normalize_url(value), None))
+        elif not found or found[-1][1] is not None or not (value == "none" or 0 < int(value) < 1 << 16):
+            raise BadRequestError(
+                f"--prefill {value}: after a URL comes the port where decode workers find that worker"
+            )
+        elif value != "none":
+            found[-1] = (found[-1][0], int(value))
+    return tuple(found)
 
 
 def store_address(given: str) -> str:
@@ -235,11 +259,13 @@ def _lines(flag: str, value: str) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-_LISTS: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {
+_LISTS: Mapping[str, Callable[[list[str]], tuple[Any, ...]]] = {
     "server.api_keys": partial(_keys, "--api-key"),
     "server.admin_keys": partial(_keys, "--admin-key"),
     "workers.urls": lambda urls: tuple(map(normalize_url, urls)),
     "workers.dns": lambda names: tuple(map(dns_name, names)),
+    "workers.prefill": _prefill_workers,
+    "workers.decode": lambda urls: tuple(map(normalize_url, urls)),
 }
 """How the values of a repeatable flag are read, if not as they are."""
 

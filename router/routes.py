@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -26,7 +27,7 @@ from router.peers.peers import Heard, Peers
 from router.workers.admission import Admission
 from router.workers.membership import FleetMembership
 from router.workers.pool import WorkerPool
-from router.workers.worker import Worker, WorkerState, normalize_url
+from router.workers.worker import Worker, WorkerRole, WorkerState, normalize_url
 
 MAX_CONTROL_BODY_BYTES = 1024 * 1024
 """A body here names one worker. A smaller `--max-body-bytes` holds here, too."""
@@ -97,13 +98,14 @@ class ControlRoutes:
 
     async def add_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Register a worker. Registering it again is no error."""
-        url = await self._worker_url(scope, receive)
-        worker, heard = await self._membership.add(url)
+        named = await self._named_worker(scope, receive)
+        worker, heard = await self._membership.add(*named)
+        url = named.url
         await self._changed(send, worker, heard, url)
 
     async def remove_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send no more requests to a worker. Those in flight go on."""
-        url = normalize_url(await self._worker_url(scope, receive))
+        url = normalize_url((await self._named_worker(scope, receive)).url)
         worker, heard = await self._membership.remove(url)
         await self._changed(send, worker, heard, url)
 
@@ -129,8 +131,9 @@ class ControlRoutes:
 
     async def post_worker(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Register a worker. SGLang's gateway answers 202 because it adds the worker later; here it is added already."""
-        url = await self._worker_url(scope, receive)
-        worker, heard = await self._membership.add(url)
+        named = await self._named_worker(scope, receive)
+        worker, heard = await self._membership.add(*named)
+        url = named.url
         location = f"/workers/{worker.id}"
         reply = {
             "status": "accepted",
@@ -183,17 +186,18 @@ class ControlRoutes:
         found = [_describe_request(record, now) for record in self._requests if record is not this]
         await _reply(send, 200, {"requests": found, "total": len(found)})
 
-    async def _worker_url(self, scope: Scope, receive: Receive) -> str:
-        """Return the worker's URL from the query string, else from a JSON object."""
+    async def _named_worker(self, scope: Scope, receive: Receive) -> NamedWorker:
+        """Return the worker that a call names: in the query string, else in a JSON object."""
         query = QueryParams(scope["query_string"])
-        named: object = query.get("url") or query.get("worker_url")
-        if named is None and has_body(scope):
-            named = await _url_in_body(scope, receive, self._max_body_bytes)
+        given: dict[str, object] = dict(query)
+        if (given.get("url") or given.get("worker_url")) is None and has_body(scope):
+            given = await _body_of(scope, receive, self._max_body_bytes)
+        named = given.get("url") or given.get("worker_url")
         if not named:
             raise BadRequestError('no worker URL: give it as ?url=http://HOST:PORT or as {"url": "http://HOST:PORT"}')
         if not isinstance(named, str):
             raise BadRequestError(f"a worker URL is a string, not {named!r}")
-        return named
+        return NamedWorker(named, _role(given.get("worker_type")), _port(given.get("bootstrap_port")))
 
     def _urls(self) -> list[str]:
         return [worker.url for worker in self._pool.list() if worker.state is not WorkerState.DRAINING]
@@ -223,7 +227,8 @@ def _describe(worker: Worker) -> dict[str, object]:
     return {
         "id": worker.id,
         "url": worker.url,
-        "worker_type": "regular",
+        "worker_type": worker.role.value,
+        **({} if worker.bootstrap_port is None else {"bootstrap_port": worker.bootstrap_port}),
         "state": worker.state.value,
         "is_healthy": worker.routable,
         "load": worker.inflight,
@@ -250,7 +255,33 @@ def _describe_request(record: RequestRecord, now: float) -> dict[str, object]:
     }
 
 
-async def _url_in_body(scope: Scope, receive: Receive, limit: int) -> object:
+class NamedWorker(NamedTuple):
+    """The worker that a call names, and what the call says of it."""
+
+    url: str
+    role: WorkerRole | None
+    bootstrap_port: int | None
+
+
+def _role(given: object) -> WorkerRole | None:
+    if given is None:
+        return None
+    roles = [role.value for role in WorkerRole]
+    if given not in roles:
+        raise BadRequestError(f"worker_type {given!r} is not supported: it is one of {', '.join(roles)}")
+    return WorkerRole(given)
+
+
+def _port(given: object) -> int | None:
+    if given is None:
+        return None
+    port = int(given) if isinstance(given, str) and given.isdecimal() else given
+    if type(port) is not int or not 0 < port < 1 << 16:
+        raise BadRequestError(f"bootstrap_port must be a port, a number from 1 to 65535, not {given!r}")
+    return port
+
+
+async def _body_of(scope: Scope, receive: Receive, limit: int) -> dict[str, object]:
     try:
         written = await read_body(scope, receive, limit)
     except BodyTooLargeError:
@@ -261,9 +292,7 @@ async def _url_in_body(scope: Scope, receive: Receive, limit: int) -> object:
         raise BadRequestError(f"the body is not JSON: {json_fault(written, error)}") from error
     if not isinstance(body, dict):
         raise BadRequestError('the body is not a JSON object like {"url": "http://HOST:PORT"}')
-    if body.get("worker_type") not in (None, "regular"):
-        raise BadRequestError(f"worker_type {body['worker_type']!r} is not supported: only regular workers are")
-    return body.get("url") or body.get("worker_url")
+    return body
 
 
 async def _reply(send: Send, status: int, body: object, headers: list[tuple[bytes, bytes]] | None = None) -> None:

@@ -75,6 +75,7 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "router.kv_cache.positional_indexer",
         "router.peers.control_log",
         "router.processes.child_process",
+        "router.proxy.legs",
         "router.serving.connection",
         "router.serving.large_pages",
     ),

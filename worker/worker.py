@@ -161,6 +161,7 @@ class EmbeddedWorker:
         await self._server.die()
         self._engine.drop()
         self._images.forget()
+        self.kept_caches.forget()
 
     def _reset(self, client: tuple[Any, ...]) -> None:
         self._server.reset(client)

@@ -106,6 +106,7 @@ class Judge:
         self.vocabulary.learn(reply.ids)
         alignment, text = self._align(reply, asked.skips_special)
         versions, certain = self._versions(reply, worker, asked.sent_at)
+        certain = certain and not reply.mixed  # weights that sample read what others have computed
         sampled = SampledReply(
             ids=pack_ids(reply.ids),
             text=text,

@@ -117,9 +117,30 @@ class WorkersConfig(Section):
     allow: tuple[str, ...] = flag(
         "--worker-allow", (), "network that workers may be in; repeatable", metavar="CIDR", unset="anywhere"
     )
+    apart: bool = flag(
+        "--pd-disaggregation",
+        False,
+        "the workers prefill or decode, and each request goes to one of both; without it the workers that come decide that",
+    )
+    prefill: tuple[tuple[str, int | None], ...] = flag(
+        "--prefill",
+        (),
+        "prefill worker, with the port where decode workers find it if it does not tell that; repeatable",
+        metavar="URL [PORT]",
+        many=True,
+    )
+    decode: tuple[str, ...] = flag("--decode", (), "decode worker; repeatable", metavar="URL", many=True)
+    prefill_policy: str | None = flag(
+        "--prefill-policy", None, "how to choose the prefill worker for a request", unset="that of --policy"
+    )
+    decode_policy: str | None = flag(
+        "--decode-policy", None, "how to choose the decode worker for a request", unset="that of --policy"
+    )
     policy: str = flag("--policy", "least_inflight", "how to choose the worker for a request")
     parameters: Section | None = None
     """Those of the policy (`router.policies.base.Parameters`); None if it has none, or for its defaults."""
+    prefill_parameters: Section | None = None
+    decode_parameters: Section | None = None
     engine: str = flag(
         "--engine",
         "auto",
@@ -161,6 +182,9 @@ class WorkersConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.networks
+        for name in ("prefill", "decode", "prefill_policy", "decode_policy"):
+            if getattr(self, name) and not self.apart:
+                raise BadRequestError(f"--{name.replace('_', '-')} is of a router with --pd-disaggregation")
         if self.engine not in ("auto", *ENGINE_NAMES):
             raise BadRequestError(f"--engine must be one of auto, {', '.join(ENGINE_NAMES)}, not {self.engine}")
 

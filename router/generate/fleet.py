@@ -43,7 +43,7 @@ from router.proxy.generate_call import GenerateCall
 from router.proxy.in_flight import GenerationsInFlight, InFlight
 from router.workers.fleet_version import FleetVersion
 from router.workers.pool import WorkerPool
-from router.workers.worker import Worker
+from router.workers.worker import Worker, WorkerRole
 
 logger = logging.getLogger(__name__)
 
@@ -162,6 +162,7 @@ class Fleet:
             transfer=known.transfer,
             updates=known.updates,
             lasting=known.lasting,
+            prefill_first=known.prefill_first,
         )
         version = new_weight_version(body) if call.updates else None
         async with self._updating if call.updates else contextlib.nullcontext():
@@ -208,7 +209,14 @@ class Fleet:
             raise NoWorkerError("there is no worker to tell: add one with POST /add_worker?url=http://HOST:PORT")
         first = [worker for worker in workers if worker.complaint is None]
         last = [worker for worker in workers if worker.complaint is not None]
-        asked = {worker: asyncio.create_task(self._sender.send(worker, call)) for worker in (*first, *last)}
+        if call.prefill_first:  # a decode worker that goes on may ask its prefill worker for a prompt at once
+            prefills = [worker for worker in first if worker.role is WorkerRole.PREFILL]
+            asked = {worker: asyncio.create_task(self._sender.send(worker, call)) for worker in prefills}
+            await asyncio.gather(*asked.values())
+        else:
+            asked = {}
+        others = (worker for worker in (*first, *last) if worker not in asked)
+        asked |= {worker: asyncio.create_task(self._sender.send(worker, call)) for worker in others}
         try:
             # Generations that begin while the router waits for the unhealthy workers do not end.
             with self.in_flight.ending() if aborts else contextlib.nullcontext():
@@ -260,17 +268,20 @@ class Fleet:
     def _headers(self, headers: HeaderList) -> HeaderList:
         return request_headers(headers, forward_authorization=self._forward_authorization)
 
-    def abandon(self, in_flight: InFlight) -> list[asyncio.Task[None]]:
-        """Abort a request whose client left, which its worker would take seconds to notice. Return the tasks."""
-        worker = in_flight.worker
-        rids = [] if worker is None else self.in_flight.alone(in_flight.rids.values(), worker)
-        if worker is None or not rids:
-            return []
-        headers = self._headers([] if in_flight.call is None else in_flight.call.headers)
-        task = asyncio.create_task(self._abort(worker, rids, headers))
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
-        return [task]
+    def abandon(self, in_flight: InFlight, at: Worker | None = None) -> list[asyncio.Task[None]]:
+        """Abort a request whose client left, which its workers would take seconds to notice. Return the tasks.
+
+        `at`: the only one of its workers that is to end it.
+        """
+        tasks = []
+        for worker in in_flight.workers if at is None else (at,):
+            rids = self.in_flight.alone(in_flight.rids.values(), worker)
+            if rids:
+                headers = self._headers([] if in_flight.call is None else in_flight.call.headers)
+                tasks.append(task := asyncio.create_task(self._abort(worker, rids, headers)))
+                self._aborts.add(task)
+                task.add_done_callback(self._aborts.discard)
+        return tasks
 
     async def recall(self, in_flight: InFlight) -> None:
         """Abort a request at its worker before it goes to another one, and wait a moment for it."""
@@ -462,10 +473,11 @@ class NamedAborts:
         calls = []
         for one, position in meant:
             at_worker = one.rids.get(position)
-            if one.worker is not None and at_worker is not None:
+            if at_worker is not None:
                 own = [] if one.call is None else one.call.headers
                 passed = self._headers(own if headers is None else headers)
-                calls.append(self._sender.send(one.worker, abort_call(passed, {**abort.fields, "rid": at_worker})))
+                call = abort_call(passed, {**abort.fields, "rid": at_worker})
+                calls += [self._sender.send(worker, call) for worker in one.workers]
         return await asyncio.gather(*calls)
 
 

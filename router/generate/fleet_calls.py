@@ -45,6 +45,7 @@ class FleetCall(msgspec.Struct, frozen=True):
         transfer: whether it may take any time.
         updates: whether it changes the weights, or their version.
         lasting: whether it is still right when its worker gets it late.
+        prefill_first: whether decode workers get it after the prefill workers have done it.
     """
 
     method: str
@@ -54,6 +55,7 @@ class FleetCall(msgspec.Struct, frozen=True):
     transfer: bool = False
     updates: bool = False
     lasting: bool = False
+    prefill_first: bool = False
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True):

@@ -45,6 +45,8 @@ class WorkerAdded(ControlEvent, frozen=True):
     absent: bool = False
     engine: str | None = None
     abilities: tuple[str, ...] = ()
+    role: str | None = None
+    bootstrap_port: int | None = None
 
 
 class WorkerRemoved(ControlEvent, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from router.config.flag import Section
 from router.config.workers import WorkersConfig
 from router.errors import BadRequestError
 from router.policies.base import PolicyParameters
@@ -32,12 +33,21 @@ def parameters_class(name: str) -> type[PolicyParameters] | None:
     return getattr(POLICIES.get(name), "PARAMETERS", None)
 
 
-def parameters_of(workers: WorkersConfig) -> PolicyParameters | None:
-    """Return the parameters of the configured policy; None if it has none. Those of another policy are ignored."""
-    kind = parameters_class(workers.policy)
+def parameters_of(policy: str, given: Section | None) -> PolicyParameters | None:
+    """Return the parameters of a policy, its defaults if these are of another one; None if it has none."""
+    kind = parameters_class(policy)
     if kind is None:
         return None
-    return workers.parameters if isinstance(workers.parameters, kind) else kind()
+    return given if isinstance(given, kind) else kind()
+
+
+def policies_of(workers: WorkersConfig) -> tuple[Policy, Policy]:
+    """Return a new policy for the workers that decode, or do all, and one for those that prefill. Raises BadRequestError."""
+    decode, prefill = workers.decode_policy or workers.policy, workers.prefill_policy or workers.policy
+    return (
+        create_policy(decode, parameters_of(decode, workers.decode_parameters or workers.parameters)),
+        create_policy(prefill, parameters_of(prefill, workers.prefill_parameters or workers.parameters)),
+    )
 
 
 def create_policy(name: str, parameters: PolicyParameters | None = None) -> Policy:

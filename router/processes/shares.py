@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from router.config import RouterConfig, flag
+from router.config.flag import Section
 from router.policies import parameters_of
+from router.policies.base import PolicyParameters
 
 Limit = TypeVar("Limit", int, "int | None")
 
@@ -50,7 +52,18 @@ def config_of(config: RouterConfig, number: int) -> RouterConfig:
         max_inflight_per_worker=share("--max-inflight-per-worker", queue.max_inflight_per_worker),
         size=share("--queue-size", queue.size, least=0),
     )
-    parameters = parameters_of(workers)
+
+    def own(policy: str | None, given: Section | None) -> PolicyParameters | None:
+        parameters = parameters_of(policy or workers.policy, given)
+        return parameters and parameters.of_process(number, count)
+
+    workers = replace(
+        workers,
+        queue=queue,
+        parameters=own(workers.policy, workers.parameters),
+        prefill_parameters=own(workers.prefill_policy, workers.prefill_parameters),
+        decode_parameters=own(workers.decode_policy, workers.decode_parameters),
+    )
     server = replace(
         config.server,
         router_id=None if config.server.router_id is None else f"{config.server.router_id}-{number}",
@@ -59,7 +72,7 @@ def config_of(config: RouterConfig, number: int) -> RouterConfig:
     return replace(
         config,
         server=server,
-        workers=replace(workers, queue=queue, parameters=parameters and parameters.of_process(number, count)),
+        workers=workers,
         radix=replace(config.radix, max_tokens=share("--radix-max-tokens", config.radix.token_budget)),
         store=replace(config.store, spool_max_bytes=share("--store-spool-max-bytes", config.store.spool_max_bytes)),
         media=replace(config.media, max_bytes=share("--media-max-bytes", config.media.budget)),

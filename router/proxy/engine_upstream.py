@@ -175,22 +175,28 @@ def _made(
 
 
 class WholeResponse:
-    """A reply in one piece, made here."""
+    """A reply in one piece, made here.
 
-    stream = False
+    Attributes:
+        body: the part of it that was not read.
+    """
 
-    def __init__(self, answer: EngineAnswer, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """`headers`: those of the worker's reply."""
+    def __init__(
+        self, answer: EngineAnswer, headers: Iterable[tuple[bytes, bytes]] = (), *, stream: bool = False
+    ) -> None:
+        """`headers`: those of the worker's reply. `stream`: whether it consists of events."""
         self.status = answer.status
-        self.headers: Headers = [*(pair for pair in headers if pair[0].lower() not in _OF_THE_BODY), _JSON]
-        self._body = answer.body
+        self.stream = stream
+        kept = (pair for pair in headers if pair[0].lower() not in _OF_THE_BODY)
+        self.headers: Headers = [*kept, _EVENTS if stream else _JSON]
+        self.body = answer.body
 
     async def read(self) -> bytes:
-        body, self._body = self._body, b""
+        body, self.body = self.body, b""
         return body
 
     def close(self) -> None:
-        self._body = b""
+        self.body = b""
 
 
 class StreamResponse:

@@ -32,6 +32,7 @@ class InFlight:
         call: what is sent, in its first attempt; None where it does not matter.
         tenant: the owner.
         worker: the worker that has it, or had it last.
+        prefill: the worker that prefills its prompt, while `worker` waits for that; None where one worker does both.
         whole: whether the client waits for a reply in one piece.
         body: the body of the present attempt.
         request: the same body as the router understands it; None if only a worker can decide what it means.
@@ -53,6 +54,7 @@ class InFlight:
         self.rids: dict[int, str] = dict(enumerate(names if rids is None else rids))
         self.tenant = tenant
         self.worker: Worker | None = None
+        self.prefill: Worker | None = None
         self.call = call
         self.body = b"" if call is None else call.body
         self.request = request = None if call is None else call.request
@@ -62,6 +64,11 @@ class InFlight:
         self.some_to_end: set[int] = set()
         self._all_to_end = False
         self._changed: asyncio.Event | None = None  # made when something waits for it
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """The workers that have it now."""
+        return tuple(worker for worker in (self.prefill, self.worker) if worker is not None)
 
     def send_next(self, request: WorkerRequest, positions: Sequence[int]) -> None:
         """Make this the request of the next attempt. `positions`: its generations, in its order."""
@@ -180,7 +187,7 @@ class GenerationsInFlight:
         if not short:
             return found
         # The rule of `shares_prefix`, for thousands of ids at once.
-        there = [one for one in self._all if one.worker is worker]
+        there = [one for one in self._all if worker in (one.worker, one.prefill)]
         if all(one.names for one in there):
             others = sorted({other for one in there for other in one.rids.values()})
             for rid in short:
@@ -194,9 +201,9 @@ class GenerationsInFlight:
         if len(rid) >= RID_LENGTH:
             # Under the same name there may be a generation whose later attempt has a longer id.
             found = (entry for name in self._beginning(rid) for entry in self._by_name[name])
-            return any(one.worker is worker and one.rids.get(at) not in (None, rid) for one, at in found)
+            return any(worker in (one.worker, one.prefill) and one.rids.get(at) not in (None, rid) for one, at in found)
         # A short id may also begin an id that was made up, here for a later attempt or by the worker (`n > 1`).
-        there = [one for one in self._all if one.worker is worker]
+        there = [one for one in self._all if worker in (one.worker, one.prefill)]
         rids = [other for one in there for other in one.rids.values()]
         return not all(one.names for one in there) or any(r != rid and r.startswith(rid) for r in rids)
 

@@ -18,8 +18,9 @@ from starlette.types import Receive, Scope, Send
 from router.config.workers import WorkersConfig
 from router.engines.events import END_BYTES, has_ended, has_event
 from router.engines.form.beginnings import ReplyBeginnings
+from router.engines.form.joined_reply import JoinedReply
 from router.engines.form.outcome import is_error, refusal_status
-from router.errors import NoWorkerError
+from router.errors import BadRequestError, NoWorkerError
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, retry_after
 from router.http.request_record import Caller, RequestPhase
@@ -36,6 +37,7 @@ from router.observability.metrics import RouterMetrics
 from router.observability.tracing import Span, Tracer
 from router.proxy.attempts import BUSY, FAULTY, Attempts, Failure
 from router.proxy.in_flight import InFlight
+from router.proxy.legs import Abandon, LegRefusedError, Legs
 from router.proxy.outbound import OutboundRequest, RequestReader
 from router.proxy.worker_reply import WorkerReply
 from router.workers.policy import ENOUGH_IDS
@@ -46,6 +48,11 @@ from router.workers.worker import Target, Worker, WorkerState
 
 logger = logging.getLogger(__name__)
 
+_GENERATES = frozenset(
+    {"/v1/responses", "/v1/messages", "/api/generate", "/api/chat", "/invocations", "/vertex_generate"}
+)
+"""Paths, besides those whose streams end with `[DONE]`, at which a worker generates by itself."""
+
 
 class _Attempt:
     """One attempt at one worker: what it occupies, what has come of the reply, and the rest of it.
@@ -54,6 +61,8 @@ class _Attempt:
         response: the worker's, once its head is here.
         first: a piece of its body, or all of it if it is `complete`.
         status: what it means. The status of a stream is always 200; its first event shows the real one.
+        legs: both of its legs, if it goes to two workers.
+        joined: what the prefill leg adds to the reply.
     """
 
     def __init__(self, proxy: Proxy, request: OutboundRequest, lease: Lease, span: Span | None) -> None:
@@ -65,7 +74,14 @@ class _Attempt:
         self.first = b""
         self.complete = False
         self.status = 0
+        self.legs: Legs | None = None
+        self.joined: JoinedReply | None = None
         self._end = b""
+
+    @property
+    def culprit(self) -> Target:
+        """The target that is at fault if the attempt fails."""
+        return self.lease.target if self.legs is None else self.legs.culprit
 
     async def begin(self, response: UpstreamResponse) -> None:
         """Read a reply until enough of it has come.
@@ -109,15 +125,17 @@ class _Attempt:
             routed=lease.reason,
             rest=None if self.complete else self,
         )
-        for editor in (request.left_out, request.ids):
+        for editor in (self.joined, request.left_out, request.ids):
             if editor is not None:
                 reply.edit(editor)
+        if self.legs is not None:
+            reply.added.append((b"x-router-prefill-worker", self.legs.prefill.url.encode("ascii")))
         return reply
 
     async def read(self) -> bytes:
         """Return the next piece of the reply, empty at its end. Raises UpstreamBrokenError."""
         assert self.response is not None
-        piece = await self._proxy._next_piece(self._request, self.lease.worker, self.response)
+        piece = await self._proxy._next_piece(self._request, self, self.response)
         if piece:
             self._end = self._end[-END_BYTES:] + piece[-END_BYTES:]
         elif (
@@ -134,6 +152,8 @@ class _Attempt:
         """Free the worker. `error`: what ended the attempt. A second call has no effect."""
         if self.response is not None:
             self.response.close()
+        if self.legs is not None:
+            self.legs.close()
         self.lease.release()
         if self.span is not None:
             span, self.span = self.span, None
@@ -154,12 +174,16 @@ class Proxy:
         tracer: Tracer | None = None,
         *,
         recall: Callable[[InFlight], Awaitable[object]],
+        abandon: Abandon,
+        legs_at_once: Callable[[], bool],
         on_broken: Callable[[Worker], None],
     ) -> None:
         """Make the proxy of a pool.
 
         Args:
-            recall: aborts a generation at a worker that took too long, and waits a moment. Failures are only logged.
+            recall: aborts a generation at workers that took too long, and waits a moment. Failures are only logged.
+            abandon: aborts a generation at one of two workers.
+            legs_at_once: whether a prefill and a decode worker get a request at the same time.
             on_broken: called with each worker whose connections break.
         """
         self._pool = pool
@@ -170,7 +194,11 @@ class Proxy:
         self._config = config
         self._metrics = metrics
         self._tracer = tracer
+        self._policy = config.decode_policy or config.policy
+        self._prefill_policy = config.prefill_policy or config.policy
         self._recall = recall
+        self._abandon = abandon
+        self._legs_at_once = legs_at_once
         self._on_broken = on_broken
         self._unanswered: dict[Worker, set[asyncio.Timeout]] = {}
 
@@ -210,7 +238,11 @@ class Proxy:
             lease = await self._lease(request, attempts)
             if lease is None:
                 continue
-            self._metrics.decisions.counts[self._config.policy, lease.reason] += 1
+            if lease.prefill is not None and in_flight is None:
+                _leave_pair(request, lease)
+            self._metrics.decisions.counts[self._policy, lease.reason] += 1
+            if lease.prefill is not None:
+                self._metrics.decisions.counts[self._prefill_policy, lease.prefill.reason] += 1
             if attempts.reason is not None:
                 self._metrics.retries.labels(attempts.reason).inc()
             tracer, url = self._tracer, lease.worker.url
@@ -253,10 +285,14 @@ class Proxy:
             in_flight.worker = worker
             if in_flight.some_to_end:
                 request.leave_out(in_flight)
-            if worker.id in attempts.asked:
+            if worker.id in attempts.asked or (lease.prefill is not None and lease.prefill.worker.id in attempts.asked):
                 request.renew_ids()
             if in_flight.call is not None and in_flight.call.salts is not None:
                 request.salt(in_flight, in_flight.call.salts)
+            if lease.prefill is not None:
+                in_flight.prefill = lease.prefill.worker
+                attempts.asked.add(in_flight.prefill.id)
+                attempt.legs = Legs(self._upstream, self._abandon, request, lease, at_once=self._legs_at_once())
         attempts.asked.add(worker.id)
         attempts.engine, attempts.count = worker.engine, attempts.count + 1
         request.record.sent_to(worker.url)
@@ -268,14 +304,17 @@ class Proxy:
             if span is not None:
                 span.fail(why)
             kept = isinstance(failure, ClosedBeforeReplyError) and failure.kept
-            self._failed(attempts, target, why, str(failure), kept=kept)
-            self._on_broken(worker)
+            self._failed(attempts, attempt.culprit, why, str(failure), kept=kept)
+            self._on_broken(attempt.culprit.worker)
             return 0.0
         except TimeoutError:
             if span is not None:
                 span.fail("timeout")
-            await self._took_too_long(request, attempts, target)
+            await self._took_too_long(request, attempts, attempt)
             return 0.0
+        if attempt.legs is not None:
+            target = attempt.culprit
+            worker = target.worker
         status, first = attempt.status, attempt.first
         if span is not None:
             span.set(status=status)
@@ -290,6 +329,8 @@ class Proxy:
             goes_on = False
             if status < 500:
                 attempts.answered(worker)
+                if lease.prefill is not None and worker is lease.worker:
+                    lease.prefill.worker.breaker.succeeded()
                 if status == 404:
                     request.check_served(first)
         return 0.0 if goes_on else None
@@ -305,6 +346,9 @@ class Proxy:
         waiting.add(timeout)
         try:
             async with timeout, contextlib.nullcontext() if seconds is None else patience(seconds):
+                if attempt.legs is not None:
+                    await self._ask_both(attempts, attempt, attempt.legs, headers)
+                    return
                 response = await self._upstream.send(
                     request.method, worker.url + request.target, headers, request.body, fresh=attempts.fresh
                 )
@@ -318,6 +362,24 @@ class Proxy:
             if not waiting:
                 self._unanswered.pop(worker, None)
 
+    async def _ask_both(self, attempts: Attempts, attempt: _Attempt, legs: Legs, headers: HeaderList) -> None:
+        """Send a request to a prefill and a decode worker, until the reply has begun and the prefill leg is over."""
+        waiting = self._unanswered.setdefault(legs.prefill, set())
+        timeout = asyncio.timeout(None)
+        waiting.add(timeout)
+        try:
+            async with timeout:
+                await legs.begin(headers, fresh=attempts.fresh)
+                await attempt.begin(legs)
+                attempt.joined = await legs.joined(attempt.status, attempt.first)
+        except LegRefusedError as refused:
+            legs.close()
+            await attempt.begin(refused.response)
+        finally:
+            waiting.discard(timeout)
+            if not waiting:
+                self._unanswered.pop(legs.prefill, None)
+
     def _give_up_on(self, worker: Worker) -> None:
         """Send the requests that a hanging worker has not begun to answer to another worker, if there is one."""
         if self._pool.routable:
@@ -325,7 +387,10 @@ class Proxy:
             for timeout in self._unanswered.get(worker, ()):
                 timeout.reschedule(now)
 
-    async def _took_too_long(self, request: OutboundRequest, attempts: Attempts, target: Target) -> None:
+    async def _took_too_long(self, request: OutboundRequest, attempts: Attempts, attempt: _Attempt) -> None:
+        target, legs = attempt.culprit, attempt.legs
+        if legs is not None and legs.prefill.state is WorkerState.QUARANTINED:
+            target = legs.prefill_target
         worker = target.worker
         if worker.state is WorkerState.QUARANTINED:
             # It could not read a recall. It finds its connection closed when it goes on.
@@ -355,9 +420,9 @@ class Proxy:
         self._metrics.failures.labels(why).inc()
         attempts.failed(target, why, message, kept=kept, gone=gone)
 
-    async def _next_piece(self, request: OutboundRequest, worker: Worker, response: UpstreamResponse) -> bytes:
+    async def _next_piece(self, request: OutboundRequest, attempt: _Attempt, response: UpstreamResponse) -> bytes:
         """Return the next piece of a reply that has begun. Raises UpstreamBrokenError."""
-        seconds = self._config.stream_idle_timeout
+        seconds, worker = self._config.stream_idle_timeout, attempt.lease.worker
         try:
             if seconds is None:
                 return await response.read()
@@ -372,6 +437,19 @@ class Proxy:
             raise UpstreamBrokenError(
                 f"worker {worker.url} sent nothing for {seconds:g} s in the middle of its reply"
             ) from None
+
+
+def _leave_pair(request: OutboundRequest, lease: Lease) -> None:
+    """Let the decode worker answer alone what is no `/generate`. Raises BadRequestError for what generates."""
+    assert lease.prefill is not None
+    lease.prefill.release()
+    lease.prefill = None
+    if request.ends_with_done or request.path in _GENERATES:
+        lease.release()
+        raise BadRequestError(
+            f"{request.path} is not served by prefill and decode workers: send /generate, or run the router with sessions,"
+            " which serve chats and completions by it"
+        )
 
 
 def _report(request: OutboundRequest, lease: Lease, reply: WorkerReply) -> None:

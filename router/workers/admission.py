@@ -18,7 +18,7 @@ from router.workers.allowed import AllowedWorkers
 from router.workers.health import HealthChecks
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober, for_now
-from router.workers.worker import ProbeResult, Worker, normalize_url
+from router.workers.worker import ProbeResult, Worker, WorkerRole, normalize_url
 
 logger = logging.getLogger(__name__)
 
@@ -111,9 +111,11 @@ class Admission:
 
     def take_in(self, url: str, found: ProbeResult) -> Worker:
         """Register a worker that gave this answer, and begin to probe it."""
-        worker = self._pool.add(url)
         # Another engine may have come in since the question. The health checks ask again, and then it is refused.
-        found = replace(found, complaint=self._prober.checked(url, found).refusal or found.complaint)
+        checked = self._prober.checked(url, found)
+        worker = self._pool.add(url, checked.role or WorkerRole.REGULAR)
+        worker.bootstrap_port = checked.bootstrap_port or worker.bootstrap_port
+        found = replace(checked, complaint=checked.refusal or checked.complaint, refusal=None)
         if found.complaint is None:
             self._pool.introduced(worker, found)
         if found.stranger:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from router.config.workers import HealthConfig
 from router.workers.pool import WorkerPool
 from router.workers.probe import Prober, for_now
-from router.workers.worker import ProbeResult, Worker, WorkerCheck, WorkerState
+from router.workers.worker import ProbeResult, Worker, WorkerCheck, WorkerRole, WorkerState
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +93,13 @@ class HealthChecks:
                 found = ProbeResult(complaint=found.refusal)
         else:
             found = await self._prober.probe(
-                worker.url, wants_version=self._config.version_gate or worker.version is None
+                worker.url,
+                wants_version=self._config.version_gate
+                or worker.version is None
+                or worker.role is not WorkerRole.REGULAR,
             )
+            if found.role not in (None, worker.role):  # it may be no part of this fleet any more
+                found = for_now(await self._prober.introduction(worker.url))
         if self._on_probe is not None:
             self._on_probe(found.complaint is None and found.refusal is None)
         if worker.state is WorkerState.GONE:

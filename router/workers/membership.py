@@ -17,7 +17,8 @@ from router.peers.peers import Heard, Peers
 from router.workers.admission import Admission
 from router.workers.names import WorkerNames
 from router.workers.pool import WorkerPool
-from router.workers.worker import ProbeResult, Worker, WorkerState, normalize_url
+from router.workers.roles import WorkerRoles
+from router.workers.worker import ProbeResult, Worker, WorkerRole, WorkerState, normalize_url
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +26,22 @@ logger = logging.getLogger(__name__)
 class FleetMembership:
     """Keeps the pool of this router equal to the pools of the others."""
 
-    def __init__(self, pool: WorkerPool, admission: Admission, peers: Peers, names: WorkerNames | None = None) -> None:
-        """`names`: knows other names of a worker; by default each URL is another worker."""
+    def __init__(
+        self,
+        pool: WorkerPool,
+        admission: Admission,
+        peers: Peers,
+        names: WorkerNames | None = None,
+        roles: WorkerRoles | None = None,
+    ) -> None:
+        """Make a membership.
+
+        Args:
+            names: knows other names of a worker; by default each URL is another worker.
+            roles: is told the roles of workers that a call names.
+        """
         self.peers = peers
+        self._roles = roles or WorkerRoles(pool, apart=False)
         self._names = names
         self._adding: list[str] = []
         """URLs that are being added now. Another name of one of them is that worker already."""
@@ -57,12 +71,21 @@ class FleetMembership:
                 finding = _told(worker.url, worker)
                 await self.peers.tell(finding, seconds=0.0)
 
-    async def add(self, url: str) -> tuple[Worker, Heard]:
+    async def add(
+        self, url: str, role: WorkerRole | None = None, bootstrap_port: int | None = None
+    ) -> tuple[Worker, Heard]:
         """Register a worker at all routers; one that is known by another URL is that worker.
+
+        Args:
+            url: the worker's.
+            role: its part of a generation, if the caller names it.
+            bootstrap_port: where decode workers find it, if the caller names that.
 
         Raise BadRequestError for a bad URL, a router, or a worker that is refused.
         """
         url = await self._known_as(normalize_url(url))
+        if role is not None:
+            self._roles.name(url, role, bootstrap_port)
         if any(one.url == url for one in self.peers.presence.others.values()):
             raise BadRequestError(f"{url} is another router of this store: give the URL of a worker")
         self._adding.append(url)
@@ -143,7 +166,11 @@ class FleetMembership:
             absent=event.absent,
             engine=event.engine,
             abilities=frozenset(event.abilities),
+            role=None if event.role is None else WorkerRole(event.role),
+            bootstrap_port=event.bootstrap_port,
         )
+        if found.role is not None:
+            self._roles.name(url, found.role, found.bootstrap_port)
         if own:
             self._admission.take_in(url, found)
             return
@@ -187,4 +214,6 @@ def _told(url: str, found: ProbeResult | Worker) -> WorkerAdded:
         isinstance(found, ProbeResult) and found.absent,
         found.engine,
         tuple(sorted(found.abilities)),
+        None if found.role is None or found.role is WorkerRole.REGULAR else found.role.value,
+        found.bootstrap_port,
     )

@@ -15,7 +15,16 @@ from router.config.workers import BreakerConfig, HealthConfig
 from router.errors import BadRequestError, NotFoundError, NoWorkerError
 from router.workers.breaker import Breaker, BreakerState
 from router.workers.policy import Decision, ForgetsTargets, LearnsReplies, PinsKeys, Policy, RouteQuery
-from router.workers.worker import ROUTABLE, ProbeResult, Target, Worker, WorkerState, normalize_url, worker_id
+from router.workers.worker import (
+    ROUTABLE,
+    ProbeResult,
+    Target,
+    Worker,
+    WorkerRole,
+    WorkerState,
+    normalize_url,
+    worker_id,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +55,10 @@ class Lease:
         target: the target.
         worker: its worker.
         reason: see `WorkerPool.lease`.
+        prefill: the lease of a prefill worker, where `worker` only decodes. It ends with this one, or before.
     """
 
-    __slots__ = ("_held", "_pool", "_query", "_trial", "reason", "target", "worker")
+    __slots__ = ("_held", "_pool", "_query", "_trial", "prefill", "reason", "target", "worker")
 
     def __init__(
         self, pool: WorkerPool, target: Target, query: RouteQuery, reason: str, *, trial: bool = False
@@ -58,6 +68,7 @@ class Lease:
         self.worker = target.worker
         self._query = query
         self.reason = reason
+        self.prefill: Lease | None = None
         self._pool = pool
         self._trial = trial
         self._held = True
@@ -71,6 +82,8 @@ class Lease:
     def release(self, *_: object) -> None:
         if self._held:
             self._held = False
+            if self.prefill is not None:
+                self.prefill.release()
             if self._trial:
                 self.worker.breaker.trial_over()
             self._pool._returned(self.target, self._query)
@@ -128,11 +141,13 @@ class WorkerPool:
         """Called with the engine of each worker that has introduced itself. All have the same (`FleetEngine`)."""
         self.on_room: Callable[[], None] | None = None
         """Called when a full worker may have room again; None while no request waits for room."""
+        self.joined: Callable[[Lease, RouteQuery, AbstractSet[str], bool], Lease] | None = None
+        """Completes a lease, called with the arguments of `lease`; None while no request needs a second worker."""
         self.on_breaker = on_breaker
         self.on_quarantine: Callable[[Worker], None] = _nothing
         """Called when a worker is quarantined, which is to end its requests in flight too."""
 
-    def add(self, url: str) -> Worker:
+    def add(self, url: str, role: WorkerRole = WorkerRole.REGULAR) -> Worker:
         """Register a worker, or take a draining one back, and return it. Adding a worker again changes nothing.
 
         The worker is starting, and routable from its first good probe on.
@@ -140,6 +155,7 @@ class WorkerPool:
         candidate = Worker(normalize_url(url))
         worker = self._workers.setdefault(candidate.id, candidate)
         if worker is candidate:
+            worker.role = role
             worker.breaker = Breaker(self._breaker, self._clock, lambda state: self._breaker_moved(worker, state))
         if worker.state is WorkerState.DRAINING:
             worker.move_to(WorkerState.STARTING)
@@ -280,7 +296,8 @@ class WorkerPool:
         target.inflight += 1
         worker.inflight += 1
         self._inflight += 1
-        return Lease(self, target, query, reason, trial=trial)
+        lease = Lease(self, target, query, reason, trial=trial)
+        return lease if self.joined is None else self.joined(lease, query, exclude, limited)
 
     def may_take(self, pinned_target: Target) -> bool:
         """Return whether requests that wait for a pinned target may be leased: it has room, or others serve its keys now."""
@@ -351,7 +368,7 @@ class WorkerPool:
             self.on_room()
 
     def _forget_if_drained(self, worker: Worker) -> None:
-        if worker.state is WorkerState.DRAINING and worker.inflight == 0:
+        if worker.state is WorkerState.DRAINING and worker.inflight == 0 and worker.id in self._workers:
             worker.move_to(WorkerState.GONE)
             del self._workers[worker.id]
             self._forget(worker.targets)

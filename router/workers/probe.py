@@ -22,7 +22,7 @@ from router.engines.sglang.engine import SGLANG
 from router.errors import LoopError
 from router.http.time_limits import patience
 from router.http.upstream import ConnectFailedError, NotHttpError, Upstream, UpstreamFailure, fetch
-from router.workers.worker import ProbeResult
+from router.workers.worker import ProbeResult, WorkerRole
 
 _SERVER_INFO = ("/server_info", "/get_server_info")
 """The second is the name before SGLang 0.5."""
@@ -77,6 +77,7 @@ class _Description(msgspec.Struct):
 
     skip_tokenizer_init: bool = False
     disaggregation_mode: str | None = None
+    disaggregation_bootstrap_port: int | None = None
     is_embedding: bool = False
     encoder_only: bool = False
     weight_version: str | None = None
@@ -86,14 +87,18 @@ class _Description(msgspec.Struct):
         """Return why the worker is of no use; None if it is a regular one."""
         if self.skip_tokenizer_init:
             return "runs with --skip-tokenizer-init: it neither takes nor returns text; start it without that flag"
-        if self.disaggregation_mode in ("prefill", "decode"):
-            return (
-                f"runs with --disaggregation-mode {self.disaggregation_mode}: this router does not pair prefill and decode"
-                " workers; start it without that flag"
-            )
         if self.is_embedding or self.encoder_only:
             return "does not generate: it runs with --is-embedding or --encoder-only"
         return None
+
+    @property
+    def role(self) -> WorkerRole:
+        """Its part of a generation. Workers that are too old to tell do all."""
+        return _ROLES.get(self.disaggregation_mode, WorkerRole.REGULAR)
+
+
+_ROLES = {role.value: role for role in (WorkerRole.PREFILL, WorkerRole.DECODE)}
+"""Roles, by SGLang's names; others are those of regular workers."""
 
 
 class Prober:
@@ -179,14 +184,24 @@ class Prober:
             info = _decoded(found)
             if info.refusal is not None:
                 return ProbeResult(refusal=f"worker {url} {info.refusal}")
-            return ProbeResult(version=info.weight_version, engine=SGLANG.name)
+            return await self._with_role(url, info)
         if found.complaint is None:
             return replace(found, engine=SGLANG.name)
         # The description comes from the worker's scheduler, which may be busy for long; its model's does not.
         model = await self._ask(url, _MODEL, self._is_engine, known=False)
         if not isinstance(model, bytes):
             return found
-        return ProbeResult(version=_decoded(model).weight_version, engine=SGLANG.name)
+        told = _decoded(model)
+        return ProbeResult(version=told.weight_version, engine=SGLANG.name, role=told.role)
+
+    async def _with_role(self, url: str, started: _Description) -> ProbeResult:
+        """Return what a worker of SGLang is now. A server that was started as one of a pair may have another role by now."""
+        found = ProbeResult(version=started.weight_version, engine=SGLANG.name, role=started.role)
+        if started.role is WorkerRole.REGULAR:
+            return found
+        now = await self._ask(url, _MODEL_INFO[:-1], self._is_engine)
+        role = _decoded(now).role if isinstance(now, bytes) and b"disaggregation_mode" in now else started.role
+        return replace(found, role=role, bootstrap_port=started.disaggregation_bootstrap_port)
 
     async def description(self, url: str, paths: Sequence[str]) -> bytes | ProbeResult | None:
         """Return the JSON object that a worker has at the first of these paths that it knows.
@@ -206,13 +221,19 @@ class Prober:
         return body if status == 200 else None
 
     async def probe(self, url: str, *, wants_version: bool = False) -> ProbeResult:
-        """Ask a worker whether it is well. One that asks for a key (401) is; one that answers with a 5xx is not."""
+        """Ask a worker whether it is well. One that asks for a key (401) is; one that answers with a 5xx is not.
+
+        `wants_version`: ask where it tells its weight version, and the role that it has now.
+        """
         found = await self._ask(url, self._versions if wants_version else _PING, _is_no_page)
         if isinstance(found, _NoSuchPath) and url not in self._mute:
             found = await self._ask(url, _ENGINE, self._is_engine)
         if isinstance(found, _NoSuchPath):
             return ProbeResult() if url in self._mute else ProbeResult(f"it is no engine: {found.said}", stranger=True)
-        return ProbeResult(version=_decoded(found).weight_version) if isinstance(found, bytes) else found
+        if not isinstance(found, bytes):
+            return found
+        told = _decoded(found)
+        return ProbeResult(version=told.weight_version, role=_ROLES.get(told.disaggregation_mode))
 
     def _is_engine(self, body: bytes) -> bool:
         """Return whether a description is one of an engine's."""

@@ -57,6 +57,14 @@ class Contact(enum.Enum):
     BACK = "back"  # there is one again, to another process, which has not been healthy yet
 
 
+class WorkerRole(enum.Enum):
+    """Which part of a generation a worker does. Prefill and decode workers serve each request in pairs."""
+
+    REGULAR = "regular"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 ROUTABLE = frozenset({WorkerState.HEALTHY, WorkerState.SUSPECT})
 
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
@@ -93,6 +101,8 @@ class ProbeResult(msgspec.Struct, frozen=True):
         engine: the name of its engine; None if it did not introduce itself.
         abilities: the features that its engine's adapter may use (`router/engines/engine.py`).
         ranks: the number of its data-parallel ranks; None if it did not say.
+        role: its part of a generation; None if it did not say so.
+        bootstrap_port: where the decode workers find a prefill worker; None if it did not say so.
     """
 
     complaint: str | None = None
@@ -104,6 +114,8 @@ class ProbeResult(msgspec.Struct, frozen=True):
     engine: str | None = None
     abilities: frozenset[str] = frozenset()
     ranks: int | None = None
+    role: WorkerRole | None = None
+    bootstrap_port: int | None = None
 
 
 class WorkerCheck(msgspec.Struct, frozen=True):
@@ -136,6 +148,8 @@ class Worker:
         engine: the name of its engine; None until it has introduced itself.
         abilities: the features that its engine's adapter may use.
         images: the names of the pictures that it has answered with, if its engine knows pictures by name.
+        role: its part of a generation.
+        bootstrap_port: where the decode workers find it, if it is a prefill worker of SGLang.
         warning: the faults that the `WorkerCheck`s found.
         kv_events: how far this router is with its KV cache events; None without `--kv-events`.
         stranger: whether something answers there, and not as its engine does: there may be another engine by now, or none.
@@ -144,7 +158,7 @@ class Worker:
     __slots__ = (
         *("_bad", "_contact", "_good", "breaker", "complaint", "doubts", "id", "inflight"),
         *("abilities", "engine", "images", "kv_events", "outdated", "state", "stranger", "url", "version", "warning"),
-        *("rank_mismatches", "targets"),
+        *("bootstrap_port", "rank_mismatches", "role", "targets"),
     )
 
     def __init__(self, url: str, breaker: Breaker | None = None) -> None:
@@ -152,6 +166,8 @@ class Worker:
         self.url = url
         self.id = worker_id(url)
         self.state = WorkerState.STARTING
+        self.role = WorkerRole.REGULAR
+        self.bootstrap_port: int | None = None
         self.inflight = 0
         self.targets: tuple[Target, ...] = (Target(self),)
         self.rank_mismatches = 0

@@ -87,7 +87,7 @@ class Storm:
     def take_down(self, worker: EmbeddedWorker) -> bool:
         """Mark a worker as down, unless another one is, or a call in flight would be left without any worker."""
         with self.lock:
-            fleet = set(self.served.workers)
+            fleet = {*self.served.workers, *self.served.prefills}
             if self.down is not None or any(call | {worker} == fleet for call in self.calls):
                 return False
             self.down = worker
@@ -217,7 +217,7 @@ def _put_together(
 def trouble(storm: Storm, chance: random.Random) -> None:
     """Something that happens to a fleet."""
     served = storm.served
-    worker = chance.choice(served.workers)
+    worker = chance.choice([*served.workers, *served.prefills])
     what = chance.choices(
         ("abort", "abort all there", "abort all", "pause", "update", "update there", "death"), (3, 3, 1, 2, 2, 2, 1)
     )[0]
@@ -277,11 +277,17 @@ def death(storm: Storm, worker: EmbeddedWorker, chance: random.Random) -> None:
             storm.down = None
 
 
-@pytest.fixture
-def served() -> Iterator[Stack]:
+@pytest.fixture(params=[False, True], ids=["together", "apart"])
+def served(request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """Three workers, or three that decode and three that prefill."""
     found = load_vocabulary(str(vocabulary("qwen")))
     with stack(
-        "qwen", abort=AbortConfig(attempts=4, wait=0.01), sample_from=found.crumbs, eos_share=0.1, weight_version="0"
+        "qwen",
+        abort=AbortConfig(attempts=4, wait=0.01),
+        apart=request.param,
+        sample_from=found.crumbs,
+        eos_share=0.1,
+        weight_version="0",
     ) as started:
         yield started
 
@@ -294,7 +300,7 @@ def test_in_a_storm_nothing_is_lost_and_nothing_is_counted_twice(served: Stack) 
         for one in [pool.submit(a_conversation, storm, number) for number in range(CONVERSATIONS)]:
             one.result(240)
     settle(served)
-    assert all(not worker.out_of_range for worker in served.workers)
+    assert all(not worker.out_of_range for worker in (*served.workers, *served.prefills))
     prompts = sum(
         counted(served, "tito_radix_matches_total").get(f'{{kind="{kind}"}}', 0) for kind in ("fresh", "continued")
     )

@@ -78,7 +78,8 @@ def test_a_url_may_be_given_in_several_ways(call: dict[str, dict[str, object]], 
         {"json": {}},
         {"json": {"url": None}},
         {"json": {"url": 5}},
-        {"json": {"url": "http://host", "worker_type": "prefill"}},
+        {"json": {"url": "http://host", "worker_type": "encode"}},
+        {"json": {"url": "http://host", "worker_type": "prefill", "bootstrap_port": 0}},
     ],
 )
 def test_bad_calls_are_400(call: dict[str, Any]) -> None:
@@ -188,8 +189,6 @@ def test_metrics() -> None:
     ("info", "flag"),
     [
         ({"skip_tokenizer_init": True}, "--skip-tokenizer-init"),
-        ({"disaggregation_mode": "prefill"}, "--disaggregation-mode prefill"),
-        ({"disaggregation_mode": "decode"}, "--disaggregation-mode decode"),
         ({"is_embedding": True}, "--is-embedding"),
         ({"encoder_only": True}, "--encoder-only"),
     ],

@@ -89,7 +89,7 @@ def until(condition: Callable[[], object], what: str | Callable[[], object] = ""
 
 def settle(served: Stack) -> None:
     """All gates open, nothing paused; then, after a moment, nothing must be in flight anywhere."""
-    for worker in served.workers:
+    for worker in (*served.workers, *served.prefills):
         worker.release()
     until(served.idle, served.inflight)
 

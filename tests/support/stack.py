@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import http.client
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +33,7 @@ from tests.support.oracle import Speller, speller
 from tests.support.serving import serve
 from tests.support.vocabularies import Name, vocabulary
 from worker.engine.records import GenerationRecord
-from worker.options import StreamStyle
+from worker.options import Role, StreamStyle
 from worker.worker import EmbeddedWorker
 
 STYLES: tuple[StreamStyle, ...] = ("cumulative", "incremental", "mixed")
@@ -56,12 +56,13 @@ class Reply:
 
 @dataclass
 class Stack:
-    """A router with its middleware, and its workers."""
+    """A router with its middleware, and its workers. Where these are apart, `workers` decode."""
 
     name: Name
     url: str
     workers: list[EmbeddedWorker]
     spelling: Speller
+    prefills: Sequence[EmbeddedWorker] = ()
 
     def post(
         self, path: str, body: Any, *, headers: Mapping[str, str] | None = None, raw: bytes | None = None
@@ -93,7 +94,7 @@ class Stack:
         return answer.json()
 
     def set_weight_version(self, version: str) -> None:
-        for worker in self.workers:
+        for worker in (*self.workers, *self.prefills):
             worker.set_weight_version(version)
 
     def inflight(self) -> dict[str, Any]:
@@ -111,7 +112,7 @@ class Stack:
     def idle(self) -> bool:
         """What answers sooner is asked first: many ask until it is true."""
         return not (
-            any(worker.in_flight for worker in self.workers)
+            any(worker.in_flight for worker in (*self.workers, *self.prefills))
             or any(self._loads().values())
             or any(self.inflight().values())
         )
@@ -156,22 +157,30 @@ def stack(
     media: Mapping[str, Any] | None = None,
     kv_salt: Mapping[str, Any] | None = None,
     folder: Path | None = None,
+    apart: bool = False,
     **worker: Any,
 ) -> Iterator[Stack]:
     """Start it all: one worker per style of streaming. Unless it is told to, the router sends nothing twice.
 
+    `apart`: each of them only decodes, and has a prefill worker beside it.
     `folder`: a tokenizer that has more added tokens than that of `name`.
     """
     folder = folder or vocabulary(name)
     with contextlib.ExitStack() as entered:
-        running = [
-            entered.enter_context(EmbeddedWorker(folder, stream_style=style, seed=number, **worker))
-            for number, style in enumerate(styles)
-        ]
+
+        def run(role: Role) -> list[EmbeddedWorker]:
+            return [
+                entered.enter_context(
+                    EmbeddedWorker(folder, stream_style=style, seed=number, disaggregation_mode=role, **worker)
+                )
+                for number, style in enumerate(styles)
+            ]
+
+        prefills, running = (run("prefill"), run("decode")) if apart else ([], run("null"))
         config = RouterConfig(
             server=ServerConfig(**(server or {})),
             workers=WorkersConfig(
-                urls=tuple(one.url for one in running),
+                urls=tuple(one.url for one in (*prefills, *running)),
                 policy="round_robin",
                 **{"retry": RetryConfig(attempts=1), **(workers or {})},
             ),
@@ -185,4 +194,4 @@ def stack(
         hub = Hub(_tokenizer(config.radix), config.store, config.media)
         hub.see(media_of(config, hub.stock))
         url = entered.enter_context(serve(create_app(config, shared={Hub: hub})))
-        yield Stack(name, url, running, speller(name))
+        yield Stack(name, url, running, speller(name), prefills)

@@ -215,9 +215,9 @@ class GenerateHandler(Generating[Wire]):
                 await exchange.answer(500, b"Internal Server Error", PLAIN)
                 return
         payloads = [await self._run(jobs[0])] if len(jobs) == 1 else await asyncio.gather(*map(self._run, jobs))
-        why = next((job.leg.failure for job in jobs if job.leg is not None and job.leg.failure is not None), None)
-        if why is not None and any("status_code" in (job.record.finish_reason or {}) for job in jobs):
-            await exchange.answer(500, failed(why))
+        ends = [job.record.finish_reason or {} for job in jobs if job.leg is not None]
+        if (end := next((end for end in ends if end.get("status_code")), None)) is not None:
+            await exchange.answer(end["status_code"], failed(end["message"]))
             return
         content = b"[%b]" % b",".join(payloads) if listed else payloads[0]
         await self._answer_whole(exchange, content, fault)

@@ -59,7 +59,9 @@ class VllmGenerateHandler(Generating[VllmWire]):
         if await self._failed(exchange, fault, stream=False):
             return
         ends = await asyncio.gather(*[self._run_to_end(job) for job in jobs])
-        whole = self._wire.whole(request, jobs, ends, self._kept.keep(request.name, request.transfer, exchange))
+        over = all(end.finish is not None and end.finish["type"] != "abort" for end in ends)
+        kept = self._kept.keep(request.name, request.transfer, exchange) if over else None
+        whole = self._wire.whole(request, jobs, ends, kept)
         _spoil(whole, fault)
         content = msgspec.json.encode(whole)
         await self._answer_whole(exchange, content, fault)

@@ -33,6 +33,10 @@ class KeptCaches:
         self._kept = {name: end for name, end in self._kept.items() if end > now}
         return len(self._kept)
 
+    def forget(self) -> None:
+        """Free all of them, as the death of a process does."""
+        self._kept.clear()
+
     def keep(self, name: str, wanted: Mapping[str, Any] | None, exchange: HttpExchange) -> dict[str, Any] | None:
         """Return how another worker finds the cache of this request, if it is to keep one."""
         if not self._on or not (wanted or {}).get("do_remote_decode"):

@@ -31,6 +31,7 @@ class FleetPath(msgspec.Struct, frozen=True):
         names_version: whether the version that it brings is that of the fleet from then on.
         pauses: whether it begins or ends a pause.
         lasting: whether it is still right when its worker gets it late.
+        prefill_first: whether decode workers get it after the prefill workers have done it.
         wants_object: whether a body without anything has to be an object.
         engine: the only engine that has it; for other engines it is a path like any other. Empty for the common form.
     """
@@ -43,6 +44,7 @@ class FleetPath(msgspec.Struct, frozen=True):
     names_version: bool = False
     pauses: bool = False
     lasting: bool = False
+    prefill_first: bool = False
     wants_object: bool = False
     engine: str = ""
 
@@ -60,7 +62,7 @@ COMMON = (
         wants_object=True,
     ),
     # A worker that hung may still run the pause later.
-    FleetPath("/continue_generation", pauses=True, lasting=True, wants_object=True),
+    FleetPath("/continue_generation", pauses=True, lasting=True, prefill_first=True, wants_object=True),
     FleetPath("/flush_cache", "GET POST"),
     FleetPath("/release_memory_occupation", "GET POST", transfer=True),
     FleetPath("/resume_memory_occupation", "GET POST", transfer=True),

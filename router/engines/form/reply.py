@@ -94,7 +94,7 @@ class _VersionSpan(msgspec.Struct):
 
 
 class Meta(msgspec.Struct):
-    """The fields of `meta_info` that the router reads; others are ignored."""
+    """The fields of `meta_info` that the router reads; others are ignored. The router itself adds `prefill_weight_version`."""
 
     id: str | None = None
     finish_reason: Any = None
@@ -102,6 +102,7 @@ class Meta(msgspec.Struct):
     completion_tokens: int | None = None
     weight_version: str | int | None = None
     weight_versions: list[_VersionSpan] | None = None
+    prefill_weight_version: str | None = None
     output_token_logprobs: list[LogprobEntry] | int | None = None
     routed_experts: Raw = _ABSENT
     indexer_topk: Raw = _ABSENT
@@ -136,6 +137,7 @@ class Reply(msgspec.Struct, frozen=True):
         version: the weight version at the end of the request.
         versions: half-open token runs `(version, start, end)`; None if the engine sent only the version at the end.
         updated: whether the events of its stream were of several versions.
+        mixed: whether the prompt was prefilled elsewhere, by other weights than sampled its first token.
         prompt_ids: the ids that the engine computed with, as a JSON list; empty if it was not asked for them.
         places: offset and length of each picture's run among them; None if the engine does not tell.
         finish_type: `stop`, `length` or `abort`; None while running.
@@ -160,6 +162,7 @@ class Reply(msgspec.Struct, frozen=True):
     other_text: str | None = None
     told: dict[str, Raw] = {}
     updated: bool = False
+    mixed: bool = False
     prompt_ids: bytes = b""
     places: list[tuple[int, int]] | None = None
 
@@ -317,6 +320,7 @@ def assemble(
         matched=matched if type(matched) in (int, str) else None,
         status=finish.get("status_code"),
         other_text=other_text,
+        mixed=meta.prefill_weight_version is not None,
         prompt_ids=prompt_ids,
         places=places,
         told={

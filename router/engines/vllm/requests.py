@@ -61,6 +61,7 @@ _UNSUPPORTED = {
 }
 """Fields by which a client asks for something that vLLM's workers do not have here."""
 
+_OBJECT = Raw(b"{}")
 _OWN = ("cache_salt", "session_id", "kv_transfer_params", "ec_transfer_params")
 """vLLM's fields beside the sampling parameters. They pass unchanged."""
 
@@ -270,6 +271,8 @@ class _Reader:
         out: Params = {key: self._fields[key] for key in _OWN if not is_null(self._fields.get(key))}
         if "cache_salt" in out and is_list(out["cache_salt"]):  # a list with one for each prompt is the router's own
             out["cache_salt"] = self._own("cache_salt", str, "a string")
+        if is_list(out.get("kv_transfer_params", _OBJECT)):
+            out["kv_transfer_params"] = self._own("kv_transfer_params", Raw, "an object")
         if stream:
             out["stream"] = True
             out["stream_options"] = {"include_usage": True}

@@ -1,0 +1,286 @@
+"""One request at two workers: one prefills its prompt, the other decodes its reply. To the proxy, both are one worker.
+
+SGLang's workers get it at the same time, and find each other. vLLM's get it one after the other. The reply is that of the
+decode worker; what only the prefill worker knows is joined to it (`router/engines/form/joined_reply.py`).
+
+A leg alone waits for its other leg for minutes. So when one fails or is aborted, the other is cancelled and aborted at once.
+`culprit` is the worker that failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+
+from router.engines.engine import EngineAnswer
+from router.engines.events import has_ended
+from router.engines.form.joined_reply import UNTOLD, JoinedReply, PrefillReply, read_prefill
+from router.engines.form.outcome import may_be_aborted, refusal_status
+from router.engines.form.worker_request import WorkerRequest
+from router.engines.json import decode_object
+from router.engines.sglang.meeting import with_meeting
+from router.engines.vllm.handover import LEASE_SECONDS, decode_body, prefill_body
+from router.errors import EndedInQueueError
+from router.http.headers import HeaderList
+from router.http.upstream import Headers, Upstream, UpstreamBrokenError, UpstreamFailure, UpstreamResponse
+from router.proxy.engine_upstream import WholeResponse
+from router.proxy.in_flight import InFlight
+from router.proxy.outbound import OutboundRequest
+from router.workers.pool import Lease
+from router.workers.worker import Target, Worker
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+MOMENT = 0.25
+"""Seconds in which the other leg may show that it is the one at fault."""
+GRACE = 0.75
+"""Seconds that an aborted leg has to answer."""
+
+_ROWS = frozenset({"return_routed_experts", "return_indexer_topk"})
+
+Abandon = Callable[[InFlight, Worker], object]
+"""Aborts a request at one of its workers, in the background."""
+
+
+class LegRefusedError(Exception):
+    """A leg has answered in place of the reply: with an error, or that it was aborted."""
+
+    def __init__(self, response: UpstreamResponse) -> None:
+        super().__init__()
+        self.response = response
+
+
+class Legs:
+    """The two legs of one attempt: an `UpstreamResponse`, once `begin` has returned.
+
+    Attributes:
+        prefill: the worker of the first leg.
+        prefill_target: its rank there.
+        culprit: the target at fault, if it fails.
+    """
+
+    def __init__(
+        self, upstream: Upstream, abandon: Abandon, request: OutboundRequest, lease: Lease, *, at_once: bool
+    ) -> None:
+        """`at_once`: whether both workers get the request at the same time."""
+        assert lease.prefill is not None
+        assert request.in_flight is not None
+        self._upstream = upstream
+        self._abandon = abandon
+        self._request = request
+        self._in_flight: InFlight = request.in_flight
+        self._prefill_lease = lease.prefill
+        self.prefill_target: Target = lease.prefill.target
+        self.prefill: Worker = lease.prefill.worker
+        self._decode_target: Target = lease.target
+        self._decode: Worker = lease.worker
+        self._at_once = at_once
+        self._sent, self._body = self._single(request)
+        self.culprit = self._decode_target
+        self.status = 0
+        self.headers: Headers = []
+        self.stream = False
+        self._begun = False
+        self._response: UpstreamResponse | None = None
+        self._first_leg: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        self._prefilled: list[PrefillReply] | None = None
+        self._waiting: asyncio.Timeout | None = None
+
+    def _single(self, request: OutboundRequest) -> tuple[WorkerRequest | None, bytes]:
+        """Return the request for one sample of each prompt: samples of a prompt become prompts."""
+        in_flight, body = self._in_flight, request.body or b""
+        sent = in_flight.request
+        if sent is not None and (sent.samples > 1 or not self._at_once):
+            if request.renewed is not None and request.renewed[0] is sent:
+                sent = request.renewed[1]
+            # What is sent may have more fields by now.
+            sent = msgspec.structs.replace(sent, fields=decode_object(body), _printed=b"")
+        if sent is not None and sent.samples > 1:
+            sent = sent.again(range(sent.replies))
+            in_flight.rids = dict(enumerate(sent.rids))
+            body = sent.body
+        return sent, body
+
+    async def begin(self, headers: HeaderList, *, fresh: bool) -> None:
+        """Send both legs, and wait for the head of the decode worker's reply. Raises UpstreamFailure, LegRefusedError."""
+        if self._at_once:
+            body = with_meeting(self._body, self._sent, self.prefill.url, self.prefill.bootstrap_port)
+            if body is not None:
+                self._first_leg = asyncio.create_task(self._prefilling(headers, body, fresh=fresh))
+        else:
+            body = await self._one_after_the_other(headers, fresh=fresh)
+        response = self._response = await self._unless_prefill_fails(
+            lambda: self._send(self._decode, headers, self._body if body is None else body, fresh=fresh)
+        )
+        self.status, self.headers, self.stream = response.status, response.headers, response.stream
+
+    async def read(self) -> bytes:
+        """Return the next piece of the decode worker's reply. Raises UpstreamBrokenError, LegRefusedError."""
+        assert self._response is not None
+        return await self._unless_prefill_fails(self._response.read)
+
+    async def joined(self, status: int, first: bytes) -> JoinedReply | None:
+        """Wait until the prefill leg is over; return what joins the replies, None if there is nothing to join.
+
+        Args:
+            status: that of the decode worker's reply.
+            first: the part of it that has come.
+
+        Raises UpstreamFailure, LegRefusedError.
+        """
+        leg, sent, ended = self._first_leg, self._sent, may_be_aborted(first)
+        if status != 200:
+            if status >= 500 and leg is not None:  # it may only say that the other leg has ended
+                await asyncio.wait((leg,), timeout=MOMENT)
+                self._check()
+                if self._aborted():
+                    raise LegRefusedError(self._ended())
+            return None
+        if leg is not None and not leg.done():
+            if ended:
+                self._abandon(self._in_flight, self.prefill)
+            await asyncio.wait((leg,), timeout=GRACE if ended else None)
+        if not ended:
+            self._check()
+        self._begun = True
+        prefilled = self._prefilled
+        if prefilled is None and leg is not None and sent is not None:
+            prefilled = [UNTOLD] * sent.prompts
+        if prefilled is None or sent is None:
+            return None
+        return JoinedReply(prefilled, listed=sent.listed, rows=not _ROWS.isdisjoint(sent.fields))
+
+    def close(self) -> None:
+        if self._response is not None:
+            self._response.close()
+        leg, self._first_leg = self._first_leg, None
+        if leg is not None and not leg.done():
+            leg.cancel()
+            self._abandon(self._in_flight, self.prefill)
+            self._in_flight.prefill = None
+
+    # The prefill leg --------------------------------------------------------------------------------------------------
+
+    async def _ask_prefill(self, headers: HeaderList, body: bytes, *, fresh: bool) -> WholeResponse:
+        """Return the whole reply of the prefill worker. Raises UpstreamFailure."""
+        response = await self._send(self.prefill, headers, body, fresh=fresh)
+        try:
+            pieces = []
+            while piece := await response.read():
+                pieces.append(piece)
+        finally:
+            response.close()
+        found = WholeResponse(EngineAnswer(response.status, b"".join(pieces)), response.headers, stream=response.stream)
+        if found.stream and found.status == 200 and not has_ended(found.body):
+            raise UpstreamBrokenError("its stream ended before its end")
+        return found
+
+    async def _prefilling(self, headers: HeaderList, body: bytes, *, fresh: bool) -> None:
+        """Take the prefill worker's reply. The decode leg ends with a leg that failed."""
+        try:
+            answer = await self._ask_prefill(headers, body, fresh=fresh)
+        except UpstreamFailure as failure:
+            self._fail(failure)
+            return
+        status = answer.status
+        if answer.stream and status == 200:
+            status = refusal_status(answer.body) or 200
+        if status >= 500:  # it may only say that the other leg has ended, which says that itself
+            self._later(MOMENT, LegRefusedError(answer))
+        elif status != 200:
+            self._fail(LegRefusedError(answer))
+        else:
+            self._take(answer)
+            if self._aborted():
+                self._abandon(self._in_flight, self._decode)
+                if self._prefilled is not None and all(one.aborted for one in self._prefilled):
+                    self._later(GRACE, LegRefusedError(self._ended()))
+
+    def _aborted(self) -> bool:
+        """Return whether a prompt was not prefilled because it was aborted."""
+        return self._prefilled is not None and any(one.aborted for one in self._prefilled)
+
+    def _ended(self) -> WholeResponse:
+        """Return the reply to a request that was aborted before it was decoded."""
+        sent = self._sent
+        assert sent is not None
+        return WholeResponse(EngineAnswer(200, sent.ended_in_queue(sent.rids)), stream=sent.stream)
+
+    def _later(self, seconds: float, failure: LegRefusedError) -> None:
+        asyncio.get_running_loop().call_later(seconds, self._fail, failure)
+
+    def _take(self, answer: WholeResponse) -> None:
+        sent = self._sent
+        if sent is not None:
+            self._prefilled = read_prefill(answer.body, sent.prompts, listed=sent.listed, stream=answer.stream)
+        self._in_flight.prefill = None
+        self._prefill_lease.release()
+
+    def _fail(self, failure: Exception) -> None:
+        """End the decode leg, if it is not over: the prefill leg has failed."""
+        if self._failure is not None or self._first_leg is None or self._begun:
+            return
+        self._failure, self.culprit = failure, self.prefill_target
+        self._abandon(self._in_flight, self._decode)
+        if self._waiting is not None:
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _unless_prefill_fails(self, waiting: Callable[[], Awaitable[T]]) -> T:
+        """Return what is waited for. Raises the failure of the prefill leg, if that comes first."""
+        self._check()
+        if self._first_leg is None or self._first_leg.done():
+            return await waiting()
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                return await waiting()
+        except TimeoutError:
+            self._check()
+            raise
+        finally:
+            self._waiting = None
+
+    # Engines whose legs follow each other -----------------------------------------------------------------------------
+
+    async def _one_after_the_other(self, headers: HeaderList, *, fresh: bool) -> bytes:
+        """Have the prompt prefilled; return the body for the decode worker. Raises UpstreamFailure, LegRefusedError."""
+        sent = self._sent
+        if sent is None:
+            return self._body
+        self.culprit = self.prefill_target
+        answer = await self._ask_prefill(headers, prefill_body(sent), fresh=fresh)
+        if answer.status != 200:
+            raise LegRefusedError(answer)
+        self._take(answer)
+        if self._in_flight.unwanted:
+            raise EndedInQueueError("the generation was aborted before its decode worker had it")
+        if self._prefilled is None:
+            raise UpstreamBrokenError("its reply to a prefill cannot be read")
+        if self._aborted():
+            raise LegRefusedError(self._ended())
+        self.culprit = self._decode_target
+        return decode_body(sent, [one.transfer for one in self._prefilled])
+
+    async def _send(self, worker: Worker, headers: HeaderList, body: bytes, *, fresh: bool) -> UpstreamResponse:
+        request = self._request
+        try:
+            return await self._upstream.send(request.method, worker.url + request.target, headers, body, fresh=fresh)
+        except UpstreamFailure:
+            if not self._at_once and worker is self._decode:
+                logger.info(
+                    "worker %s keeps the cache of a prompt for %d s that worker %s did not come for",
+                    self.prefill.url,
+                    LEASE_SECONDS,
+                    worker.url,
+                )
+            raise

@@ -1,0 +1,371 @@
+"""Prefill and decode workers apart: a request goes to one of both, and its client sees one worker."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+
+from router.app import create_app
+from router.config import AbortConfig, QueueConfig, RouterConfig, WorkersConfig
+from router.errors import BadRequestError
+from tests.support.asking import Asking, calls, until
+from tests.support.client import call
+from tests.support.serving import serve
+from tests.support.stack import Stack, stack
+from worker.worker import EmbeddedWorker
+
+PROMPT = "Once upon a time"
+SHORT = {"max_new_tokens": 8}
+LONG = {"max_new_tokens": 64}
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Iterator[Stack]:
+    with stack("qwen", styles=("cumulative", "incremental"), apart=True) as found:
+        yield found
+        until(found.idle, found.inflight)
+
+
+@pytest.fixture
+def pair() -> Iterator[Stack]:
+    with stack("qwen", styles=("cumulative",), apart=True) as found:
+        yield found
+        until(found.idle, found.inflight)
+        assert not found.workers[0].out_of_range
+        assert not found.prefills[0].out_of_range
+
+
+def both(pair: Stack) -> tuple[EmbeddedWorker, EmbeddedWorker]:
+    return pair.prefills[0], pair.workers[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_is_exact(pairs: Stack, stream: bool) -> None:
+    text, known = PROMPT, []
+    for turn in range(6):
+        reply = pairs.generate({"text": text, "sampling_params": SHORT, "stream": stream})
+        assert reply.record.input_ids[: len(known)] == known
+        known = reply.record.input_ids + reply.record.output_ids
+        text += reply.record.text
+        found = pairs.retrieve(text)
+        assert found["exact"], (turn, found)
+        assert found["tokens"] == known
+        text += f"\nand {turn}"
+
+
+def test_both_workers_get_the_same_request(pairs: Stack) -> None:
+    reply = pairs.generate({"text": PROMPT, "rid": "the-same", "sampling_params": SHORT})
+    every = (*pairs.prefills, *pairs.workers)
+    first, last = [record for worker in every for record in worker.log if record.rid == "the-same"]
+    assert first.raw == last.raw
+    assert len(first.output_ids) == 1
+    prefill = next(worker for worker in pairs.prefills if worker.port == first.body["bootstrap_port"])
+    assert reply.answer.headers["x-router-prefill-worker"] == prefill.url
+    assert reply.answer.headers["x-router-worker"] in [worker.url for worker in pairs.workers]
+    assert first.body["bootstrap_host"] == "127.0.0.1"
+
+
+def test_a_session_is_exact(pairs: Stack) -> None:
+    session = pairs.post("/sessions", {}).json()["session_id"]
+    messages: list[dict[str, Any]] = []
+    for turn in range(3):
+        messages.append({"role": "user", "content": f"Say {turn}."})
+        answer = pairs.post(f"/sessions/{session}/v1/chat/completions", {"messages": messages, "max_tokens": 8})
+        assert answer.status == 200, answer.content
+        messages.append(answer.json()["choices"][0]["message"])
+    done = pairs.post(f"/sessions/{session}/finalize", {}).json()
+    assert all(one["exact"] for one in done["trajectories"]), done
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_samples_and_batches_have_a_room_for_each(pair: Stack, stream: bool) -> None:
+    prefill, decode = both(pair)
+    one = {"sampling_params": {**SHORT, "n": 3}, "stream": stream}
+    for body, count in (({"text": PROMPT, **one}, 3), ({"text": [PROMPT, "And"], **one}, 6)):
+        before = len(decode.log)
+        reply = pair.generate(body)
+        assert len({record.rid for record in decode.log[before:]}) == count
+        rooms = decode.log[-1].body["bootstrap_room"]
+        assert len(set(rooms)) == count
+        assert '"n"' not in json.dumps(decode.log[-1].body["sampling_params"])
+        if stream:
+            assert {event["index"] for event in reply.body} == set(range(count))
+        else:
+            assert len(reply.body) == count
+            assert [one["output_ids"] for one in reply.body] == [record.output_ids for record in decode.log[before:]]
+    assert prefill.received == decode.received
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_the_prompt_are_the_prefill_workers(pair: Stack, stream: bool) -> None:
+    asked = {"text": PROMPT, "return_logprob": True, "logprob_start_len": 0, "sampling_params": SHORT, "stream": stream}
+    before = len(pair.workers[0].log)
+    reply = pair.generate(asked)
+    meta = (reply.body[-1] if stream else reply.body)["meta_info"]
+    ids = pair.workers[0].log[before].input_ids
+    # The embedded decode worker scores the prompt as well: the real one has nothing of it.
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == ids * 2
+
+
+def test_rows_of_experts_are_joined(pair: Stack) -> None:
+    """The prefill worker has those of the prompt, the decode worker only those behind it, with anything before."""
+    prefill, decode = both(pair)
+    prefill.script([5], extra_meta={"routed_experts": b64encode(b"PPPP").decode()})
+    decode.script([5, 6, 7], extra_meta={"routed_experts": b64encode(b"????DD").decode()})
+    asked = {"text": PROMPT, "return_routed_experts": True, "sampling_params": SHORT}
+    reply = pair.generate(asked)
+    assert reply.body["meta_info"]["routed_experts"] == b64encode(b"PPPPDD").decode()
+    decode.script([5, 6, 7], extra_meta={"routed_experts": b64encode(b"????DD").decode()})
+    reply = pair.generate(asked)
+    assert "routed_experts" not in reply.body["meta_info"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_version_is_told_if_both_had_it(pair: Stack, stream: bool) -> None:
+    prefill, decode = both(pair)
+
+    def turn() -> dict[str, Any]:
+        reply = pair.generate({"text": PROMPT, "sampling_params": SHORT, "stream": stream})
+        found: dict[str, Any] = pair.retrieve(PROMPT + reply.record.text, request_id=reply.record.rid)
+        return found
+
+    pair.set_weight_version("1")
+    assert "version_uncertain" not in turn()["reasons"]
+    prefill.set_weight_version("2")
+    assert "version_uncertain" in turn()["reasons"]
+    decode.set_weight_version("2")
+    assert "version_uncertain" not in turn()["reasons"]
+
+
+def test_an_update_while_it_decodes_is_seen_token_by_token(pair: Stack) -> None:
+    prefill, decode = both(pair)
+    decode.hold(after=3)
+    asking = Asking(pair.url, {"text": PROMPT, "sampling_params": SHORT})
+    until(lambda: [len(job.sample.output_ids) for job in decode.jobs.values()] == [3])
+    until(lambda: not prefill.in_flight)
+    pair.set_weight_version("later")
+    decode.release()
+    assert asking.answer().status == 200
+    record = decode.log[-1]
+    found = pair.retrieve(PROMPT + record.text)
+    assert set(record.versions) == {"default", "later"}
+    assert "version_uncertain" not in found["reasons"]
+
+
+# Ends -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("at", ["prefill", "decode"])
+def test_an_abort_goes_to_both(pair: Stack, at: str, stream: bool) -> None:
+    prefill, decode = both(pair)
+    held, after = (prefill, 0) if at == "prefill" else (decode, 2)
+    held.hold(after)
+    asking = Asking(pair.url, {"text": PROMPT, "rid": "mine", "sampling_params": LONG, "stream": stream})
+    held.wait_for_arrivals(1)
+    if at == "decode":
+        until(lambda: not prefill.in_flight)
+    assert pair.post("/abort_request", {"rid": "mine"}).status == 200
+    held.release()
+    body = asking.events()[-1] if stream else asking.answer().json()
+    asking.close()
+    assert body["meta_info"]["finish_reason"]["type"] == "abort"
+    assert {"rid": "mine"} in calls(decode, "/abort_request")
+    assert at == "decode" or {"rid": "mine"} in calls(prefill, "/abort_request")
+
+
+def test_a_client_that_leaves_ends_both_legs(pair: Stack) -> None:
+    prefill, decode = both(pair)
+    prefill.hold()
+    asking = Asking(pair.url, {"text": PROMPT, "sampling_params": {**LONG, "n": 2}})
+    prefill.wait_for_arrivals(2)
+    asking.leave()
+    until(lambda: len(calls(prefill, "/abort_request")) == len(calls(decode, "/abort_request")) == 2)
+    prefill.release()
+    until(pair.idle, pair.inflight)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dies", ["prefill", "decode"])
+def test_a_leg_that_dies_ends_the_other_at_once(pair: Stack, dies: str, stream: bool) -> None:
+    prefill, decode = both(pair)
+    dead, other = (prefill, decode) if dies == "prefill" else (decode, prefill)
+    prefill.hold()
+    asking = Asking(pair.url, {"text": PROMPT, "sampling_params": LONG, "stream": stream})
+    prefill.wait_for_arrivals(1)
+    decode.wait_for_arrivals(1)
+    begun = time.monotonic()
+    dead.kill()
+    answer = asking.answer()
+    assert time.monotonic() - begun < 1
+    assert answer.status == 502, answer.content
+    assert dead.url in answer.json()["error"]["message"]
+    assert other.url not in answer.json()["error"]["message"]
+    until(lambda: calls(other, "/abort_request"))
+    dead.restart()
+    prefill.release()
+    until(pair.idle, pair.inflight)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_another_pair_serves_what_a_dead_worker_lost(pairs: Stack, role: str) -> None:
+    worker = (pairs.prefills if role == "prefill" else pairs.workers)[0]
+    worker.kill()
+    try:
+        for _ in range(4):
+            assert pairs.generate({"text": PROMPT, "sampling_params": SHORT}).answer.status == 200
+    finally:
+        worker.restart()
+    until(lambda: all(one["is_healthy"] for one in pairs.get("/workers").json()["workers"]))
+
+
+@pytest.mark.parametrize("fault", ["http_500", "http_503", "abort_503", "dies", "not_json"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_faulty_leg_leaves_nothing_behind(pair: Stack, role: str, fault: Any, stream: bool) -> None:
+    prefill, decode = both(pair)
+    (prefill if role == "prefill" else decode).fault(fault)
+    asking = Asking(pair.url, {"text": PROMPT, "sampling_params": SHORT, "stream": stream})
+    begun = time.monotonic()
+    with suppress(OSError, http.client.HTTPException):
+        asking.answer()
+    assert time.monotonic() - begun < 1.5
+    asking.close()
+    until(pair.idle, pair.inflight)
+
+
+def test_what_the_weights_aborted_is_sent_again() -> None:
+    with stack("qwen", styles=("cumulative",), apart=True, abort=AbortConfig(attempts=2, wait=0.01)) as pair:
+        for held in both(pair):
+            held.hold(0 if held in pair.prefills else 2)
+            asking = Asking(pair.url, {"text": PROMPT, "sampling_params": SHORT})
+            held.wait_for_arrivals(1)
+            assert call(held.url + "/abort_request", {"abort_all": True}).status == 200
+            held.release()
+            answer = asking.answer()
+            assert answer.json()["meta_info"]["finish_reason"]["type"] != "abort", answer.content
+        until(pair.idle, pair.inflight)
+
+
+def test_prefill_workers_go_on_first(pair: Stack) -> None:
+    """A decode worker that goes on asks its prefill worker for the prompts of what it had taken back."""
+    prefill, decode = both(pair)
+    for path in ("/pause_generation", "/update_weights_from_disk", "/continue_generation"):
+        body = {"mode": "retract", "model_path": "x", "weight_version": "7"}
+        if path == "/continue_generation":
+            with prefill.hanging():
+                asking = Asking(pair.url, {}, path=path)
+                time.sleep(0.2)
+                assert not calls(decode, path)
+            assert asking.answer().status == 200
+        else:
+            assert pair.post(path, body).status == 200
+        assert len(calls(prefill, path)) == len(calls(decode, path)) == 1
+    assert {one["weight_version"] for one in pair.get("/workers").json()["workers"]} == {"7"}
+
+
+# Fleets -----------------------------------------------------------------------------------------------------------------
+
+
+def fleet(entered: ExitStack, **workers: Any) -> str:
+    config = RouterConfig(workers=WorkersConfig(**workers), middlewares=())
+    return entered.enter_context(serve(create_app(config)))
+
+
+def roles(url: str) -> dict[str, str]:
+    return {one["url"]: one["worker_type"] for one in call(f"{url}/workers").json()["workers"]}
+
+
+@pytest.mark.parametrize("way", ["flags", "urls", "calls"])
+def test_roles_come_from_flags_and_from_the_workers(way: str) -> None:
+    with ExitStack() as entered:
+        prefill = entered.enter_context(EmbeddedWorker(disaggregation_mode="prefill"))
+        decode = entered.enter_context(EmbeddedWorker(disaggregation_mode="decode"))
+        workers: dict[str, Any] = {}
+        if way == "flags":
+            workers = {"apart": True, "prefill": ((prefill.url, prefill.port),), "decode": (decode.url,)}
+        elif way == "urls":
+            workers = {"urls": (decode.url, prefill.url)}
+        url = fleet(entered, **workers)
+        if way == "calls":
+            body = {"url": prefill.url, "worker_type": "prefill", "bootstrap_port": prefill.port}
+            assert call(f"{url}/workers", body).status == 202
+            assert call(f"{url}/generate", {"text": PROMPT}).status == 503
+            assert call(f"{url}/add_worker", {"url": decode.url}).status == 200
+        assert roles(url) == {prefill.url: "prefill", decode.url: "decode"}
+        assert call(f"{url}/generate", {"text": PROMPT, "sampling_params": SHORT}).status == 200
+        assert call(f"{url}/v1/chat/completions", {"messages": []}).status == 400
+        assert call(f"{url}/v1/models").status == 200
+
+
+def test_workers_that_do_all_are_refused_beside_them() -> None:
+    with ExitStack() as entered:
+        prefill = entered.enter_context(EmbeddedWorker(disaggregation_mode="prefill"))
+        regular = entered.enter_context(EmbeddedWorker())
+        url = fleet(entered, urls=(prefill.url,))
+        refused = call(f"{url}/add_worker", {"url": regular.url})
+        assert refused.status == 400
+        assert "no worker does both" in refused.json()["error"]["message"]
+        other = fleet(entered, urls=(regular.url,))
+        assert call(f"{other}/add_worker", {"url": prefill.url}).status == 400
+        asked = fleet(entered, apart=True)
+        assert "--pd-disaggregation" in call(f"{asked}/add_worker", {"url": regular.url}).json()["error"]["message"]
+        wrong = call(f"{asked}/workers", {"url": prefill.url, "worker_type": "decode"})
+        assert "runs with --disaggregation-mode prefill" in wrong.json()["error"]["message"]
+        assert roles(asked) == {}
+
+
+def test_a_switched_role_is_found() -> None:
+    with ExitStack() as entered:
+        one = entered.enter_context(EmbeddedWorker(disaggregation_mode="prefill"))
+        two = entered.enter_context(EmbeddedWorker(disaggregation_mode="decode"))
+        url = fleet(entered, urls=(one.url, two.url))
+        one.switch_role("decode")
+        two.switch_role("prefill")
+        one.kill()  # so that it is probed now
+        call(f"{url}/generate", {"text": PROMPT})
+        one.restart()
+        until(lambda: roles(url)[one.url] == "decode", lambda: roles(url))
+
+
+def test_each_role_has_a_policy() -> None:
+    with ExitStack() as entered:
+        prefills = [entered.enter_context(EmbeddedWorker(disaggregation_mode="prefill")) for _ in range(2)]
+        decodes = [entered.enter_context(EmbeddedWorker(disaggregation_mode="decode")) for _ in range(2)]
+        urls = tuple(worker.url for worker in (*prefills, *decodes))
+        url = fleet(entered, urls=urls, apart=True, prefill_policy="consistent_hashing", decode_policy="round_robin")
+        for _ in range(6):
+            found = call(f"{url}/generate", {"text": PROMPT, "sampling_params": SHORT}, headers={"x-session-id": "a"})
+            assert found.status == 200
+        assert sorted(worker.received for worker in prefills) == [0, 6]
+        assert [worker.received for worker in decodes] == [3, 3]
+        metrics = call(f"{url}/metrics").content.decode()
+        assert 'tito_router_decisions_total{policy="consistent_hashing",reason="key"} 6.0' in metrics
+
+
+def test_flags_of_pairs_want_their_flag() -> None:
+    with pytest.raises(BadRequestError, match="--pd-disaggregation"):
+        WorkersConfig(decode=("http://host:1",))
+
+
+def test_a_full_prefill_worker_lets_requests_wait(pair: Stack) -> None:
+    """Neither leg is leased while one of both has no room."""
+    with ExitStack() as entered:
+        prefill, decode = both(pair)
+        urls = prefill.url, decode.url
+        url = fleet(entered, urls=urls, queue=QueueConfig(max_inflight_per_worker=1))
+        prefill.hold()
+        asking = [Asking(url, {"text": PROMPT, "sampling_params": SHORT}) for _ in range(3)]
+        prefill.wait_for_arrivals(1)
+        until(lambda: "tito_router_queue_length 2.0" in call(f"{url}/metrics").content.decode())
+        assert prefill.in_flight == decode.in_flight == 1
+        prefill.release()
+        assert [one.answer().status for one in asking] == [200] * 3
+        until(lambda: all(not one["load"] for one in call(f"{url}/workers").json()["workers"]))
