@@ -29,7 +29,6 @@ from router.http.headers import HeaderList
 from router.http.upstream import Headers, Upstream, UpstreamBrokenError, UpstreamFailure, UpstreamResponse
 from router.proxy.engine_upstream import WholeResponse
 from router.proxy.in_flight import InFlight
-from router.proxy.outbound import OutboundRequest
 from router.workers.pool import Lease
 from router.workers.worker import Target, Worker
 
@@ -66,22 +65,41 @@ class Legs:
     """
 
     def __init__(
-        self, upstream: Upstream, abandon: Abandon, request: OutboundRequest, lease: Lease, *, at_once: bool
+        self,
+        upstream: Upstream,
+        abandon: Abandon,
+        in_flight: InFlight,
+        lease: Lease,
+        *,
+        target: str,
+        sent: WorkerRequest | None,
+        body: bytes,
+        at_once: bool,
     ) -> None:
-        """`at_once`: whether both workers get the request at the same time."""
+        """Make the legs.
+
+        Args:
+            upstream: sends them.
+            abandon: ends one of them.
+            in_flight: the generations that they are for.
+            lease: both workers.
+            target: path and query.
+            sent: the request of this attempt; None if only a worker can decide what it means.
+            body: the same as it is sent, with what was added since.
+            at_once: whether both workers get the request at the same time.
+        """
         assert lease.prefill is not None
-        assert request.in_flight is not None
         self._upstream = upstream
         self._abandon = abandon
-        self._request = request
-        self._in_flight: InFlight = request.in_flight
+        self._in_flight = in_flight
+        self._target = target
         self._prefill_lease = lease.prefill
         self.prefill_target: Target = lease.prefill.target
         self.prefill: Worker = lease.prefill.worker
         self._decode_target: Target = lease.target
         self._decode: Worker = lease.worker
         self._at_once = at_once
-        self._sent, self._body = self._single(request)
+        self._sent, self._body = self._single(sent, body)
         self.culprit = self._decode_target
         self.status = 0
         self.headers: Headers = []
@@ -93,18 +111,13 @@ class Legs:
         self._prefilled: list[PrefillReply] | None = None
         self._waiting: asyncio.Timeout | None = None
 
-    def _single(self, request: OutboundRequest) -> tuple[WorkerRequest | None, bytes]:
+    def _single(self, sent: WorkerRequest | None, body: bytes) -> tuple[WorkerRequest | None, bytes]:
         """Return the request for one sample of each prompt: samples of a prompt become prompts."""
-        in_flight, body = self._in_flight, request.body or b""
-        sent = in_flight.request
         if sent is not None and (sent.samples > 1 or not self._at_once):
-            if request.renewed is not None and request.renewed[0] is sent:
-                sent = request.renewed[1]
-            # What is sent may have more fields by now.
             sent = msgspec.structs.replace(sent, fields=decode_object(body), _printed=b"")
         if sent is not None and sent.samples > 1:
             sent = sent.again(range(sent.replies))
-            in_flight.rids = dict(enumerate(sent.rids))
+            self._in_flight.rids = dict(enumerate(sent.rids))
             body = sent.body
         return sent, body
 
@@ -272,9 +285,8 @@ class Legs:
         return decode_body(sent, [one.transfer for one in self._prefilled])
 
     async def _send(self, worker: Worker, headers: HeaderList, body: bytes, *, fresh: bool) -> UpstreamResponse:
-        request = self._request
         try:
-            return await self._upstream.send(request.method, worker.url + request.target, headers, body, fresh=fresh)
+            return await self._upstream.send("POST", worker.url + self._target, headers, body, fresh=fresh)
         except UpstreamFailure:
             if not self._at_once and worker is self._decode:
                 logger.info(

@@ -110,10 +110,12 @@ class OutboundRequest(msgspec.Struct):
 
     def salt(self, in_flight: InFlight, salts: CallSalts) -> None:
         """Give the body the salts that it has now: the weights may have changed while it waited."""
+        self.body = salts.salted(self.sent(in_flight), in_flight.body, in_flight.positions)
+
+    def sent(self, in_flight: InFlight) -> WorkerRequest | None:
+        """Return the request of this attempt, under its ids. What was added to the body since is not in it."""
         request = in_flight.request
-        if self.renewed is not None and self.renewed[0] is request:
-            request = self.renewed[1]
-        self.body = salts.salted(request, in_flight.body, in_flight.positions)
+        return self.renewed[1] if self.renewed is not None and self.renewed[0] is request else request
 
 
 class RequestReader:

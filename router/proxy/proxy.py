@@ -292,7 +292,13 @@ class Proxy:
             if lease.prefill is not None:
                 in_flight.prefill = lease.prefill.worker
                 attempts.asked.add(in_flight.prefill.id)
-                attempt.legs = Legs(self._upstream, self._abandon, request, lease, at_once=self._legs_at_once())
+                attempt.legs = Legs(
+                    *(self._upstream, self._abandon, in_flight, lease),
+                    target=request.target,
+                    sent=request.sent(in_flight),
+                    body=request.body or b"",
+                    at_once=self._legs_at_once(),
+                )
         attempts.asked.add(worker.id)
         attempts.engine, attempts.count = worker.engine, attempts.count + 1
         request.record.sent_to(worker.url)
