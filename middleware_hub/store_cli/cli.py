@@ -50,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument(
         "--format", choices=(*FORMATS, TREE), help="(that of the file's suffix; parquet for standard output)"
     )
+    found.add_argument("--media", metavar="FILE", help="also write the files of images, each once, as a table")
     found.add_argument(
         "--rows",
         choices=("leaves", "replies"),

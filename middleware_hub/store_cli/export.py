@@ -15,15 +15,17 @@ from middleware_hub.sessions.export.trajectories import BranchTrajectory
 from middleware_hub.sessions.export.tree import tree_of
 from middleware_hub.sessions.log import events as session_events
 from middleware_hub.sessions.log.events import DELETED, PREFIX, SessionEnded, read
+from middleware_hub.spans.media import MediaSpan
 from middleware_hub.spans.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined, written
 from middleware_hub.store.errors import DamagedRecordError
 from middleware_hub.store.event_log import readable
+from middleware_hub.store.media import MediaFile
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.records import Event, Mark
 from middleware_hub.store_cli.progress import bar
 from middleware_hub.store_cli.rows import Ends, Row, read_rows
 from middleware_hub.store_cli.selection import Places, Selection, named, session_of
-from middleware_hub.store_cli.tables import TREE, RowWriter, format_of, opened
+from middleware_hub.store_cli.tables import STDOUT, TREE, MediaWriter, RowWriter, format_of, opened
 from middleware_hub.trajectories import events as group_events
 from middleware_hub.trajectories import journal
 from router.errors import BadRequestError
@@ -34,6 +36,9 @@ _PAGE: Final = 1_000
 async def export(store: Store, args: argparse.Namespace) -> int:
     """Write trajectories to a file or to standard output, and return the exit status."""
     kind = format_of(args.out, args.format)
+    media_kind = None if args.media is None else format_of(args.media, None)
+    if media_kind == TREE or args.media == STDOUT:
+        raise BadRequestError(f"--media {args.media}: name a file that ends in .parquet, .arrow or .arrows")
     selection = Selection(
         Places(args.tenant, args.lora_path, args.namespace),
         frozenset(args.version or ()),
@@ -43,19 +48,25 @@ async def export(store: Store, args: argparse.Namespace) -> int:
     if args.per_token and kind != TREE:
         raise BadRequestError(f"--per-token is for --format {TREE}: tables have no column for it")
     with opened(args.out) as sink:
-        ends = Ends(every=args.rows == "replies")
+        ends, images = Ends(every=args.rows == "replies"), False
         with bar("reading", (await store.stats()).records) as advance:
             async for record in store.scan():
                 ends.add(record, record in selection)
+                images = images or bool(record.media)
                 advance(1)
         roots = ends.roots
-        rows, marks = 0, dict[bytes, Mark]()
-        written = _trees(store, roots, sink, args) if kind == TREE else _tables(store, roots, sink, kind)
+        rows, marks, named_media = 0, dict[bytes, Mark](), dict[tuple[str, str], None]()
+        written = _trees(store, roots, sink, args) if kind == TREE else _tables(store, roots, sink, kind, images)
         with bar("writing", len(roots)) as advance:
             async for some in written:
                 rows += len(some)
                 advance(len(some))
                 marks |= _exported(some)
+                named_media.update(
+                    ((named(row.record.namespace)[0], one.digest), None) for row in some for one in row.media
+                )
+    if media_kind is not None:
+        await _write_media(store, list(named_media), args.media, media_kind)
     # Only now is the file complete. The store forgets first what was exported, so an export that failed must not count.
     if not args.keep_marks:
         store.note(list(marks.values()))
@@ -65,8 +76,24 @@ async def export(store: Store, args: argparse.Namespace) -> int:
     return 1 if left_out and (await store.stats()).damaged else 0
 
 
-async def _tables(store: Store, roots: Mapping[bytes, bytes], sink: BinaryIO, kind: str) -> AsyncIterator[list[Row]]:
-    with RowWriter(sink, kind) as writer:
+async def _write_media(store: Store, wanted: list[tuple[str, str]], path: str, kind: str) -> None:
+    """Write the files of images, each once for a tenant, some megabytes at a time."""
+    written = 0
+    with opened(path) as sink, MediaWriter(sink, kind) as writer, bar("images", len(wanted)) as advance:
+        for tenant, digest in wanted:
+            found = await store.media(tenant, [digest])
+            if found:
+                writer.add(list(found.values()))
+                written += 1
+            advance(1)
+    missing = len(wanted) - written
+    sys.stderr.write(f"{written} images{f', {missing} are not in the store' if missing else ''}\n")
+
+
+async def _tables(
+    store: Store, roots: Mapping[bytes, bytes], sink: BinaryIO, kind: str, images: bool
+) -> AsyncIterator[list[Row]]:
+    with RowWriter(sink, kind, images=images) as writer:
         async for some in read_rows(store, roots):
             writer.add(some)
             yield some
@@ -196,6 +223,8 @@ def _head(row: Row) -> dict[str, Any]:
 
 async def _branch(store: Store, row: Row, rewards: Rewards, *, per_token: bool) -> BranchTrajectory:
     flat, begin = row.flat, len(row.flat.token_ids) - row.flat.response_length
+    digests = list({one.digest for one in row.media})
+    files = await store.media(named(row.record.namespace)[0], digests, data=False) if digests else {}
     return BranchTrajectory(
         branch=row.record.request_ids[0] if row.record.request_ids else row.record.id.hex(),
         parent_branch=None,
@@ -211,7 +240,16 @@ async def _branch(store: Store, row: Row, rewards: Rewards, *, per_token: bool) 
         reasons=flat.reasons,
         extra={},
         per_token=await _per_token(store, row) if per_token else {},
+        pictures=tuple((one, None, None) for one in row.media),
+        images=[_image(one, files.get(one.digest)) for one in row.media],
     )
+
+
+def _image(media: MediaSpan, file: MediaFile | None) -> dict[str, Any]:
+    """Return an image as `finalize` shows it. A record does not know the messages."""
+    about = {name: None if file is None else getattr(file, name) for name in ("mime", "width", "height")}
+    span = [media.start, media.start + media.length]
+    return {"digest": media.digest, **about, "span": span, "message": None, "part": None, "bytes": None}
 
 
 async def _per_token(store: Store, row: Row) -> dict[str, PerTokenArray]:

@@ -5,12 +5,13 @@ It is the answer of `/retrieve_from_text` for the whole text of that reply: the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from middleware_hub.radix.cut import Cut, end_of
 from middleware_hub.radix.node import common_length
 from middleware_hub.spans.chain import INEXACT, SpanFlag, TokenSpan, links, settle
+from middleware_hub.spans.media import MediaSpan, chain_media
 from middleware_hub.spans.trajectory import TokenTrajectory, flatten
 from middleware_hub.store.chains import span_of
 from middleware_hub.store.paths import TextPath
@@ -27,10 +28,11 @@ class Row(NamedTuple):
 
     Attributes:
         record: the reply that it ends with.
-        text: the whole text; None for a turn of a session, which has messages instead.
+        text: the whole text, with a mark for each image; None for a turn of a session, which has messages instead.
         flat: its tokens.
         request_ids: one for each reply that ends with exactly this text, newest first.
         mark: what was last done with its conversation.
+        media: the media spans among the tokens.
     """
 
     record: SpanRecord
@@ -38,6 +40,7 @@ class Row(NamedTuple):
     flat: TokenTrajectory
     request_ids: tuple[str, ...]
     mark: Mark | None
+    media: Sequence[MediaSpan] = ()
 
     @property
     def exact(self) -> bool:
@@ -97,7 +100,8 @@ async def read_rows(store: Store, roots: Mapping[bytes, bytes], *, at_once: int 
             names = tuple(one.request_ids[0] if one.request_ids else "" for one in same)
             if text is not None:
                 await _ask_late(store, span, records)
-            rows.append(Row(record, text, flatten(span, span.count), names, found.marks.get(record.root)))
+            media = chain_media(span, span.count)
+            rows.append(Row(record, text, flatten(span, span.count), names, found.marks.get(record.root), media))
         yield rows
 
 

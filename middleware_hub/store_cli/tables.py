@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Self
 
+from middleware_hub.store.media import MediaFile
 from middleware_hub.store_cli.rows import Row
 from middleware_hub.store_cli.selection import named, session_of
 from router.errors import BadRequestError
@@ -36,16 +38,16 @@ def format_of(path: str, given: str | None) -> str:
     return found
 
 
-class RowWriter:
-    """Writes rows as they come. Used in a `with` block, at whose end the file is complete."""
+class _TableWriter:
+    """Writes a table as its pieces come. Used in a `with` block, at whose end the file is complete."""
 
-    def __init__(self, sink: BinaryIO, kind: str) -> None:
+    def __init__(self, sink: BinaryIO, kind: str, schema_of: Callable[[Any], Any]) -> None:
         """Raises BadRequestError if the library is not installed."""
         try:
             import pyarrow as pa
         except ImportError as error:
             raise BadRequestError("an export needs pyarrow: pip install 'tito-router[export]'") from error
-        self._schema = _schema(pa)
+        self._schema = schema_of(pa)
         self._record_batch = pa.RecordBatch.from_pydict
         # Python's file, because Arrow's own files refuse a pipe; in a pipe, the only position is the length written so far.
         self._counted = _Counted(sink)
@@ -64,10 +66,8 @@ class RowWriter:
             self._writer = pa.ipc.new_file(self._sink, self._schema)
         else:
             self._writer = pa.ipc.new_stream(self._sink, self._schema)
-        self._rows: list[Row] = []
-        self._tokens = 0
 
-    def __enter__(self) -> RowWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -76,9 +76,24 @@ class RowWriter:
         if kind is not None:
             self._counted.drop = True  # pyarrow writes an end in any case, at the latest when it is collected
         else:
-            self._write()
+            self._finish()
         self._writer.close()
         self._sink.flush()
+
+    def _finish(self) -> None:
+        """Write what is left."""
+
+    def _put(self, columns: dict[str, list[Any]]) -> None:
+        self._writer.write_batch(self._record_batch(columns, schema=self._schema))
+
+
+class RowWriter(_TableWriter):
+    """Writes rows. `images`: whether there is a column for them."""
+
+    def __init__(self, sink: BinaryIO, kind: str, *, images: bool) -> None:
+        super().__init__(sink, kind, partial(_schema, images=images))
+        self._rows: list[Row] = []
+        self._tokens = 0
 
     def add(self, rows: Sequence[Row]) -> None:
         """Take some rows, and write a piece when there are enough."""
@@ -86,13 +101,27 @@ class RowWriter:
             self._rows.append(row)
             self._tokens += len(row.flat.token_ids)
             if self._tokens >= _PIECE_TOKENS:
-                self._write()
+                self._finish()
 
-    def _write(self) -> None:
+    def _finish(self) -> None:
         if self._rows:
-            self._writer.write_batch(self._record_batch(_columns(self._rows), schema=self._schema))
+            self._put(_columns(self._rows))
         self._rows = []
         self._tokens = 0
+
+
+class MediaWriter(_TableWriter):
+    """Writes the files of images, a row for each."""
+
+    def __init__(self, sink: BinaryIO, kind: str) -> None:
+        super().__init__(sink, kind, _media_schema)
+
+    def add(self, files: Sequence[MediaFile]) -> None:
+        """Write some files."""
+        names = [name for name in self._schema.names if name != "bytes"]
+        self._put(
+            {name: [getattr(one, name) for one in files] for name in names} | {"bytes": [one.data for one in files]}
+        )
 
 
 @contextmanager
@@ -153,7 +182,13 @@ class _Counted:
         self.closed = True
 
 
-def _schema(pa: Any) -> Any:
+def _media_schema(pa: Any) -> Any:
+    text, count = pa.string(), pa.int32()
+    about = [("tenant", text), ("digest", text), ("mime", text), ("width", count), ("height", count)]
+    return pa.schema([*about, ("bytes", pa.large_binary())])
+
+
+def _schema(pa: Any, *, images: bool) -> Any:
     text, count = pa.string(), pa.int32()
     runs = [("version", text), ("start", count), ("end", count)]
     turns = [("request_id", text), ("start", count), ("end", count), ("version", text), ("finish", text)]
@@ -182,6 +217,11 @@ def _schema(pa: Any) -> Any:
             ("variants", count),
             ("request_ids", pa.list_(text)),
             ("turns", pa.list_(pa.struct(turns))),
+            *(
+                [("images", pa.list_(pa.struct([("digest", text), ("start", count), ("end", count)])))]
+                if images
+                else []
+            ),
         ]
     )
 
@@ -211,6 +251,10 @@ def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
         "variants": [len(row.request_ids) for row in rows],
         "request_ids": [row.request_ids for row in rows],
         "turns": [[turn.described() for turn in row.flat.turns] for row in rows],
+        "images": [
+            [{"digest": digest, "start": start, "end": start + length} for start, length, digest in row.media]
+            for row in rows
+        ],
     }
 
 

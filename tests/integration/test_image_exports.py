@@ -6,13 +6,17 @@ import base64
 import json
 from collections.abc import Iterator
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load
 
 from middleware_hub.client import Client, Session, image_part
+from router.config import StoreConfig
+from tests.middleware_hub.store_cli.running import status
 from tests.support.pictures import digest, picture
 from tests.support.stack import Stack, stack
 from worker.engine.prompt_images import length_of
@@ -128,3 +132,51 @@ def test_a_tree_parts_where_the_pictures_do(served: Stack, session: Session) -> 
         image["digest"] for node in tree["nodes"] for image in node.get("multi_modal_data", {"images": []})["images"]
     ]
     assert sorted(digests) == sorted(map(digest, (CAT, SCREEN, OTHER)))
+
+
+def test_a_store_is_exported_with_spans_and_each_file_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Texts and sessions, of two tenants of which both have sent one of the pictures."""
+    url = f"sqlite:{tmp_path / 'steps.sqlite3'}"
+    keys = {"api_keys": ("a:key-of-a", "b:key-of-b")}
+    records = []
+    with stack(
+        "qwen", styles=("cumulative",), folder=shipped_image_tokenizer(), store=StoreConfig(url=url), server=keys
+    ) as served:
+        for tenant, pictures in (("a", [SCREEN, CAT]), ("b", [CAT])):
+            with Client(served.url, api_key=f"key-of-{tenant}") as client:
+                text = "Look: " + "<|vision_start|><|image_pad|><|vision_end|> " * len(pictures)
+                client.generate(text, {"max_new_tokens": 6}, images=pictures)
+                records.append((tenant, served.workers[0].log[-1]))
+        with Client(served.url, api_key="key-of-a") as client:
+            Session(client).chat([{"role": "user", "content": [image_part(OTHER)]}], max_tokens=6)
+            records.append(("a", served.workers[0].log[-1]))
+    rows_file, media_file = tmp_path / "rows.parquet", tmp_path / "media.parquet"
+    assert status("export", "--store", url, "--out", str(rows_file), "--media", str(media_file)) == 0
+    assert "4 images\n" in capfd.readouterr().err
+    rows = pq.read_table(rows_file).to_pylist()
+    assert [row["tenant"] for row in rows] == [tenant for tenant, _ in records]
+    for row, (_, record) in zip(rows, records, strict=True):
+        assert row["tokens"] == record.input_ids + record.output_ids
+        assert tuple(one["digest"] for one in row["images"]) == record.images
+        placeholders = [place for one in row["images"] for place in range(one["start"], one["end"])]
+        assert placeholders == [place for place, number in enumerate(row["tokens"]) if number == PAD]
+    files = pq.read_table(media_file).to_pylist()
+    assert sorted((one["tenant"], one["bytes"]) for one in files) == sorted(
+        [("a", SCREEN), ("a", CAT), ("b", CAT), ("a", OTHER)]
+    )
+    assert all(digest(one["bytes"]) == one["digest"] and one["mime"] == "image/png" for one in files)
+    trees = tmp_path / "rows.jsonl"
+    assert status("export", "--store", url, "--out", str(trees), "--keep-marks") == 0
+    shown = [
+        [
+            image
+            for node in json.loads(line)["nodes"]
+            for image in node.get("multi_modal_data", {"images": []})["images"]
+        ]
+        for line in trees.read_text().splitlines()
+    ]
+    assert sorted(tuple(one["digest"] for one in images) for images in shown) == sorted(
+        record.images for _, record in records
+    )
+    assert {one["width"] for images in shown for one in images} == {40, 64}
+    assert status("export", "--store", url, "--out", str(rows_file), "--media", "-") == 2
