@@ -49,6 +49,7 @@ class GenerateOptions(TypedDict, total=False):
         rollout_end: whether this reply ends its rollout, so that it may be claimed without a reward.
         routing_key: the conversation or sample, for policies that keep it on one worker.
         abort_policy: `retry` or `return`, instead of the router's.
+        kv_salt: `version`, `rollout` or `off`, instead of the router's.
         return_logprob: whether the reply has logprobs. The router remembers them in any case.
         return_routed_experts, return_indexer_topk, return_sampling_mask: whether the engine reports these for each token.
         return_trajectory: whether the whole sequence comes with the reply: `Reply.trajectory`.
@@ -66,6 +67,7 @@ class GenerateOptions(TypedDict, total=False):
     rollout_end: bool
     routing_key: str | None
     abort_policy: str | None
+    kv_salt: str | None
     return_logprob: bool
     return_routed_experts: bool
     return_indexer_topk: bool
@@ -87,6 +89,7 @@ class RetrieveOptions(TypedDict, total=False):
     media: Media
     strict: bool
     max_staleness: int | None
+    kv_staleness: bool
     lora_path: str | None
     return_routed_experts: bool
     return_indexer_topk: bool
@@ -193,6 +196,8 @@ def _generate_call(
         headers["x-smg-routing-key"] = str(options.get("routing_key"))
     if options.get("abort_policy"):
         headers["x-abort-policy"] = str(options.get("abort_policy"))
+    if options.get("kv_salt"):
+        headers["x-kv-salt"] = str(options.get("kv_salt"))
     for name in ("group_id", "rollout_id"):
         given: Any = options.get(name)
         if given is not None:

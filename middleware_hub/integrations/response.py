@@ -47,6 +47,7 @@ class Response:
         usable: whether it may be trained on; `reasons` says why not.
         versions: the weight version of each token; None for context.
         version_runs: runs of the versions of sampled tokens, in order, equal neighbours joined.
+        kv_versions: `[version, start, end]` of each turn whose `kv_version` is known, from `start` on.
         top_p_ids, top_p_offsets: of the response; there is one more offset than tokens.
         experts: (tokens - 1, layers, experts of a token), int32.
         indexer: (tokens - 1, numbers of a row), int32.
@@ -65,6 +66,7 @@ class Response:
     top_p_offsets: NDArray[np.int32] | None
     experts: NDArray[np.int32] | None
     indexer: NDArray[np.int32] | None
+    kv_versions: list[list[Any]]
 
     @property
     def length(self) -> int:
@@ -120,6 +122,11 @@ def response_of(found: Trajectory, replayed: Replayed | None = None, off_policy:
         top_p_offsets=offsets,
         experts=experts,
         indexer=indexer,
+        kv_versions=[
+            [turn.kv_version, turn.start - start, turn.end - start]
+            for turn in found.turns
+            if turn.kv_version is not None
+        ],
     )
 
 

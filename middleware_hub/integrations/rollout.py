@@ -8,11 +8,12 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import os
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any
+from typing import Any, Final
 
 from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation
 from middleware_hub.client.conversation import Transcript
@@ -112,6 +113,13 @@ async def talk(
 
 
 logger = logging.getLogger(__name__)
+
+KV_SALT: Final = os.environ.get("TITO_KV_SALT", "version") or None
+"""Which requests share an engine's cache with those of rollouts (`x-kv-salt`); empty: as the router says.
+
+The trainers use the rollout's own logprobs, so nothing may be sampled behind what older weights computed. Where an update
+empties the cache in any case, as theirs do by default, that costs nothing.
+"""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.client.wire import Reply
 from middleware_hub.integrations.images import Seen, seen_of
 from middleware_hub.integrations.response import LOST, NOTHING, Replayed, Response, response_of
-from middleware_hub.integrations.rollout import RolloutGroup, RolloutProgress, Rules, as_number, talk
+from middleware_hub.integrations.rollout import KV_SALT, RolloutGroup, RolloutProgress, Rules, as_number, talk
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class SampleJob:
         return {
             "routing_key": self.routing_key,
             "abort_policy": "return",
+            "kv_salt": KV_SALT,
             "return_routed_experts": self.replayed.experts is not None,
             "return_indexer_topk": self.replayed.indexer,
             "group_id": self.group.id,
@@ -282,6 +283,7 @@ def _fill(job: SampleJob, sample: Any, given: Seen, earlier: frozenset[str]) -> 
     sample.metadata |= {
         "exact": found.exact,
         "reasons": list(made.reasons),
+        "token_kv_versions": made.kv_versions,
         "token_weight_versions": [
             [run.version, run.start - made.start, run.end - made.start] for run in found.versions
         ],

@@ -20,7 +20,7 @@ from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import UnknownReplyError, not_usable
 from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.integrations.response import LOST, NOTHING, Response, response_of
-from middleware_hub.integrations.rollout import EVALUATION, PATIENT, Act, RolloutProgress, Rules, talk
+from middleware_hub.integrations.rollout import EVALUATION, KV_SALT, PATIENT, Act, RolloutProgress, Rules, talk
 from middleware_hub.integrations.samples import Agent
 from middleware_hub.integrations.versions import require
 
@@ -54,7 +54,8 @@ def text_rollout(
 
     async def one(client: AsyncClient, trainer: Any, fields: dict[str, Any]) -> Trajectory:
         at = RolloutProgress(Transcript(_text(fields["prompt"], trainer)))
-        conversation = AsyncConversation(client, at.transcript, _sampling(trainer, sampling), abort_policy="return")
+        params = _sampling(trainer, sampling)
+        conversation = AsyncConversation(client, at.transcript, params, abort_policy="return", kv_salt=KV_SALT)
         counted = Rules(**{**vars(rules), "count": lambda text: _count(trainer, text)})
         await talk(conversation, counted, at, fields, lambda _reply: None)
         return await conversation.retrieve()
@@ -193,6 +194,7 @@ def _batch(trainer: Any, rollouts: Sequence[tuple[Trajectory, Mapping[str, Any]]
         "usable": usable,
         "reasons": [list(one.reasons) for one in made],
         "finish": [one.finish for one in made],
+        "token_kv_versions": [one.kv_versions for one in made],
         "token_weight_versions": [
             [[run.version, run.start - one.start, run.end - one.start] for run in found.versions]
             for one, (found, _) in zip(made, rollouts, strict=True)

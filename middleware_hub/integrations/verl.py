@@ -23,7 +23,15 @@ from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.client.wire import ClientCall
 from middleware_hub.integrations.images import Seen, seen_of
 from middleware_hub.integrations.response import LOST, Replayed, Response, response_of
-from middleware_hub.integrations.rollout import RolloutGroup, RolloutProgress, Rules, as_number, client_for, talk
+from middleware_hub.integrations.rollout import (
+    KV_SALT,
+    RolloutGroup,
+    RolloutProgress,
+    Rules,
+    as_number,
+    client_for,
+    talk,
+)
 from middleware_hub.integrations.versions import require
 
 require(
@@ -153,6 +161,7 @@ class RouterLoop(AgentLoopBase):
                 "tool_rewards": [],
                 "min_global_steps": oldest,
                 "max_global_steps": newest,
+                "token_kv_versions": made.kv_versions,
                 "token_weight_versions": [
                     [run.version, run.start - made.start, run.end - made.start] for run in found.versions
                 ],
@@ -217,6 +226,7 @@ class TextAgentLoop(RouterLoop):
             at.transcript,
             self._sampling(sampling_params),
             abort_policy="return",
+            kv_salt=KV_SALT,
             return_routed_experts=replayed,
             routing_key=str(kwargs["uid"]) if "uid" in kwargs else None,
             group_id=group.id,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from binascii import b2a_base64
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -32,7 +32,8 @@ from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY
 from middleware_hub.spans.extras import TOP_P_IDS, TOP_P_OFFSETS, Extra, Extras
 from middleware_hub.spans.media import MediaSpan, chain_media, digests_in, outside_mark
 from middleware_hub.spans.per_token import ROW_FIELDS, TOP_P, TurnRows, joined, written
-from middleware_hub.spans.trajectory import SampledTurn, SharedMask, TokenTrajectory, flatten
+from middleware_hub.spans.trajectory import SampledTurn, SharedMask, TokenTrajectory, flatten, version_runs
+from middleware_hub.spans.versions import VersionClock
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.errors import NotExactError, NotFoundError
 from router.http.offload import offload
@@ -310,9 +311,7 @@ def answer_of(
     if request.ignored:
         answer["ignored"] = list(request.ignored)
     if request.max_staleness is not None:
-        stale = [
-            (v, end - begin) for v, begin, end in flat.weight_versions if tree.clock.distance(v) > request.max_staleness
-        ]
+        stale = list(_stale(tree.clock, flat, request.max_staleness, caches=request.kv_staleness))
         answer["stale_tokens"] = sum(count for _, count in stale)
         if stale and request.strict:
             raise NotExactError(
@@ -331,6 +330,22 @@ def answer_of(
             f"the recorded reply is not exact: {', '.join(reasons)}{lost}", exact_chars=exact_chars, reasons=reasons
         )
     return answer
+
+
+def _stale(clock: VersionClock, flat: TokenTrajectory, most: int, *, caches: bool) -> Iterator[tuple[str, int]]:
+    """Yield versions that are too old, each with how many tokens have it.
+
+    With `caches`, all tokens of a turn have its `kv_version` if that is too old: they were sampled behind what it computed.
+    """
+    for turn in flat.turns:
+        span, count = turn.span, turn.end - turn.start
+        if caches and span.kv_version is not None and clock.distance(span.kv_version) > most:
+            yield span.kv_version, count
+            continue
+        assert span.versions is not None, "a turn was sampled"
+        for version, begin, end in version_runs(span.versions, count):
+            if clock.distance(version) > most:
+                yield version, end - begin
 
 
 # The per-token data of engines, fetched only for a request that asks for it: from this process, or from the store.

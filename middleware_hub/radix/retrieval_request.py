@@ -23,6 +23,7 @@ class RetrievalRequest(msgspec.Struct):
         strict: whether to answer 409 instead of anything that is not exact.
         request_id: names one of several replies with this text.
         max_staleness: count sampled tokens that are older than this many weight versions.
+        kv_staleness: count those of a turn by its `kv_version`, too.
         lora_path: the adapter that the text was sampled with.
         expect_request_ids: the replies that the caller got; a list of lists if there are several texts.
         return_routed_experts, return_indexer_topk, return_top_p: whether the answer has this per-token data of the engine.
@@ -43,6 +44,7 @@ class RetrievalRequest(msgspec.Struct):
     return_indexer_topk: bool = False
     return_top_p: bool = False
     image_data: Raw = Raw(b"null")
+    kv_staleness: bool = False
     ignored: tuple[str, ...] = ()
 
     @classmethod
@@ -70,6 +72,8 @@ class RetrievalRequest(msgspec.Struct):
             raise BadRequestError(f"`expect_request_ids` has more than {limits.replies} request ids (--max-batch)")
         if request.max_staleness is not None and request.max_staleness < 0:
             raise BadRequestError(f"`max_staleness` must not be negative, got {request.max_staleness}")
+        if request.kv_staleness and request.max_staleness is None:
+            raise BadRequestError("`kv_staleness` needs `max_staleness`: how many weight versions are too many")
         request.check_expected()
         return request
 

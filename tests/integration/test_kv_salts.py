@@ -99,6 +99,26 @@ def test_a_conversation_may_change_its_mode(served: Stack) -> None:
     assert "1" in str(salt_of(body))
 
 
+def test_staleness_counts_what_was_sampled_behind_an_old_cache(served: Stack) -> None:
+    first, _, _ = say(served, "A conversation over three versions of the weights, of some tokens.", "rollout")
+    update(served, "2")
+    second, _, _ = say(served, first + " b", "rollout")
+    update(served, "3")
+    third, _, _ = say(served, second + " c", "rollout")
+
+    def stale(most: int, **more: bool) -> int:
+        found: int = served.retrieve(third, max_staleness=most, **more)["stale_tokens"]
+        return found
+
+    assert [stale(most) for most in (0, 1, 2)] == [8, 4, 0]
+    assert [stale(most, kv_staleness=True) for most in (0, 1, 2)] == [12, 12, 0]
+    strict = served.post(
+        "/retrieve_from_text", {"text": third, "max_staleness": 1, "kv_staleness": True, "strict": True}
+    )
+    assert (strict.status, strict.json()["error"]["stale_tokens"]) == (409, 12)
+    assert served.post("/retrieve_from_text", {"text": third, "kv_staleness": True}).status == 400
+
+
 def test_forks_keep_the_version_with_which_their_conversation_began(served: Stack) -> None:
     first, _, _ = say(served, "The trunk of a conversation that is to fork after its first turn.", "rollout")
     update(served, "2")
@@ -364,3 +384,16 @@ def test_another_router_goes_on_with_the_version_and_so_does_the_same_after_a_re
                 assert said.status == 200, said.content
                 messages += [said.json()["choices"][0]["message"], user("on")]
         assert len({record.body["extra_key"] for record in worker.log}) == 1
+
+
+def test_both_legs_of_a_request_have_the_same_salt() -> None:
+    given: Json = {"prefix_cache": True, "kv_salt": {"mode": "version"}}
+    with stack("qwen", styles=("cumulative",), apart=True, **given) as served:
+        update(served, "1")
+        for body in ({"sampling_params": sampled()}, {"sampling_params": {"max_new_tokens": 4, "n": 2}}):
+            asked = {"text": "A prompt that one worker prefills and another one goes on with.", **body}
+            assert served.post("/generate", asked).status == 200
+        legs = [[record.body["extra_key"] for record in one.log] for one in (*served.prefills, *served.workers)]
+        assert legs[0] == legs[1]
+        assert len(set(legs[0])) == 1
+        settle(served)

@@ -82,6 +82,10 @@ def test_a_text_rollout_is_exact(trainer: Trainer, served: Stack) -> None:
     assert sample.prefix_cache_info.total_prompt_tokens == sum(len(record.input_ids) for record in worker.log)
     versions = sample.metadata["token_weight_versions"]
     assert [mark for _, low, high in versions for mark in sample.loss_mask[low:high]] == [1] * sum(sample.loss_mask)
+    kept = sample.metadata["token_kv_versions"]
+    assert [version for version, _, _ in kept] == ["default"] * 2
+    assert [mark for _, low, high in kept for mark in sample.loss_mask[low:high]] == [1] * sum(sample.loss_mask)
+    assert all(record.body["extra_key"] for record in worker.log), "nothing is sampled behind older weights' caches"
     trainer.batch(args, [sample])
 
 

@@ -129,6 +129,9 @@ def test_turns_of_text_are_exact(ours: ModuleType, served: Stack) -> None:
     assert (batch["usable"], batch["reasons"], batch["finish"]) == ([True], [[]], ["stop"])
     (runs,) = batch["token_weight_versions"]
     assert sum(end - start for _, start, end in runs) == sum(batch["env_mask"][0])
+    (kept,) = batch["token_kv_versions"]
+    assert [end - start for _, start, end in kept] == [len(record.output_ids) for record in worker.log]
+    assert all(record.body["extra_key"] for record in worker.log)
     asked = worker.log[0].body["sampling_params"]
     assert (asked["top_k"], asked["max_new_tokens"]) == (5, 200)
 

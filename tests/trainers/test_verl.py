@@ -216,6 +216,8 @@ def test_weights_that_change_within_a_rollout(loops: ModuleType, served: Stack) 
     (output,), _ = verl.run("TextAgentLoop", act=acting)
     assert (output.extra_fields["min_global_steps"], output.extra_fields["max_global_steps"]) == (7, 8)
     assert [one[0] for one in output.extra_fields["token_weight_versions"]] == ["7", "8"]
+    # Nobody told the router of the new weights: it learns of them from the last reply.
+    assert [one[0] for one in output.extra_fields["token_kv_versions"]][1:] == ["7", "7"]
     assert len(worker.log) == 3  # the abort was continued
 
 

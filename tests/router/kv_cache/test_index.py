@@ -202,11 +202,24 @@ class TestNamespaces:
         assert overlaps(index, [1, 2], "x") == {A: 1}
         assert overlaps(index, [3, 4], "7") == {A: 1}
 
-    def test_salted_blocks_do_not_count(self) -> None:
+    def test_salted_blocks_count_for_requests_of_their_salt_alone(self) -> None:
         index = follow(A)
         index.apply(A, [stored([1, 2], cache_salt="s")])
         assert overlaps(index, [1, 2]) == {}
+        assert index.overlaps([1, 2], salt="t") == {}
+        assert index.overlaps([1, 2], salt="s") == {A: 1}
         assert index.tree_size(A) == 1
+
+    def test_vllm_tells_a_salt_with_the_first_block(self) -> None:
+        """Beside the adapter's name, and the pictures, of any block."""
+        index = follow(A)
+        index.apply(A, [stored([1, 2, 3, 4], extra_keys=[["s"], None])])
+        index.apply(A, [stored([1, 2], own=9, lora_name="x", extra_keys=[["x", ["picture", 3], "s"]])])
+        index.apply(A, [stored([7, 8], own=20, lora_name="x", extra_keys=[["x"]])])
+        assert index.overlaps([1, 2, 3, 4], salt="s") == {A: 2}
+        assert index.overlaps([1, 2, 3, 4], "x", "s") == {A: 1}
+        assert index.overlaps([7, 8], "x") == {A: 1}
+        assert overlaps(index, [1, 2, 3, 4]) == {}
 
     def test_pairs_are_the_ids_of_the_prompt(self) -> None:
         """With EAGLE, an event has each id with the next one."""
