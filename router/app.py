@@ -144,6 +144,7 @@ def create_app(
         headers=instance.headers,
         engines=table.values(),
         checked=lambda url, found: roles.checked(url, engine.checked(url, found)),
+        ranks=None if workers.dp_ranks == "off" else {normalize_url(u): n for u, n in workers.given_ranks.items()},
     )
     worker_checks: list[WorkerCheck] = []
     checks = HealthChecks(pool, prober, workers.health, metrics.probed, worker_checks)
@@ -207,6 +208,7 @@ def create_app(
             max_body_bytes=config.server.max_body_bytes,
             forward_authorization=not keys,
             reads_prompts=isinstance(policy, ReadsPrompts) or isinstance(prefill_policy, ReadsPrompts),
+            reads_ranks=workers.dp_ranks != "off",
         ),
         workers,
         metrics,

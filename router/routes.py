@@ -232,6 +232,8 @@ def _describe(worker: Worker) -> dict[str, object]:
         "state": worker.state.value,
         "is_healthy": worker.routable,
         "load": worker.inflight,
+        "targets": [{"rank": target.rank, "load": target.inflight} for target in worker.targets],
+        "rank_mismatches": worker.rank_mismatches,
         "circuit_breaker": worker.breaker.state.value,
         "weight_version": worker.version,
         "complaint": worker.complaint,

@@ -82,6 +82,13 @@ def parser(prog: str = COMMAND) -> argparse.ArgumentParser:
     parser.add_argument(
         "--prefix-cache", action="store_true", help="have a prefix cache, as a worker with --images has in any case"
     )
+    parser.add_argument(
+        "--dp-size",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="data-parallel ranks, each with a prefix cache and a load of its own (%(default)s)",
+    )
     parser.add_argument("--scripted", action="store_true", help="cut replies out of a pool, for measuring load")
     parser.add_argument(
         "--tokens-per-second",
@@ -127,6 +134,7 @@ def main(argv: Sequence[str] | None = None, prog: str = COMMAND) -> NoReturn:
     over = threading.Event()
     options = WorkerOptions(
         interface=args.engine,
+        dp_size=args.dp_size,
         disaggregation_mode=args.disaggregation_mode,
         kv_connector=args.engine == "vllm",
         scripted=args.scripted,

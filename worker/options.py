@@ -23,6 +23,7 @@ class WorkerOptions:
     """The settings of a worker. The defaults are for tests."""
 
     interface: Interface = "sglang"
+    dp_size: int = 1  # data-parallel ranks, each with a prefix cache of its own
     disaggregation_mode: Role = "null"
     bootstrap_timeout: float = 300.0  # seconds that a leg waits for its other leg
     scale_out: bool = True  # vLLM's --enable-scale-out

@@ -66,7 +66,8 @@ class EmbeddedWorker:
     Args:
         tokenizer_path: a Hugging Face tokenizer folder, or a hub id; None takes the shipped one. With the shipped tokenizer the
             worker samples the shipped language model, with any other one it samples noise. It takes images if the folder has a
-            config.json with an `image_token_id`, as that of `shipped_image_tokenizer` has; then it always has a prefix cache.
+            config.json with an `image_token_id`, as that of `shipped_image_tokenizer` has; then it always has a prefix cache,
+            as each rank of a worker with several (`dp_size`) has.
         options: how the worker behaves.
         changes: options that differ from these, by name.
 
@@ -92,7 +93,10 @@ class EmbeddedWorker:
         self._engine = EmbeddedEngine(
             _sampler(self.tokenizer_path, self.vocabulary, options),
             options,
-            PrefixCache(on=options.prefix_cache or self.vocabulary.image_id is not None),
+            [
+                PrefixCache(on=options.prefix_cache or self.vocabulary.image_id is not None or options.dp_size > 1)
+                for _ in range(options.dp_size)
+            ],
         )
         self.wire = Wire(self.vocabulary, options)
         self._images = ImageMemory()

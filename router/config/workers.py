@@ -13,6 +13,11 @@ from router.errors import BadRequestError
 
 ENGINE_NAMES = ("sglang", "vllm")
 
+DpRanks = Literal["auto", "off"]
+
+_MOST_RANKS = 1024
+"""No engine has more data-parallel ranks behind one URL."""
+
 _MILLISECONDS: dict[str, Any] = {"metavar": "MS", "scale": 1000, "limit": UNLIMITED}
 
 _FULL_WORKERS = "full workers, and the queue"
@@ -92,7 +97,10 @@ class QueueConfig(Section):
 
     max_inflight: int | None = flag("--max-inflight", None, "most requests at all workers together", unset="no limit")
     max_inflight_per_worker: int | None = flag(
-        "--max-inflight-per-worker", None, "most requests at each worker; others wait", unset="no limit"
+        "--max-inflight-per-worker",
+        None,
+        "most requests at each worker, or at each of its ranks; others wait",
+        unset="no limit",
     )
     size: int = flag("--queue-size", 100, "most requests that wait for room; one more gets 429", limit=NOT_NEGATIVE)
     timeout: float = flag("--queue-timeout-secs", 60.0, "how long a request may wait for room; then it gets 408")
@@ -146,6 +154,19 @@ class WorkersConfig(Section):
         "auto",
         f"what the workers run: {', '.join(ENGINE_NAMES)}, or auto, which asks them; a fleet is of one engine",
     )
+    dp_ranks: DpRanks = flag(
+        "--dp-ranks",
+        "auto",
+        "auto: each data-parallel rank of a worker is a place to route to, with a load and a cache of its own; off: its"
+        " engine chooses the rank",
+    )
+    ranks: tuple[str, ...] = flag(
+        "--worker-ranks",
+        (),
+        "how many data-parallel ranks a worker has that cannot say so; repeatable",
+        metavar="URL=N",
+        unset="ask them",
+    )
     incremental_streams: bool = flag(
         "--incremental-streaming-output",
         False,
@@ -181,7 +202,7 @@ class WorkersConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.networks
+        _ = self.networks, self.given_ranks
         for name in ("prefill", "decode", "prefill_policy", "decode_policy"):
             if getattr(self, name) and not self.apart:
                 raise BadRequestError(f"--{name.replace('_', '-')} is of a router with --pd-disaggregation")
@@ -192,6 +213,17 @@ class WorkersConfig(Section):
     def reply_budget(self) -> int:
         """`max_reply_bytes`, or a sixteenth of the memory."""
         return reply_budget(self.max_reply_bytes)
+
+    @property
+    def given_ranks(self) -> dict[str, int]:
+        """The numbers of ranks that are not to be asked for, by URL as it was given. Raise BadRequestError for a bad entry."""
+        found: dict[str, int] = {}
+        for entry in self.ranks:
+            url, equals, count = entry.rpartition("=")
+            if not (url and equals and count.isascii() and count.isdigit() and 0 < int(count) <= _MOST_RANKS):
+                raise BadRequestError(f"--worker-ranks must be like http://10.0.0.1:8000=4, not {entry}")
+            found[url] = int(count)
+        return found
 
     @property
     def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:

@@ -21,7 +21,13 @@ from msgspec import Raw
 from router.engines.form import media
 from router.engines.form.fleet_paths import FleetPath
 from router.engines.form.kv_events import KvReader
+from router.engines.form.ranks import with_rank
 from router.engines.known_names import KnownNames
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+_WITH_RANK = frozenset({"/generate", "/v1/completions", "/v1/chat/completions"})
+"""Paths whose bodies may name a data-parallel rank."""
 
 
 class UntranslatableError(Exception):
@@ -121,6 +127,7 @@ class Engine(Protocol):
         native: whether its JSON is the common form, so that nothing is translated.
         mark: a path that only this engine answers, asked where a worker does not describe itself; empty for none.
         questions: a worker that was recognised is asked these.
+        rank_questions: paths where it may say how many data-parallel ranks it has; the first that does counts.
         private_headers: names of the router's own headers (lower case) that a translated call must not carry.
         version_path: where a worker tells its weight version, as `weight_version`; empty for nowhere of its own.
         fleet_paths: its own calls that concern all workers; the calls of the common form are everyone's.
@@ -136,6 +143,7 @@ class Engine(Protocol):
     mark: str
     version_path: str
     questions: Sequence[Question]
+    rank_questions: Sequence[str]
     private_headers: frozenset[bytes]
     fleet_paths: Sequence[FleetPath]
     kv_reader: KvReader
@@ -148,6 +156,14 @@ class Engine(Protocol):
 
     def introduction(self, answers: Mapping[str, EngineAnswer]) -> Introduction:
         """Judge a worker by its answers to `questions`, by path."""
+        ...
+
+    def ranked(self, path: str, headers: Headers, body: bytes | None, rank: int) -> tuple[Headers, bytes | None]:
+        """Return a request that this data-parallel rank of a worker is to serve. `body` is in the common form."""
+        ...
+
+    def ranks(self, path: str, answer: bytes) -> int | None:
+        """Return the number of data-parallel ranks, by the answer to one of the `rank_questions`; None if it does not say."""
         ...
 
     def exchange(self, call: EngineCall, worker: KnownWorker) -> EngineExchange | EngineAnswer | None:
@@ -174,6 +190,7 @@ class Native:
     mark = ""
     version_path = ""
     questions: Sequence[Question] = ()
+    rank_questions: Sequence[str] = ()
     private_headers: frozenset[bytes] = frozenset()
     fleet_paths: Sequence[FleetPath] = ()
     tells_ids_once = False
@@ -189,6 +206,12 @@ class Native:
 
     def introduction(self, answers: Mapping[str, EngineAnswer]) -> Introduction:
         return Introduction()
+
+    def ranked(self, path: str, headers: Headers, body: bytes | None, rank: int) -> tuple[Headers, bytes | None]:
+        return headers, with_rank(body, rank) if body is not None and path in _WITH_RANK else body
+
+    def ranks(self, path: str, answer: bytes) -> int | None:
+        return None
 
     def exchange(self, call: EngineCall, worker: KnownWorker) -> EngineExchange | EngineAnswer | None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.observability.tallies import CountTally, HistogramTally
@@ -182,6 +182,16 @@ class WorkerCollector(Collector):
         inflight = GaugeMetricFamily(
             "tito_router_worker_inflight", "Requests in flight at a worker.", labels=("worker",)
         )
+        ranks = GaugeMetricFamily(
+            "tito_router_rank_inflight",
+            "Requests in flight at a data-parallel rank, of workers with several.",
+            labels=("worker", "rank"),
+        )
+        mismatches = CounterMetricFamily(
+            "tito_router_rank_mismatch",
+            "Generations that another data-parallel rank than the one that was asked has served, by their replies.",
+            labels=("worker",),
+        )
         routable = GaugeMetricFamily(
             "tito_router_worker_routable", "1 while a worker gets new requests.", labels=("worker", "state")
         )
@@ -192,9 +202,14 @@ class WorkerCollector(Collector):
         )
         for worker in self._workers():
             inflight.add_metric((worker.url,), worker.inflight)
+            mismatches.add_metric((worker.url,), worker.rank_mismatches)
+            for target in worker.targets if len(worker.targets) > 1 else ():
+                ranks.add_metric((worker.url, str(target.rank)), target.inflight)
             routable.add_metric((worker.url, worker.state.value), float(worker.routable))
             breakers.add_metric((worker.url,), float(worker.breaker.state is not BreakerState.CLOSED))
         yield inflight
+        yield ranks
+        yield mismatches
         yield routable
         yield breakers
         yield GaugeMetricFamily(

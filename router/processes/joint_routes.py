@@ -8,6 +8,7 @@ not pass through its layer, and does not count as a request there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -160,14 +161,23 @@ def join_for(path: str) -> Join | None:
 
 
 def worker(answers: Sequence[Json]) -> Json:
-    """Describe one worker: its load at all processes, and otherwise the worst of the processes' descriptions."""
+    """Describe one worker: its loads at all processes, and otherwise the worst of the processes' descriptions."""
     least = min(answers, key=lambda one: bool(one["is_healthy"]))
     breaker = max((one["circuit_breaker"] for one in answers), key=_BREAKERS.index)
-    found = {**least, "load": sum(one["load"] for one in answers), "circuit_breaker": breaker}
+    found = {**least, "circuit_breaker": breaker, "targets": _targets(answers)}
+    found |= {name: sum(one[name] for one in answers) for name in ("load", "rank_mismatches")}
     followed = [one["kv_events"] for one in answers if one.get("kv_events") is not None]
     if followed:
         found["kv_events"] = min(followed, key=lambda one: _KV_STATES.index(one["state"]))
     return found
+
+
+def _targets(answers: Sequence[Json]) -> list[Json]:
+    loads: Counter[int] = Counter()
+    for answer in answers:
+        for target in answer["targets"]:
+            loads[target["rank"]] += target["load"]
+    return [{"rank": rank, "load": load} for rank, load in sorted(loads.items())]
 
 
 def workers(answers: Sequence[Json]) -> Json:

@@ -45,6 +45,10 @@ class EngineUpstream:
         self._engine = engine
         self.send = self._upstream.send if engine.native else self._translated
 
+    def ranked(self, path: str, headers: Headers, body: Body, rank: int) -> tuple[Headers, Body]:
+        """Return a request that this data-parallel rank of a worker is to serve."""
+        return self._engine.ranked(path, headers, body, rank)
+
     async def _translated(
         self, method: str, url: str, headers: Headers, body: Body = None, *, fresh: bool = False
     ) -> UpstreamResponse:

@@ -12,6 +12,7 @@ from msgspec import Raw
 from starlette.types import Receive, Scope
 
 from router.auth.permissions import meant_path
+from router.engines.form import ranks
 from router.engines.form.outcome import lacks_path
 from router.engines.form.worker_request import RoutePrompt, WorkerRequest, route_prompt
 from router.engines.json import JSON_ERRORS, decode_any, decode_object, split_items
@@ -124,12 +125,16 @@ class RequestReader:
     Args:
         forward_authorization: off where the header carries this router's own key.
         reads_prompts: whether the policy needs the prompts that no middleware has reported.
+        reads_ranks: whether the ranks of workers are targets of their own, so that a client may name one.
     """
 
-    def __init__(self, *, max_body_bytes: int, forward_authorization: bool, reads_prompts: bool) -> None:
+    def __init__(
+        self, *, max_body_bytes: int, forward_authorization: bool, reads_prompts: bool, reads_ranks: bool = True
+    ) -> None:
         self._max_body_bytes = max_body_bytes
         self._forward_authorization = forward_authorization
         self._reads_prompts = reads_prompts
+        self._reads_ranks = reads_ranks
 
     async def read(self, scope: Scope, receive: Receive) -> OutboundRequest:
         """Return a whole request that is no `/generate`: a client that is slow to send holds no place at a worker.
@@ -154,7 +159,13 @@ class RequestReader:
         record: RequestRecord,
         caller: Caller,
     ) -> OutboundRequest:
-        query = _query(first_values(headers), None, RoutePrompt(), caller.tenant)
+        named = first_values(headers)
+        if rank_named := self._reads_ranks and not ranks.HEADERS.isdisjoint(named):
+            headers = [pair for pair in headers if pair[0] not in ranks.HEADERS]
+        rank = ranks.rank_in_headers(named) if rank_named else None
+        if rank is None and self._reads_ranks and path in _END_WITH_DONE:
+            rank = ranks.rank_in_body(body)
+        query = _query(named, None, RoutePrompt(), caller.tenant, rank)
         return OutboundRequest(
             path=path,
             record=record,
@@ -179,14 +190,23 @@ class RequestReader:
         headers, named, hint, tenant = call.headers, call.named, call.hint, call.caller.tenant
         if not _NOT_OF_A_GENERATION.isdisjoint(named):
             headers = [pair for pair in headers if pair[0] not in _NOT_OF_A_GENERATION]
+        rank, request = None, in_flight.request
+        if self._reads_ranks:
+            if request is None:
+                rank = ranks.rank_in_body(in_flight.body)
+            elif not ranks.FIELDS.isdisjoint(request.fields):
+                rank = ranks.rank_in(request.fields)
+            if not ranks.HEADERS.isdisjoint(named):
+                headers = [pair for pair in headers if pair[0] not in ranks.HEADERS]
+                rank = ranks.rank_in_headers(named) if rank is None else rank
         prompt = RoutePrompt()
         if hint is not None:
             prompt = RoutePrompt(hint.text, hint.token_ids)
         elif self._reads_prompts and in_flight.body:
-            prompt = route_prompt(in_flight.body, in_flight.request)
-        query, salts = _query(named, hint, prompt, tenant), call.salts
+            prompt = route_prompt(in_flight.body, request)
+        query, salts = _query(named, hint, prompt, tenant, rank), call.salts
         if salts is not None:
-            salts.salted(in_flight.request, in_flight.body, in_flight.positions)
+            salts.salted(request, in_flight.body, in_flight.positions)
             salt = {"salt": salts.key} if salts.shared else {"text": None, "token_ids": None}
             query = msgspec.structs.replace(query, **salt)
         return OutboundRequest(
@@ -207,14 +227,16 @@ class RequestReader:
         )
 
 
-def _query(named: dict[bytes, bytes], hint: RouteHint | None, prompt: RoutePrompt, tenant: str) -> RouteQuery:
+def _query(
+    named: dict[bytes, bytes], hint: RouteHint | None, prompt: RoutePrompt, tenant: str, rank: int | None
+) -> RouteQuery:
     found = named.get(b"x-smg-routing-key") or named.get(b"x-session-id")
     target = named.get(b"x-smg-target-worker")
     routing_key = None if found is None else found.decode("latin-1")
     if hint is not None:
         routing_key = hint.routing_key or routing_key
     return RouteQuery(
-        prompt.text, prompt.ids, routing_key, None if target is None else target.decode("latin-1"), tenant
+        prompt.text, prompt.ids, routing_key, None if target is None else target.decode("latin-1"), tenant, rank
     )
 
 

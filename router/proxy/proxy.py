@@ -20,6 +20,7 @@ from router.engines.events import END_BYTES, has_ended, has_event
 from router.engines.form.beginnings import ReplyBeginnings
 from router.engines.form.joined_reply import JoinedReply
 from router.engines.form.outcome import is_error, refusal_status
+from router.engines.form.ranks import ranks_in_reply
 from router.errors import BadRequestError, NoWorkerError
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, retry_after
@@ -28,7 +29,7 @@ from router.http.time_limits import patience
 from router.http.upstream import (
     ClosedBeforeReplyError,
     ConnectFailedError,
-    Upstream,
+    Headers,
     UpstreamBrokenError,
     UpstreamFailure,
     UpstreamResponse,
@@ -36,6 +37,7 @@ from router.http.upstream import (
 from router.observability.metrics import RouterMetrics
 from router.observability.tracing import Span, Tracer
 from router.proxy.attempts import BUSY, FAULTY, Attempts, Failure
+from router.proxy.engine_upstream import EngineUpstream
 from router.proxy.in_flight import InFlight
 from router.proxy.legs import Abandon, LegRefusedError, Legs
 from router.proxy.outbound import OutboundRequest, RequestReader
@@ -114,6 +116,8 @@ class _Attempt:
         """Return the reply for the client, which now has to close this attempt."""
         request, lease, response = self._request, self.lease, self.response
         assert response is not None
+        if len(lease.worker.targets) > 1 and request.in_flight is not None and response.status == 200:
+            lease.served_by(ranks_in_reply(self.first))
         if self.complete:
             self.close()
         reply = WorkerReply(
@@ -167,7 +171,7 @@ class Proxy:
         self,
         pool: WorkerPool,
         queue: RequestQueue,
-        upstream: Upstream,
+        upstream: EngineUpstream,
         reader: RequestReader,
         config: WorkersConfig,
         metrics: RouterMetrics,
@@ -346,7 +350,10 @@ class Proxy:
 
         Raises TimeoutError when the reply took too long, or its worker was quarantined, and UpstreamFailure.
         """
-        worker = attempt.lease.worker
+        worker, body = attempt.lease.worker, request.body
+        named: Headers = headers
+        if len(worker.targets) > 1:
+            named, body = self._upstream.ranked(request.path, headers, body, attempt.lease.target.rank)
         waiting = self._unanswered.setdefault(worker, set())
         timeout, seconds = asyncio.timeout(None), self._config.request_timeout
         waiting.add(timeout)
@@ -356,7 +363,7 @@ class Proxy:
                     await self._ask_both(attempts, attempt, attempt.legs, headers)
                     return
                 response = await self._upstream.send(
-                    request.method, worker.url + request.target, headers, request.body, fresh=attempts.fresh
+                    request.method, worker.url + request.target, named, body, fresh=attempts.fresh
                 )
                 try:
                     await attempt.begin(response)

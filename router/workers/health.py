@@ -87,7 +87,7 @@ class HealthChecks:
     async def _look_at(self, worker: Worker) -> None:
         if worker.state is WorkerState.STARTING or worker.was_away:
             found = for_now(await self._prober.introduction(worker.url))
-        elif worker.stranger:
+        elif worker.stranger or (worker.engine is not None and not worker.told_ranks):
             found = for_now(await self._prober.introduction(worker.url))
             if found.refusal is not None:  # for a moment, another server may answer at its URL
                 found = ProbeResult(complaint=found.refusal)

@@ -79,6 +79,14 @@ class Lease:
         if listener is not None:
             listener.replied(self.target, self._query, beginning)
 
+    def served_by(self, ranks: Sequence[int]) -> None:
+        """Note the ranks that the replies name. They should be the target's."""
+        wrong = [rank for rank in ranks if rank != self.target.rank]
+        if wrong:
+            if not self.worker.rank_mismatches:
+                logger.warning("%r was asked, and rank %d of it replied", self.target, wrong[0])
+            self.worker.rank_mismatches += len(wrong)
+
     def release(self, *_: object) -> None:
         if self._held:
             self._held = False
@@ -197,7 +205,10 @@ class WorkerPool:
             worker.engine, worker.abilities = found.engine, found.abilities
             worker.stranger = False
             self.on_engine(found.engine)
-        if found.ranks is not None and found.ranks != len(worker.targets):
+        if found.ranks is None:
+            return
+        worker.told_ranks = True
+        if found.ranks != len(worker.targets):
             logger.info("worker %s has %d data-parallel ranks", worker.url, found.ranks)
             self._forget(worker.split(found.ranks))
             self._update_routable()

@@ -11,7 +11,8 @@ request to generate as an engine does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 from msgspec.structs import replace
@@ -81,6 +82,13 @@ class _Description(msgspec.Struct):
     is_embedding: bool = False
     encoder_only: bool = False
     weight_version: str | None = None
+    dp_size: int | None = None
+    attn_dp_size: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of data-parallel ranks: `--enable-dp-attention` turns 8 into 1 with 8 for the attention."""
+        return max(1, (self.dp_size or 1) * (self.attn_dp_size or 1))
 
     @property
     def refusal(self) -> str | None:
@@ -112,6 +120,7 @@ class Prober:
         headers: Sequence[tuple[bytes, bytes]] = (),
         engines: Iterable[Engine] = (),
         checked: Callable[[str, ProbeResult], ProbeResult] = lambda _, found: found,
+        ranks: Mapping[str, int] | None = MappingProxyType({}),
     ) -> None:
         """Ask workers over `upstream`.
 
@@ -120,7 +129,9 @@ class Prober:
             headers: are added to each of its requests.
             engines: the engines that a worker may run beside the native one.
             checked: makes a refusal of a result at a URL, if its engine cannot be in this fleet.
+            ranks: by URL, the numbers of data-parallel ranks that workers are not asked for; None asks none of them.
         """
+        self._ranks = ranks
         self.checked = checked
         self._engines = tuple(engines)
         own = (engine.version_path for engine in self._engines if engine.version_path)
@@ -175,7 +186,35 @@ class Prober:
             return self._failed(error)
         found: Introduction = engine.introduction(answers)
         refusal = None if found.refusal is None else f"worker {url} {found.refusal}"
-        return ProbeResult(refusal=refusal, version=found.version, engine=engine.name, abilities=found.abilities)
+        ranks = self._given(url) if refusal is None else 1
+        if ranks is None:
+            ranks = await self._told_ranks(url, engine)
+        return ProbeResult(
+            refusal=refusal, version=found.version, engine=engine.name, abilities=found.abilities, ranks=ranks
+        )
+
+    def _given(self, url: str) -> int | None:
+        """Return the number of ranks of a worker that need not be asked; else None."""
+        return 1 if self._ranks is None else self._ranks.get(url)
+
+    async def _told_ranks(self, url: str, engine: Engine) -> int:
+        """Return the number of ranks that a worker tells; one if it tells none.
+
+        All places are asked at once. The one that comes first in order counts, but the others wait only a moment for it.
+        """
+        asked = [asyncio.create_task(self.answer(url, EngineCall("GET", path))) for path in engine.rank_questions]
+        try:
+            if asked[1:]:
+                await asyncio.wait(asked[1:])
+            await asyncio.wait(asked, timeout=_QUICK)
+            for path, task in zip(engine.rank_questions, asked, strict=True):
+                said = task.result() if task.done() else None
+                if said is not None and (found := engine.ranks(path, said)) is not None:
+                    return max(1, found)
+            return 1
+        finally:
+            for task in asked:
+                task.cancel()
 
     async def _native_introduction(self, url: str, found: bytes | _NoSuchPath | ProbeResult) -> ProbeResult:
         if isinstance(found, _NoSuchPath):
@@ -186,17 +225,18 @@ class Prober:
                 return ProbeResult(refusal=f"worker {url} {info.refusal}")
             return await self._with_role(url, info)
         if found.complaint is None:
-            return replace(found, engine=SGLANG.name)
+            return replace(found, engine=SGLANG.name, ranks=self._given(url) or 1)  # it tells us nothing
         # The description comes from the worker's scheduler, which may be busy for long; its model's does not.
         model = await self._ask(url, _MODEL, self._is_engine, known=False)
         if not isinstance(model, bytes):
             return found
         told = _decoded(model)
-        return ProbeResult(version=told.weight_version, engine=SGLANG.name, role=told.role)
+        return ProbeResult(version=told.weight_version, engine=SGLANG.name, role=told.role, ranks=self._given(url))
 
     async def _with_role(self, url: str, started: _Description) -> ProbeResult:
         """Return what a worker of SGLang is now. A server that was started as one of a pair may have another role by now."""
-        found = ProbeResult(version=started.weight_version, engine=SGLANG.name, role=started.role)
+        ranks = self._given(url) or started.ranks
+        found = ProbeResult(version=started.weight_version, engine=SGLANG.name, role=started.role, ranks=ranks)
         if started.role is WorkerRole.REGULAR:
             return found
         now = await self._ask(url, _MODEL_INFO[:-1], self._is_engine)
@@ -256,7 +296,7 @@ class Prober:
             return self._failed(error)
         if _answers_as_an_engine(status, body):
             self._mute.add(url)
-            return ProbeResult(engine=SGLANG.name)
+            return ProbeResult(engine=SGLANG.name, ranks=self._given(url) or 1)
         for question, code in (("POST /generate", status), ("GET /health", health)):
             if code == 429 or (code > 500 and code not in NONE_SUCH):
                 return ProbeResult(f"{question} is answered with {code}")

@@ -138,6 +138,7 @@ class Worker:
 
     Attributes:
         targets: its ranks, of which it has at least one.
+        told_ranks: whether it has said how many ranks it has.
         inflight: the number of requests that it is serving, at all of them, and at ranks that it no longer has.
         rank_mismatches: the number of replies that came from another rank than the one that was asked.
         version: its weight version; None if unknown.
@@ -158,7 +159,7 @@ class Worker:
     __slots__ = (
         *("_bad", "_contact", "_good", "breaker", "complaint", "doubts", "id", "inflight"),
         *("abilities", "engine", "images", "kv_events", "outdated", "state", "stranger", "url", "version", "warning"),
-        *("bootstrap_port", "rank_mismatches", "role", "targets"),
+        *("bootstrap_port", "rank_mismatches", "role", "targets", "told_ranks"),
     )
 
     def __init__(self, url: str, breaker: Breaker | None = None) -> None:
@@ -170,6 +171,7 @@ class Worker:
         self.bootstrap_port: int | None = None
         self.inflight = 0
         self.targets: tuple[Target, ...] = (Target(self),)
+        self.told_ranks = False
         self.rank_mismatches = 0
         self.version: str | None = None
         self.doubts = 0

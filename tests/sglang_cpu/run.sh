@@ -9,7 +9,7 @@ shift
 dir=${TITO_SGLANG_DIR:-$HOME/.cache/tito-router/sglang-0.5.23}
 [ -f "$dir/venv/.complete" ] || { echo "no SGLang in $dir: run setup.sh first" >&2; exit 1; }
 
-export SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND=all OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+export SGLANG_USE_CPU_ENGINE=1 SGLANG_CPU_OMP_THREADS_BIND="${SGLANG_CPU_OMP_THREADS_BIND:-all}" OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 exec "$dir/venv/bin/python" -m sglang.launch_server --model-path "${TITO_MODEL:-$dir/model}" --device cpu \
   --attention-backend torch_native --sampling-backend pytorch --grammar-backend none --dtype float32 \

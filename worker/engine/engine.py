@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
@@ -87,7 +87,8 @@ class EngineJob:
     record: GenerationRecord
     fault: Fault | None
     leg: Leg | None = None  # of a request that is prefilled at one worker and decoded at another one
-    cached: int = 0  # tokens of its prompt that the cache had
+    rank: int = 0  # the data-parallel rank that has it
+    cached: int = 0  # tokens of its prompt that the cache of its rank had
     stage: JobStage = JobStage.FRONT
     aborted: bool = False
     dropped: bool = False  # its client has left: it ends, whatever is closed
@@ -113,8 +114,12 @@ class EmbeddedEngine:
     """Runs jobs, and pauses, aborts and holds them. `new_sample` begins the sample of a request."""
 
     def __init__(
-        self, new_sample: Callable[[ReplyRequest], WorkerSample], options: WorkerOptions, cache: PrefixCache
+        self,
+        new_sample: Callable[[ReplyRequest], WorkerSample],
+        options: WorkerOptions,
+        caches: Sequence[PrefixCache],
     ) -> None:
+        """`caches`: one for each data-parallel rank."""
         self.weight_version = options.weight_version
         self.role: Role = options.disaggregation_mode
         self.rooms = Rooms()
@@ -124,7 +129,8 @@ class EmbeddedEngine:
         self.progress = Condition()  # notified after every token and every request
         self._gates = Condition()  # notified when a closed place may have opened
         self._new_sample = new_sample
-        self._cache = cache
+        self._caches = caches
+        self._turn = 0
         self._stream_interval = options.stream_interval
         self._token_delay = options.token_delay
         self._hold: int | None = None
@@ -148,15 +154,38 @@ class EmbeddedEngine:
         if request.script is FREE and self.scripts:
             request = replace(request, script=self.scripts.popleft())
         fault = self.faults.popleft() if self.faults else request.script.fault
-        cached = self._cache.match(request.cached_ids, request.salt)
+        record.rank = rank = self._rank(request)
+        cached = self._caches[rank].match(request.cached_ids, request.salt)
         if request.returns.logprobs and request.returns.start >= 0:
             cached = min(cached, request.returns.start)  # what has logprobs is computed again
-        job = self.jobs[request.rid] = EngineJob(self._new_sample(request), record, fault, cached=cached)
+        job = self.jobs[request.rid] = EngineJob(self._new_sample(request), record, fault, rank=rank, cached=cached)
         if request.bootstrap is not None:
             job.leg = Leg(request.bootstrap.room, self.changed, prefill=self.role == "prefill")
             if job.leg.prefill:
                 self.rooms.enter(job.leg)
         return job
+
+    @property
+    def ranks(self) -> int:
+        """The number of data-parallel ranks."""
+        return len(self._caches)
+
+    def loads(self) -> list[tuple[int, int]]:
+        """Return for each rank how many jobs run there, and how many wait."""
+        running = Counter(job.rank for job in self.jobs.values() if job.stage is JobStage.RUNNING)
+        all_jobs = Counter(job.rank for job in self.jobs.values())
+        return [(running[rank], all_jobs[rank] - running[rank]) for rank in range(self.ranks)]
+
+    def _rank(self, request: ReplyRequest) -> int:
+        """Return the rank that serves a request: the one that it names, else each in turn, as SGLang does."""
+        if request.rank is not None:
+            return request.rank
+        self._turn = (self._turn + 1) % self.ranks
+        return self._turn
+
+    def _clear(self) -> None:
+        for cache in self._caches:
+            cache.clear()
 
     def retire(self, job: EngineJob) -> None:
         """Take a job out of flight and complete its record. A second call does nothing."""
@@ -170,7 +199,7 @@ class EmbeddedEngine:
         if sample.finish is None:
             sample.finish = dict(ABORTED)
         if sample.output_ids:  # the last of them is sampled and not computed yet
-            self._cache.add([*sample.request.cached_ids, *sample.output_ids[:-1]], sample.request.salt)
+            self._caches[job.rank].add([*sample.request.cached_ids, *sample.output_ids[:-1]], sample.request.salt)
         record.output_ids = sample.output_ids
         record.logprobs = sample.logprobs
         record.versions = sample.versions.per_token()
@@ -339,7 +368,7 @@ class EmbeddedEngine:
         if version is not None:
             self.weight_version = version
         if flush:
-            self._cache.clear()
+            self._clear()
         logger.info("new weights, version %s", self.weight_version)
         self.changed()
 
@@ -354,11 +383,11 @@ class EmbeddedEngine:
         """Empty the cache, if the engine is idle; return whether it is."""
         idle = self.idle()
         if idle:
-            self._cache.clear()
+            self._clear()
         return idle
 
     def drop(self) -> None:
         """End everything and forget a pause and the cache, as the death of a process does."""
         self._front_closed = self._scheduler_closed = False
-        self._cache.clear()
+        self._clear()
         self.give_up(self.jobs.values())

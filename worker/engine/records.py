@@ -41,6 +41,7 @@ class GenerationRecord:
     text: str = ""
     finish_reason: FinishReason | None = None
     disconnected: bool = False
+    rank: int = 0  # the data-parallel rank that served it
     images: tuple[str, ...] = ()  # the digests of the images that the prompt's placeholders took, in their order
 
 

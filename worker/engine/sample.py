@@ -35,6 +35,7 @@ class ReplyRequest:
     sampling: SamplingParams
     returns: ReturnOptions
     script: ReplyScript = FREE
+    rank: int | None = None  # the data-parallel rank that is to serve it; None leaves that to the engine
     images: tuple[PromptImage, ...] = ()
     image_names: tuple[str | None, ...] = ()  # vLLM's uuids: where there is one, the cache knows the image by it
     bootstrap: Bootstrap | None = None  # where the prefill and the decode leg of a request meet

@@ -77,6 +77,8 @@ _KINDS: dict[str, Any] = {
     "token_ids_logprob": list,
     "return_text_in_logprobs": bool,
     "return_prompt_token_ids": bool,
+    "routed_dp_rank": int,
+    "data_parallel_rank": int,
     "bootstrap_host": str | list[str],
     "bootstrap_port": int | list[int],
     "bootstrap_room": int | list[int],
@@ -99,6 +101,7 @@ def admit(
     context_length: int,
     in_flight: Mapping[str, object],
     role: Role = "null",
+    ranks: int = 1,
 ) -> Admitted:
     """Check the JSON of a request, whose request ids must not be in flight.
 
@@ -111,6 +114,7 @@ def admit(
             raise Refused(f"body.{name}: input should be a valid {kinds}", "object")
     if not _is_ids(body.get("token_ids_logprob") or []):
         raise Refused("body.token_ids_logprob: input should be a valid list of integers", "object")
+    rank = _rank(body, ranks)
     prompts, batch, from_text = _prompts(body, vocabulary)
     params: Any = body.get("sampling_params")
     if isinstance(params, list) and not all(isinstance(one, dict) for one in params):
@@ -139,9 +143,18 @@ def admit(
         if bootstrap is not None and sampling.n > 1:
             raise OutOfRange("several samples of one prompt, which would share a bootstrap room")
         salt = tuple(one[number] for one in salts) if any(one[number] for one in salts) else ()
-        first = ReplyRequest(names[0], prompt, sampling, returns, script, seen, bootstrap=bootstrap, salt=salt)
+        first = ReplyRequest(names[0], prompt, sampling, returns, script, rank, seen, bootstrap=bootstrap, salt=salt)
         found += [replace(first, rid=name) for name in names]
     return Admitted(found, batch or len(found) > 1, from_text)
+
+
+def _rank(body: Mapping[str, Any], ranks: int) -> int | None:
+    """Return the data-parallel rank that a request names, by either of two names."""
+    rank: int | None = body.get("routed_dp_rank")
+    rank = body.get("data_parallel_rank") if rank is None else rank
+    if rank is not None and not 0 <= rank < ranks:
+        raise Refused(f"routed_dp_rank={rank} out of range [0, {ranks})")
+    return rank
 
 
 def _bootstrap(body: Mapping[str, Any], number: int, rid: str, *, batch: bool) -> Bootstrap:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from worker.engine.engine import EmbeddedEngine, PauseMode
-from worker.http.exchange import Handler, HttpExchange, Refused
+from worker.http.exchange import PLAIN, Handler, HttpExchange, Refused
 from worker.http.rooms import ROOMS, RoomHandler
 from worker.http.wire import Wire
 from worker.options import WorkerOptions
@@ -59,6 +60,15 @@ class EngineControl:
         else:
             await handler(exchange)
 
+    async def _answer_loads(self, exchange: HttpExchange, label: str, running: str, waiting: str) -> None:
+        """Answer with these two metrics of each rank. `label` names the rank."""
+        rows = [
+            f'{name}{{{label}="{rank}",model_name="{self._name}"}} {count}.0\n'
+            for rank, counts in enumerate(self._engine.loads())
+            for name, count in zip((running, waiting), counts, strict=True)
+        ]
+        await exchange.answer(200, "".join(rows).encode(), PLAIN)
+
     def _cards(self, owner: str) -> list[dict[str, Any]]:
         """Return the entries of the model and of its adapters in `/v1/models`."""
         card = {"object": "model", "created": self._started, "owned_by": owner}
@@ -102,6 +112,8 @@ class Control(EngineControl):
             "/server_info": (GET, self._server_info),
             "/get_server_info": (GET, self._server_info),
             "/v1/models": (GET, self._models),
+            "/v1/loads": (GET, self._loads),
+            "/metrics": (GET, self._metrics),
             "/tokenize": (POST, self._tokenize),
             "/generate": (("POST", "PUT"), not_found),
             ROOMS: (POST, RoomHandler(engine)),
@@ -161,6 +173,8 @@ class Control(EngineControl):
             "incremental_streaming_output": self._wire.stream_style == "incremental",
             "weight_version": self._engine.weight_version,
             "version": "0.5.23",
+            "dp_size": self._engine.ranks,
+            "attn_dp_size": 1,
             "disaggregation_mode": self._options.disaggregation_mode,
             "disaggregation_bootstrap_port": exchange.server[1],
         }
@@ -170,6 +184,26 @@ class Control(EngineControl):
 
     async def _models(self, exchange: HttpExchange) -> None:
         await exchange.answer(200, {"object": "list", "data": self._cards("sglang")})
+
+    async def _loads(self, exchange: HttpExchange) -> None:
+        loads = [
+            {
+                "dp_rank": rank,
+                "num_running_reqs": running,
+                "num_waiting_reqs": waiting,
+                "num_total_reqs": running + waiting,
+            }
+            for rank, (running, waiting) in enumerate(self._engine.loads())
+        ]
+        asked = exchange.query.get("dp_rank")
+        if asked is not None:
+            loads = [load for load in loads if str(load["dp_rank"]) == asked[0]]
+        now = datetime.now(UTC).isoformat()
+        head = {"timestamp": now, "version": "0.5.23", "accelerator": None, "num_accelerators": 1}
+        await exchange.answer(200, {**head, "loads": loads})
+
+    async def _metrics(self, exchange: HttpExchange) -> None:
+        await self._answer_loads(exchange, "dp_rank", "sglang:num_running_reqs", "sglang:num_queue_reqs")
 
     async def _tokenize(self, exchange: HttpExchange) -> None:
         body = exchange.json_object()

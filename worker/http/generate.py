@@ -171,6 +171,7 @@ class GenerateHandler(Generating[Wire]):
                 context_length=self._context_length,
                 in_flight=self._engine.jobs,
                 role=self._engine.role,
+                ranks=self._engine.ranks,
             )
         except Refused as refused:
             if not stream or refused.shape != "message":

@@ -24,6 +24,7 @@ class Wire:
     def __init__(self, vocabulary: EngineVocabulary, options: WorkerOptions) -> None:
         self.stream_style: StreamStyle = options.stream_style
         self.version_spans = options.version_spans
+        self._ranks = options.dp_size
         self._vocabulary = vocabulary
 
     def payload(
@@ -75,7 +76,7 @@ class Wire:
             meta["cached_tokens_details"] = None
             if sample.request.images:
                 meta["image_tokens"] = sum(image.length for image in sample.request.images)
-            meta["dp_rank"] = None
+            meta["dp_rank"] = job.rank if self._ranks > 1 else None
             if now.finish is not None:
                 meta["e2e_latency"] = _LATENCY
         if since is None or since.count == 0:

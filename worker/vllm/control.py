@@ -43,6 +43,7 @@ class VllmControl(EngineControl):
             "/load": (GET, self._load),
             "/tokenize": (POST, self._tokenize),
             "/kv_event_sources": (GET, self._sources),
+            "/metrics": (GET, self._metrics),
             "/v1/completions": (POST, not_found),
             "/inference/v1/generate": (POST, not_found),
             "/echo": (ANY, echo),
@@ -58,6 +59,7 @@ class VllmControl(EngineControl):
                 "/pause": (POST, self._pause),
                 "/resume": (POST, self._resume),
                 "/is_paused": (GET, self._is_paused),
+                "/server_info": (GET, self._server_info),
                 "/reset_prefix_cache": (POST, self._reset_prefix_cache),
                 "/weight_info": (GET, self._weight_info),
                 "/update_weight_version": (POST, self._update_weight_version),
@@ -98,6 +100,22 @@ class VllmControl(EngineControl):
 
     async def _sources(self, exchange: HttpExchange) -> None:
         await exchange.answer(200, {})
+
+    async def _metrics(self, exchange: HttpExchange) -> None:
+        await self._answer_loads(exchange, "engine", "vllm:num_requests_running", "vllm:num_requests_waiting")
+
+    async def _server_info(self, exchange: HttpExchange) -> None:
+        ranks = self._engine.ranks
+        parallel = {
+            "data_parallel_size": ranks,
+            "data_parallel_size_local": ranks,
+            "data_parallel_external_lb": False,
+            "data_parallel_hybrid_lb": False,
+        }
+        config: Any = {"parallel_config": parallel}
+        if exchange.query.get("config_format", ["text"])[0] != "json":
+            config = f"model='{self._path}', data_parallel_size={ranks}"
+        await exchange.answer(200, {"vllm_config": config, "vllm_env": {}, "system_env": {}})
 
     async def _weight_info(self, exchange: HttpExchange) -> None:
         await exchange.answer(200, {"weight_version": self._engine.weight_version})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -36,6 +37,8 @@ class VllmGenerateHandler(Generating[VllmWire]):
             request = read_request(
                 exchange.path, exchange.raw, name, self._vocabulary, self._context_length, self._memory
             )
+            rank = _rank(exchange.headers.get("x-data-parallel-rank"), self._engine.ranks)
+            request = replace(request, replies=[replace(one, rank=rank) for one in request.replies])
         except OutOfRange as outside:
             self._journal.add_out_of_range(str(outside))
             await exchange.answer(400, Rejected(str(outside)).error)
@@ -94,6 +97,17 @@ class VllmGenerateHandler(Generating[VllmWire]):
             return event(self._wire.usage(request, jobs)) if request.usage and fault is None else b""
 
         await self._answer_stream(exchange, jobs, fault, made, failed=_FAILED, last=usage)
+
+
+def _rank(asked: str | None, ranks: int) -> int | None:
+    """Return the data-parallel rank that a header names; None if it is no number, as vLLM has it."""
+    try:
+        rank = None if asked is None else int(asked)
+    except ValueError:
+        return None
+    if rank is not None and not 0 <= rank < ranks:
+        raise Rejected(f"data_parallel_rank {rank} is out of range [0, {ranks}).")
+    return rank
 
 
 def _spoil(payload: dict[str, Any], fault: Fault | None) -> None:

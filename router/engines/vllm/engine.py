@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Raw
 
-from router.engines.engine import EngineAnswer, EngineCall, EngineExchange, Introduction, KnownWorker, Question
+from router.engines.engine import (
+    EngineAnswer,
+    EngineCall,
+    EngineExchange,
+    Headers,
+    Introduction,
+    KnownWorker,
+    Question,
+)
 from router.engines.form.fleet_paths import FleetPath
 from router.engines.form.kv_events import KvReader, KvSource, configured_source
 from router.engines.json import JSON_ERRORS
@@ -24,6 +32,8 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _NO_MODE = b'{"token_ids":[],"sampling_params":{},"output_mode":"?"}'
 """No version generates for this. A version that can return text (`output_mode`) refuses the mode by its name."""
 _NONE_SUCH = frozenset({404, 405, 501})
+_INFO, _SOURCES, _METRICS = "/server_info?config_format=json", "/kv_event_sources", "/metrics"
+_ENGINE_LABEL = re.compile(rb'^vllm:[^{\n]*\{[^}\n]*\bengine="(\d+)"', re.MULTILINE)
 _SHOWN = 200
 """The most bytes of an answer to show in a refusal."""
 _FORBIDDEN = frozenset({401, 403})
@@ -43,6 +53,23 @@ class _Description(msgspec.Struct):
     data: list[_Model] = []
     vllm_config: msgspec.Raw = msgspec.Raw()
     version: str | None = None
+
+
+class _Parallel(msgspec.Struct):
+    data_parallel_size: int
+    data_parallel_size_local: int = 1
+    data_parallel_external_lb: bool = False
+    data_parallel_hybrid_lb: bool = False
+
+
+class _Configured(msgspec.Struct):
+    parallel_config: _Parallel
+
+
+class _Config(msgspec.Struct):
+    """The fields of `/server_info?config_format=json` about data parallelism."""
+
+    vllm_config: _Configured
 
 
 class _Publisher(msgspec.Struct):
@@ -83,10 +110,11 @@ class Vllm:
         Question("POST", "/tokenize", b'{"prompt":"a"}'),
         Question("GET", "/weight_info"),
     )
+    rank_questions: Sequence[str] = (_INFO, _SOURCES, _METRICS)
     private_headers = frozenset({b"x-request-id"})
     """vLLM would take this header's id in place of the generation's own."""
     fleet_paths: Sequence[FleetPath] = OWN_PATHS
-    kv_reader = KvReader(("/kv_event_sources",), published_source)
+    kv_reader = KvReader((_SOURCES,), published_source)
     tells_ids_once = True
     keeps_strays = True
 
@@ -136,6 +164,24 @@ class Vllm:
         context = _context(answers["/tokenize"].body)
         abilities = {SCALE_OUT: returns_text, DEV_MODE: told.status == 200, f"{CONTEXT}{context}": context is not None}
         return Introduction(None, frozenset(name for name, has in abilities.items() if has), weight_version(told.body))
+
+    def ranked(self, path: str, headers: Headers, body: bytes | None, rank: int) -> tuple[Headers, bytes | None]:
+        """See `Engine`."""
+        return [*headers, (b"x-data-parallel-rank", b"%d" % rank)], body
+
+    def ranks(self, path: str, answer: bytes) -> int | None:
+        """See `Engine`. A server of one rank of a group, each of which has a URL of its own, has one."""
+        try:
+            if path == _METRICS:
+                return len(set(_ENGINE_LABEL.findall(answer))) or None
+            if path == _SOURCES:
+                return len(msgspec.json.decode(answer, type=dict[int, msgspec.Raw])) or None
+            found = msgspec.json.decode(answer, type=_Config).vllm_config.parallel_config
+        except JSON_ERRORS:
+            return None
+        if found.data_parallel_external_lb:
+            return 1
+        return found.data_parallel_size_local if found.data_parallel_hybrid_lb else found.data_parallel_size
 
     def exchange(self, call: EngineCall, worker: KnownWorker) -> EngineExchange | EngineAnswer | None:
         """See `Engine`."""

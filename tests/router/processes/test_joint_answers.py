@@ -9,6 +9,7 @@ from router.processes.joint_routes import join_for
 
 def worker(name: str = "w", **differs: Any) -> dict[str, Any]:
     known = {"id": name, "is_healthy": True, "state": "healthy", "load": 1, "circuit_breaker": "closed"}
+    known |= {"targets": [{"rank": 0, "load": differs.get("load", 1)}], "rank_mismatches": 0}
     return {**known, "weight_version": "1", "complaint": None, **differs}
 
 
@@ -27,7 +28,15 @@ def test_a_worker_has_the_load_of_all_and_the_worst_state() -> None:
     well = worker(load=3)
     bad = worker(is_healthy=False, state="quarantined", complaint="gone", load=2, circuit_breaker="open")
     for answers in ((well, bad), (bad, well)):
-        assert joined("/workers/w", *answers) == {**bad, "load": 5}
+        assert joined("/workers/w", *answers) == {**bad, "load": 5, "targets": [{"rank": 0, "load": 5}]}
+
+
+def test_the_ranks_of_a_worker_have_their_loads_at_all_processes() -> None:
+    """A process that has not asked it yet sees one rank."""
+    one = worker(load=3, targets=[{"rank": 0, "load": 1}, {"rank": 1, "load": 2}], rank_mismatches=2)
+    found = joined("/workers/w", one, worker(load=4, rank_mismatches=1))
+    assert found["targets"] == [{"rank": 0, "load": 5}, {"rank": 1, "load": 2}]
+    assert (found["load"], found["rank_mismatches"]) == (7, 3)
 
 
 def test_an_open_breaker_shows_wherever_it_is() -> None:

@@ -19,6 +19,7 @@ SUM, MAX, MIN, WORST = "sum", "max", "min", "worst"
 GAUGES = {
     "tito_router_event_loop_lag_max_seconds": MAX,
     "tito_router_worker_inflight": SUM,
+    "tito_router_rank_inflight": SUM,
     "tito_router_worker_routable": WORST,
     "tito_router_worker_breaker_open": MAX,
     "tito_router_queue_length": SUM,
