@@ -3,6 +3,9 @@
 Of PNG (PNG 3, 11.2.1 and 11.3.2.4), JPEG (ITU T.81, B.1 and B.2.2), GIF (GIF89a, 18), WebP (RFC 9649) and BMP.
 Cameras store a picture as the sensor had it, and note in EXIF (which has the form of TIFF 6.0, 2), or in XMP, how to turn it.
 
+A file that ends before the first of its pixels is no image. One that is cut off later may be: decoders are lenient, each in its
+own way, so an engine decides.
+
 No library reads this for us. Pillow is 20 MB of decoders in C, which would see the bytes of every client. imagesize does not
 tell how a PNG or a WebP is turned, and takes the sizes of large GIFs for negative ones. The tests compare with Pillow, because
 engines read images with it.
@@ -47,7 +50,7 @@ def read_header(data: bytes) -> ImageHeader:
             try:
                 return reader(data)
             except CutOff:
-                raise ValueError("the header of the image is cut off") from None
+                raise ValueError("the image is cut off before its first pixel") from None
     raise ValueError("the bytes are no PNG, JPEG, GIF, WebP or BMP")
 
 
@@ -55,25 +58,29 @@ def _png(data: bytes) -> ImageHeader:
     kind, width, height = unpack_from(">4sII", data, 12)
     if kind != b"IHDR":
         raise ValueError("the PNG does not begin with its header")
-    return ImageHeader("image/png", width, height, _orientation(_png_notes(data)))
-
-
-def _png_notes(data: bytes) -> Iterator[bytes]:
-    at = 8
+    notes, at, has_pixels = list[bytes](), 8, False
     for _ in range(_MAX_BLOCKS):
-        if at + 8 > len(data):
-            return
+        if at + 8 >= len(data):
+            break
         length, kind = unpack_from(">I4s", data, at)
         if kind == b"eXIf" or (kind == b"iTXt" and data.startswith(b"XML:com.adobe.xmp\0", at + 8)):
-            yield data[at + 8 : at + 8 + length]
+            notes.append(data[at + 8 : at + 8 + length])
+        has_pixels = has_pixels or (kind == b"IDAT" and length > 0)
         at += 12 + length  # four bytes of checksum
+    else:
+        has_pixels = True  # who knows
+    if not has_pixels:
+        raise CutOff
+    return ImageHeader("image/png", width, height, _orientation(notes))
 
 
 def _jpeg(data: bytes) -> ImageHeader:
     at, size, notes = 2, None, []
     for _ in range(_MAX_BLOCKS):
         at = data.find(b"\xff", at)  # decoders pass over what stands between two segments
-        marker = unpack_from("B", data, at + 1)[0] if at >= 0 else _END_OF_IMAGE
+        if at < 0:
+            raise CutOff
+        (marker,) = unpack_from("B", data, at + 1)
         if marker in (_START_OF_SCAN, _END_OF_IMAGE):
             break
         if marker in _WITHOUT_LENGTH:
@@ -99,11 +106,31 @@ _SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def _gif(data: bytes) -> ImageHeader:
-    return ImageHeader("image/gif", *unpack_from("<HH", data, 6))
+    width, height, flags = unpack_from("<HHB", data, 6)
+    at, inside = 13 + _colours(flags), False
+    for _ in range(_MAX_BLOCKS):
+        (byte,) = unpack_from("B", data, at)
+        if inside:  # of an extension: blocks, each with its length before it, until an empty one
+            inside = byte > 0
+            at += 1 + byte
+        elif byte == 0x2C:  # a frame, which begins with its place, its colours, and the size of its codes
+            unpack_from("2B", data, at + 10 + _colours(unpack_from("B", data, at + 9)[0]))
+            break
+        else:
+            inside = byte == 0x21
+            at += 1 + inside
+    return ImageHeader("image/gif", width, height)
+
+
+def _colours(flags: int) -> int:
+    """Return the bytes of a table of colours of a GIF."""
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
 def _webp(data: bytes) -> ImageHeader:
-    (kind,) = unpack_from("4s", data, 12)
+    size, kind = unpack_from("<I4x4s", data, 4)
+    if size > len(data) - 8:  # decoders want all of it
+        raise CutOff
     if kind == b"VP8 ":
         code, width, height = unpack_from("<3sHH", data, 23)
         if code != b"\x9d\x01\x2a":
@@ -138,6 +165,8 @@ def _bmp(data: bytes) -> ImageHeader:
     if size not in (12, 40, 52, 56, 64, 108, 124):
         raise ValueError("the BMP has a header of no known version")
     width, height = unpack_from("<HH" if size == 12 else "<ii", data, 18)
+    if len(data) <= max(14 + size, *unpack_from("<I", data, 10)):
+        raise CutOff
     return ImageHeader("image/bmp", width, abs(height))  # a negative one says that the rows go down
 
 

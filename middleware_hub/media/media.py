@@ -34,6 +34,7 @@ from middleware_hub.spans.chain import MEDIA_MISSING
 from middleware_hub.spans.media import (
     CLOSE,
     OPEN,
+    UNKNOWN,
     MediaSpan,
     Pictures,
     keyed_text,
@@ -408,6 +409,10 @@ class Media:
             return known, True
         about = self.stock.about(tenant, digest)
         return (1 if about is None else self.family.estimate(about.width, about.height)), False
+
+    def still_unknown(self, tenant: str, media: Iterable[MediaSpan]) -> int:
+        """Return how many tokens pictures will have beside their one id, by the family's rule, as long as no engine told it."""
+        return sum(self.length(tenant, one.digest)[0] - 1 for one in media if one.length == UNKNOWN)
 
     def learn(self, lengths: Mapping[str, int]) -> None:
         """Remember the lengths that an engine told."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -24,6 +24,7 @@ from middleware_hub.media.errors import MediaUnknownError, MultimodalUnsupported
 from middleware_hub.media.media import Media
 from middleware_hub.media.part import image_parts
 from middleware_hub.media.picture import Picture
+from middleware_hub.media.reading import NO_PICTURES
 from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.composer import Composer
@@ -87,7 +88,7 @@ class Chats:
         scope: Scope,
         receive: Receive,
         send: Send,
-        pictures: Mapping[str, Picture],
+        pictures: Mapping[str, Picture] = NO_PICTURES,
     ) -> None:
         """Serve one turn whose body has been read. Raises RouterError only before anything is sent.
 
@@ -209,7 +210,7 @@ class Chats:
         try:
             async with ClientConnection(receive) as client:
                 reply = _ChatReply(dialect, session, request, exchange, client, send, headers, int(time.time()))
-                await (reply.stream() if request.stream else reply.whole())
+                await (reply.stream(self._still_unknown) if request.stream else reply.whole())
                 delivered = True
                 return reply.kept
         except asyncio.CancelledError:
@@ -241,15 +242,12 @@ class Chats:
         handle = session.trie.open(turn, new_rid())
         try:
             prompt = await self._composer.compose(turn, request)
-            return prompt.tokens + self._estimated(session.tenant, prompt)
+            return prompt.tokens + self._still_unknown(session, prompt)
         finally:
             session.trie.abandon(handle)
 
-    def _estimated(self, tenant: str, prompt: ComposedPrompt) -> int:
-        """Return the tokens of pictures whose length no engine has told, by the rule of the family, beside their one id."""
-        if self._media is None:
-            return 0
-        return sum(self._media.length(tenant, one.digest)[0] - 1 for one in prompt.media if one.length == UNKNOWN)
+    def _still_unknown(self, session: Session, prompt: ComposedPrompt) -> int:
+        return 0 if self._media is None else self._media.still_unknown(session.tenant, prompt.media)
 
 
 @dataclass(slots=True)
@@ -305,7 +303,8 @@ class _ChatReply:
         await send_json(self._send, 200, body, headers)
         self._keep(headers, body)
 
-    async def stream(self) -> None:
+    async def stream(self, still_unknown: Callable[[Session, ComposedPrompt], int]) -> None:
+        """Send the reply as events. `still_unknown`: by how many tokens a prompt is longer than is known when they begin."""
         begun = await self._exchange.begun()
         if not begun and not self._exchange.answers:
             raise self._exchange.failure
@@ -314,7 +313,8 @@ class _ChatReply:
         headers += self._headers(generations, "pending")
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         stream = self._dialect.stream(self._shown(), self._head())
-        out = [stream.begin(generations[0].prompt.tokens)]
+        prompt = generations[0].prompt
+        out = [stream.begin(prompt.tokens + (still_unknown(self._session, prompt) if prompt.media else 0))]
         sent, running = [0] * len(generations), set(range(len(generations)))
         while running:
             room, behind = PIECES_AT_ONCE, False
@@ -382,9 +382,10 @@ class _ChatReply:
         headers: HeaderList = [
             (b"x-generation-id", ", ".join(map(_id_of, named)).encode("latin-1")),
             (b"x-radix-reused-tokens", b"%d" % first.prompt.reused),
-            (b"x-radix-prompt-tokens", b"%d" % first.prompt.tokens),
             (b"x-radix-recorded", recorded.encode("latin-1", "replace")),
         ]
+        if not first.prompt.media or all(one.length != UNKNOWN for one in first.prompt.media):
+            headers.append((b"x-radix-prompt-tokens", b"%d" % first.prompt.tokens))
         if not self._saved(named):
             headers.append(NOT_SAVED)
         if self._session.lasting:

@@ -251,7 +251,8 @@ def learned(
         places: offset and length of each picture in `returned`, if the engine tells them.
 
     Raises:
-        UnlikePromptError: the two do not fit together, or do not tell where one picture ends and the next begins.
+        UnlikePromptError: the two do not fit together, or do not tell where one picture ends and the next begins. The same
+            picture twice has equal runs; for two others, the rule of a family would be a guess.
     """
     ours, theirs = np.frombuffer(sent, dtype=np.int32), np.frombuffer(returned, dtype=np.int32)
     pads = {one.start: one for one in media}
@@ -266,15 +267,22 @@ def learned(
             raise UnlikePromptError(f"the ids before the picture at {start} are others")
         at, done = at + between, start + 1
         if length is None:
-            placeholder, behind = ours[start], done
+            placeholder, behind, same = ours[start], done, 1
             while behind < len(ours) and ours[behind] == placeholder:
                 if behind in pads and pads[behind].digest in asked and pads[behind].digest not in found:
-                    raise UnlikePromptError("two pictures of unknown length stand side by side")
+                    if pads[behind].digest != digest:
+                        raise UnlikePromptError("two pictures of unknown length stand side by side")
+                    same += 1
                 behind += 1
             run = at
             while run < len(theirs) and theirs[run] == placeholder:
                 run += 1
-            length = found[digest] = run - at - (behind - done)
+            length, rest = divmod(run - at - (behind - done - (same - 1)), same)
+            if rest:
+                raise UnlikePromptError(
+                    f"{same} times the same picture have a number of ids that is no multiple of that"
+                )
+            found[digest] = length
         if length < least:
             raise UnlikePromptError(
                 f"a picture has {length} ids, fewer than the {least} of the smallest: it was left out"

@@ -6,6 +6,7 @@ The oracle is the worker's own log: its ids, in which each picture is a run, and
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -455,3 +456,38 @@ def test_an_error_names_the_picture(product: Stack) -> None:
         content = [image(CAT), {"type": "image_url", "image_url": {"url": url}}]
         found = error(product, "/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
         assert (found["code"], found["param"]) == (code, "messages[0].content[1]")
+
+
+def test_a_stream_begins_with_an_estimate_and_ends_with_the_number(product: Stack) -> None:
+    """Anthropic's clients show the number of the first event; nobody has told the length of a new picture by then."""
+    new = picture(300, 200, 71)
+    body = {
+        "messages": [{"role": "user", "content": [block(new)]}],
+        "max_tokens": 4,
+        "model": "m",
+        "stream": True,
+    }
+    counted = ok(product, "/v1/messages/count_tokens", {"messages": body["messages"], "model": "m"})["input_tokens"]
+    for known in (False, True):
+        answer = product.exchange("POST", f"/sessions/{session(product)}/v1/messages", body)
+        assert answer.status == 200, answer.content
+        lines = [json.loads(line[6:]) for line in answer.content.decode().splitlines() if line.startswith("data: ")]
+        told = [event for event in lines if event["type"] in ("message_start", "message_delta")]
+        tokens = len(product.workers[0].log[-1].input_ids)
+        usage = told[-1]["usage"]
+        assert usage["input_tokens"] + usage["cache_read_input_tokens"] == tokens
+        # A short reply may be over before its first event is written.
+        assert told[0]["message"]["usage"]["input_tokens"] in (tokens, tokens if known else counted)
+        assert answer.headers.get("x-radix-prompt-tokens") in (str(tokens), str(tokens) if known else None)
+    assert counted > 20
+
+
+def test_the_context_is_bounded_by_an_estimate_before_a_reply() -> None:
+    message = {"role": "user", "content": [image(picture(1500, 1500, 72))]}
+    with stack("qwen", styles=("cumulative",), folder=FOLDER) as made:
+        counted = ok(made, "/v1/messages/count_tokens", {"messages": [message], "model": "m"})["input_tokens"]
+    sessions = {"max_context": counted}
+    with stack("qwen", styles=("cumulative",), folder=FOLDER, sessions=sessions) as made:
+        for body in ({"messages": [message]}, {"messages": [message], "max_tokens": 2}):
+            found = error(made, "/v1/chat/completions", body)
+            assert found["code"] == "context_length_exceeded"

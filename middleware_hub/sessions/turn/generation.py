@@ -32,7 +32,7 @@ from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.sessions.turn.answer import AnswerBuilder, begins
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.spans.chain import SpanFlag, TokenSpan
-from middleware_hub.spans.media import UNKNOWN, UnlikePromptError, learned, settle
+from middleware_hub.spans.media import UNKNOWN, UnlikePromptError, chain_media, learned, settle
 from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from router.engines.events import DONE, EventSplitter, event_data
 from router.engines.form.reply import Reply, UnreadableReplyError, read_fields, read_reply
@@ -277,7 +277,13 @@ class TurnGeneration:
         settle(prompt.span, lengths)
         take = prompt.span.count  # lengths are unknown only in the context at the end of a prompt, which is whole
         ids = PromptIds.of(returned)
-        self.prompt = msgspec.structs.replace(prompt, take=take, ids=ids, tokens=prompt.span.offset + take)
+        self.prompt = msgspec.structs.replace(
+            prompt,
+            take=take,
+            ids=ids,
+            tokens=prompt.span.offset + take,
+            media=tuple(chain_media(prompt.span, take)),
+        )
         return msgspec.structs.replace(asked, prompt_tokens=self.prompt.tokens)
 
     def _mismatch(self, detail: str) -> None:

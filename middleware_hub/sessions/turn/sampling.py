@@ -56,7 +56,7 @@ class TurnSampling:
         sampling.update(needed)
         self._check(request, sampling)
         wanted = sampling.get("max_new_tokens")
-        limit = sampling["max_new_tokens"] = self._limit(session, wanted, plan.prompt)
+        limit = sampling["max_new_tokens"] = self._limit(session, wanted, plan)
         least = sampling.get("min_new_tokens")
         if limit is not None and limit != wanted and isinstance(least, int) and (wanted is None or least <= wanted):
             # The client's two limits were consistent. A request must not be refused because one of them was lowered here.
@@ -77,12 +77,15 @@ class TurnSampling:
             self._checked.clear()
         self._checked.add(known)
 
-    def _limit(self, session: Session, wanted: Any, prompt: ComposedPrompt) -> int | None:
-        limits = [wanted] if isinstance(wanted, int) else []
+    def _limit(self, session: Session, wanted: Any, plan: TurnPlan) -> int | None:
+        limits, prompt = [wanted] if isinstance(wanted, int) else [], plan.prompt
         if self._max_context is not None:
-            room = self._max_context - prompt.tokens
+            tokens = prompt.tokens
+            if plan.media is not None:
+                tokens += plan.media.still_unknown(session.tenant, prompt.media)
+            room = self._max_context - tokens
             if room < 1:
-                raise ContextLengthError(self._max_context, prompt.tokens)
+                raise ContextLengthError(self._max_context, tokens)
             limits.append(room)
         if session.response_budget is not None:
             limits.append(max(0, session.response_budget - _response_tokens(prompt)))

@@ -47,9 +47,13 @@ def read(data: bytes) -> Picture:
 
 
 def png(width: int, height: int) -> bytes:
-    """A PNG without pixels."""
-    body = b"IHDR" + struct.pack(">II5B", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    """A PNG with the first of its pixels."""
+    header = b"IHDR" + struct.pack(">II5B", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(header) + chunk(b"IDAT" + zlib.compress(bytes(99)))
+
+
+def chunk(body: bytes) -> bytes:
+    return struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -81,7 +85,7 @@ def test_an_orientation_in_xmp_counts(form: str) -> None:
     xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
     if form == "image/png":
         text = b"XML:com.adobe.xmp\0\0\0\0\0" + xmp
-        data = png(4, 3) + struct.pack(">I", len(text)) + b"iTXt" + text + bytes(4)
+        data = png(4, 3) + chunk(b"iTXt" + text)
     else:
         data = encoded(form, xmp=xmp)
     assert not read(data).upright
@@ -105,8 +109,64 @@ def test_large_sizes_of_webp_and_gif_are_read() -> None:
 
 
 def test_an_old_bmp_is_read() -> None:
-    assert read(b"BM" + bytes(12) + struct.pack("<IHHHH", 12, 7, 5, 1, 24)).height == 5
-    assert read(b"BM" + bytes(12) + struct.pack("<Iii", 40, 7, -5)).height == 5
+    assert read(b"BM" + bytes(12) + struct.pack("<IHHHH", 12, 7, 5, 1, 24) + bytes(99)).height == 5
+    assert read(b"BM" + bytes(12) + struct.pack("<Iii", 40, 7, -5) + bytes(99)).height == 5
+
+
+def loads(data: bytes) -> bool:
+    """Whether Pillow decodes it, as engines do."""
+    try:
+        Image.open(io.BytesIO(data)).load()
+    except (OSError, SyntaxError, EOFError, ValueError):
+        return False
+    return True
+
+
+WHOLE = {
+    **{form: (form, {}) for form in ("image/png", "image/jpeg", "image/gif", "image/webp", "image/bmp")},
+    "progressive": ("image/jpeg", {"progressive": True}),
+    "lossless": ("image/webp", {"lossless": True}),
+    "with colours": ("image/gif", {"palette": "of the frame"}),
+    "with a comment": ("image/gif", {"comment": b"a" * 700}),
+}
+
+
+def whole(name: str) -> bytes:
+    """A picture with more than one colour, so that its pixels are most of it."""
+    form, options = WHOLE[name]
+    made = Image.effect_noise((24, 18), 80).convert("RGB")
+    out = io.BytesIO()
+    if "palette" in options:
+        made.quantize(7).save(out, "GIF", append_images=[made.quantize(30)], save_all=True, loop=1)
+    else:
+        made.save(out, form.partition("/")[2], **options)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_picture_that_is_cut_off_is_refused_only_if_no_engine_can_load_it(name: str) -> None:
+    """One without a pixel is refused in any case."""
+    data = whole(name)
+    read(data)
+    ends = [*range(40, len(data), max(1, len(data) // 300)), *range(len(data) - 40, len(data))]
+    refused = [end for end in ends if not _is_read(data[:end])]
+    assert refused
+    assert not [end for end in refused if loads(data[:end])]
+    pixels = {"image/png": b"IDAT", "image/jpeg": b"\xff\xda", "image/bmp": data[54:]}.get(WHOLE[name][0], b"")
+    assert not _is_read(data[: data.index(pixels) if pixels else 40])
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_stands_behind_a_picture_does_not_matter(name: str) -> None:
+    assert _is_read(whole(name) + b"more")
+
+
+def _is_read(data: bytes) -> bool:
+    try:
+        read(data)
+    except MediaInvalidError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("form", FORMS)

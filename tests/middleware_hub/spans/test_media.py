@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -363,9 +362,17 @@ def test_pictures_side_by_side() -> None:
     both = case(pair, lengths, set(DIGESTS[:2]))
     with pytest.raises(UnlikePromptError):
         both.learned(both.returned)
-    same = case([1, DIGESTS[0], DIGESTS[0], 2], lengths, {DIGESTS[0]})
-    with contextlib.suppress(UnlikePromptError):  # refused is right, too; another length would be wrong
+
+
+def test_the_same_picture_side_by_side() -> None:
+    """Equal pictures share their run equally, beside others of known lengths, too."""
+    lengths = {DIGESTS[0]: 5, DIGESTS[1]: 7}
+    for inside in ([DIGESTS[0]] * 2, [DIGESTS[0], DIGESTS[1], DIGESTS[0]], [DIGESTS[1], *[DIGESTS[0]] * 3, DIGESTS[1]]):
+        same = case([1, *inside, 2], lengths, {DIGESTS[0]})
         assert same.learned(same.returned) == {DIGESTS[0]: 5}
+        for other in (same.returned[:2] + same.returned[3:], [1, PAD, *same.returned[1:]]):
+            with pytest.raises(UnlikePromptError):
+                same.learned(other)
 
 
 def test_nothing_is_learned_from_what_is_known() -> None:
