@@ -140,6 +140,12 @@ class GuardedStore:
     async def media(self, tenant: str, digests: Sequence[str], *, data: bool = True) -> Mapping[str, MediaFile]:
         return await self._asked(lambda: self._store.media(tenant, digests, data=data), FETCH_SECONDS)
 
+    async def media_unnamed(self) -> int:
+        return await self._store.media_unnamed()
+
+    async def sweep_media(self) -> int:
+        return await self._store.sweep_media()
+
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
         return await self._asked(lambda: self._store.read(log, after=after, limit=limit), ANSWER_SECONDS)
 

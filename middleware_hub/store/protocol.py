@@ -106,7 +106,6 @@ class StoreStats:
         finds, spared: look-ups that were made, and those that needed none (`Query.complete`).
         torn_bytes: those of an append that was never acknowledged; they were cut off when the store was opened.
         media, media_bytes: files of media, and their bytes, which `bytes` has as well.
-        media_unnamed: those of these files that no record names: what a process left that was killed.
     """
 
     records: int = 0
@@ -123,7 +122,6 @@ class StoreStats:
     torn_bytes: int = 0
     media: int = 0
     media_bytes: int = 0
-    media_unnamed: int = 0
 
 
 class LookUps:
@@ -304,6 +302,14 @@ class Store(Protocol):
 
         Reading and hashing the bytes does not hold up the event loop.
         """
+        ...
+
+    async def media_unnamed(self) -> int:
+        """Return how many files no record names: what processes left that were killed. It may take long."""
+        ...
+
+    async def sweep_media(self) -> int:
+        """Remove these files, and return how many."""
         ...
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:

@@ -46,6 +46,8 @@ async def prune(store: Store, args: argparse.Namespace) -> int:
         write(f"never retrieved or exported, so kept: {choice.unretrieved} (--unretrieved forgets these, too)\n")
     if args.dry_run:
         write(f"would forget {len(choice.roots)} of {before.roots} conversations, {choice.records} records\n")
+        if unnamed := await store.media_unnamed():
+            write(f"would remove {unnamed} images that no record names\n")
         return 0
     done = Forgotten()
     with bar("forgetting", len(choice.roots)) as advance:
@@ -53,11 +55,15 @@ async def prune(store: Store, args: argparse.Namespace) -> int:
             some = choice.roots[at : at + _AT_ONCE]
             done = done.plus(await store.forget_roots(some))
             advance(len(some))
+    swept = await store.sweep_media()
     after = await store.stats()
     write(
         f"forgot {done.retrieved + done.unretrieved} of {before.roots} conversations, {done.records} records; "
         f"{size(before.bytes)} used before, {size(after.bytes)} now\n"
     )
+    if before.media:
+        write(f"removed {before.media - after.media} of {before.media} images")
+        write(f"; no record named {swept} of them\n" if swept else "\n")
     return 0
 
 

@@ -32,6 +32,10 @@ async def stats(store: Store, args: argparse.Namespace) -> int:
         read = await _read_all(store, found.records)
         answer |= {**read.told, "sessions": await _sessions(store)}
     answer |= {"records": found.records, "logs": found.logs}
+    if found.media:
+        answer |= {"images": found.media, "image_bytes": found.media_bytes}
+        if not args.quick:
+            answer["unnamed_images"] = await store.media_unnamed()
     if args.tokens and not args.quick:
         answer |= {"characters": read.characters, "parts": read.parts}
     if args.json:
@@ -117,7 +121,7 @@ def size(count: int) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
-    if name == "bytes":
+    if name.endswith("bytes"):
         return f"{value:,} ({size(value)})"
     if value is None:
         return "-"

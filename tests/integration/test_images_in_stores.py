@@ -39,7 +39,7 @@ def store_at(kind: str, folder: Path) -> Iterator[StoreConfig]:
             yield StoreConfig(url=f"redis://127.0.0.1:{server.port}/0", spool=spool)
 
 
-@pytest.fixture(params=["sqlite"])
+@pytest.fixture(params=["sqlite", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreConfig]:
     with store_at(request.param, tmp_path) as config:
         yield config

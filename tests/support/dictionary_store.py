@@ -205,6 +205,12 @@ class DictionaryStore:
         named = {key for record in self._records.values() for key in record.files}
         self._media = {key: file for key, file in self._media.items() if key in named}
 
+    async def media_unnamed(self) -> int:
+        return 0
+
+    async def sweep_media(self) -> int:
+        return 0
+
     async def media(self, tenant: str, digests: Sequence[str], *, data: bool = True) -> Mapping[str, MediaFile]:
         found = {one: self._media[key] for one in digests if (key := media_key(tenant, one)) in self._media}
         return found if data else {one: msgspec.structs.replace(file, data=b"") for one, file in found.items()}

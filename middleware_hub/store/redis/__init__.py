@@ -7,9 +7,11 @@ are entered there. A look-up therefore takes two round trips: one for the refere
 for the unknown records of all conversations that it found.
 
     <prefix>meta            format, fingerprint of the tokenizer, number of shards, a name for this incarnation of the store
-    <prefix>count           records, and bytes of everything
+    <prefix>count           records, and their bytes; files of media, and their bytes
     <prefix>r:{root}        record id -> record;  g: generation, m: mark, s: bytes, n: number of records
     <prefix>b:{root}        record id + name -> blob;  record id -> names of its blobs
+    <prefix>m:{key}         a file of media: a: about it, d: its bytes, s: their number, l:...: the tokens that it became
+    <prefix>w:{key}         the roots whose records name that file (see `media`)
     <prefix>p:{block}       kind + offset + hash -> references, newest first;  b + kind: lengths that are in keys of their own
     <prefix>p:{block}...    the same references, once there are many texts in a block: a key for each text
     <prefix>n:...           name of a reply -> references

@@ -241,7 +241,7 @@ def packed(commands: Sequence[Command]) -> list[bytes]:
     pieces: list[bytes] = []
     short: list[bytes] = []
     for command in commands:
-        if len(command) <= _SHORT:
+        if len(command) <= _SHORT and command[0] != "HSET":  # which may have the file of a picture
             short.append(hiredis.pack_command(command))  # type: ignore[arg-type]  # a tuple of any length
             continue
         short.append(b"*%d\r\n" % len(command))

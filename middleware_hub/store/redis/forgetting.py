@@ -2,8 +2,9 @@
 
 1. all records of a conversation are read, and where they are entered is computed from them
 2. the conversation is removed atomically, if no router has appended to it since
-3. its places are removed: each reference names the life of the root that it belongs to, so what a router appends again
-   after 2 stays. If this process dies during 3, the places that are left lead nowhere, and no look-up finds anything there.
+3. files of media that only it named are removed, see `media`
+4. its places are removed: each reference names the life of the root that it belongs to, so what a router appends again
+   after 2 stays. If this process dies during 4, the places that are left lead nowhere, and no look-up finds anything there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from middleware_hub.store.records import SpanRecord
 from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import Keys
 from middleware_hub.store.redis.logs import Logs
+from middleware_hub.store.redis.media import RedisMedia, names_in
 from middleware_hub.store.redis.preparing import Entered, entries, pack_mark, score
 from middleware_hub.store.redis.reading import Reading, StoredConversation
 from middleware_hub.store.redis.scripts import FORGET, LEAVE
@@ -36,11 +38,12 @@ _PLACES: Final = 200
 class Forgetting:
     """See the top of this file."""
 
-    def __init__(self, servers: Servers, keys: Keys, reading: Reading, logs: Logs) -> None:
+    def __init__(self, servers: Servers, keys: Keys, reading: Reading, logs: Logs, media: RedisMedia) -> None:
         self._servers = servers
         self._keys = keys
         self._reading = reading
         self._logs = logs
+        self._media = media
 
     async def forget(self, max_bytes: int) -> Forgotten:
         """Forget the events of deleted logs, then conversations, until at most `max_bytes` bytes are used."""
@@ -131,7 +134,9 @@ class Forgetting:
                     ("HINCRBY", keys.counters, "bytes", -size),
                 ]
             )
-        await self._leave(one.generation, entered(one.records()))
+        records = one.records()
+        size += await self._media.release(names_in(records.values()))
+        await self._leave(one.generation, entered(records))
         kept = int(one.mark.retrieved)
         return Forgotten(kept, 1 - kept, one.size, 0, (one.mark.stamp,)), size
 

@@ -31,6 +31,7 @@ class Keys:
         self.returned = before + b"returned"
         self._root, self._blobs, self._place = before + b"r:{", before + b"b:{", before + b"p:{"
         self._name, self._log = before + b"n:", before + b"l:"
+        self._media, self._named = before + b"m:{", before + b"w:{"
         self.orders = [before + b"o:%d" % shard for shard in range(shards)]
         self.indexes = [before + b"i:%d" % shard for shard in range(shards)]
         self.deads = [before + b"d:%d" % shard for shard in range(shards)]
@@ -40,6 +41,14 @@ class Keys:
 
     def blobs(self, root: bytes) -> bytes:
         return b"%b%b}" % (self._blobs, root.hex().encode())
+
+    def media(self, key: bytes) -> bytes:
+        """Return the key of a file of media, given the key that every store has for it."""
+        return b"%b%b}" % (self._media, key.hex().encode())
+
+    def named(self, key: bytes) -> bytes:
+        """Return the key of the names of a file of media, beside it."""
+        return b"%b%b}" % (self._named, key.hex().encode())
 
     def order(self, root: bytes) -> bytes:
         return self.orders[root[-1] % self.shards]

@@ -149,7 +149,7 @@ class Reading:
         """Return how many records, conversations and logs there are, and their bytes."""
         keys = self._keys
         sets = [*keys.orders, *keys.indexes]
-        commands: list[Command] = [("HMGET", keys.counters, "records", "bytes"), *(("ZCARD", one) for one in sets)]
-        (records, size), *counts = await self._servers.read(commands)
+        counted: Command = ("HMGET", keys.counters, "records", "bytes", "media_bytes")
+        (records, size, media), *counts = await self._servers.read([counted, *(("ZCARD", one) for one in sets)])
         roots, logs = sum(counts[: keys.shards]), sum(counts[keys.shards :])
-        return int(records or 0), roots, logs, int(size or 0)
+        return int(records or 0), roots, logs, int(size or 0) + max(0, int(media or 0))

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from middleware_hub.store.errors import LogMovedError, MissingRecordError, StoreUnreachableError
+from middleware_hub.store.errors import LogMovedError, MissingRecordError, StoreError, StoreUnreachableError
 from middleware_hub.store.media import MediaFile
 from middleware_hub.store.protocol import (
     Batch,
@@ -35,8 +35,9 @@ from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.forgetting import Forgetting
 from middleware_hub.store.redis.keys import Keys, encoded
 from middleware_hub.store.redis.logs import Logs
+from middleware_hub.store.redis.media import RedisMedia, files_of, names_in
 from middleware_hub.store.redis.opening import Ownership, check_servers, open_keys
-from middleware_hub.store.redis.preparing import outside, prepare
+from middleware_hub.store.redis.preparing import SortedBatch, outside, prepare
 from middleware_hub.store.redis.reading import Reading
 from middleware_hub.store.redis.recovery import Recovery
 from middleware_hub.store.redis.scattering import Scatterer
@@ -65,7 +66,8 @@ class _Open:
         self.logs = Logs(servers, keys, clock)
         self.recovery: Recovery | None = None
         self.reading = Reading(servers, keys)
-        self.forgetting = Forgetting(servers, keys, self.reading, self.logs)
+        self.media = RedisMedia(servers, keys, self.reading)
+        self.forgetting = Forgetting(servers, keys, self.reading, self.logs, self.media)
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
         """Return the answers to some commands. If the store was emptied before the last answer, `check` raises from now on."""
@@ -102,12 +104,29 @@ class _Open:
             if missing:
                 raise MissingRecordError(missing)
         prepared = prepare(batch, roots)
+        if any(record.media for record in batch.records):
+            return await self._append_named(batch, prepared)
         wait = durability != "off" or bool(batch.events) or self.writer.waiting > _MOST_WAITING
         future = self.writer.submit(prepared)
         if wait:
             return await future
         future.add_done_callback(_only_logged)
         return []
+
+    async def _append_named(self, batch: Batch, prepared: SortedBatch) -> list[int]:
+        """Append a batch whose records name files of media, and those of these files that it has."""
+        names = names_in(batch.records)
+        files = files_of(batch, names)
+        await self.media.put(names, files)
+        try:
+            numbers = await self.writer.submit(prepared)
+        except StoreUnreachableError:
+            raise  # perhaps all is appended
+        except StoreError:
+            await self.media.release(names)
+            raise
+        await self.media.confirm(names, files)
+        return numbers
 
 
 class RedisStore:
@@ -249,7 +268,13 @@ class RedisStore:
         return [decode_blob(body) for body in bodies if body is not None]
 
     async def media(self, tenant: str, digests: Sequence[str], *, data: bool = True) -> Mapping[str, MediaFile]:
-        return {}
+        return await (await self._owned()).media.read(tenant, digests, data=data)
+
+    async def media_unnamed(self) -> int:
+        return await self._open().media.unnamed()
+
+    async def sweep_media(self) -> int:
+        return await self._open().media.sweep()
 
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
         opened = await self._owned()
@@ -305,6 +330,9 @@ class RedisStore:
             before = verifier.records
             for finding in findings:
                 yield finding
+        async for findings in opened.media.verify():
+            for finding in findings:
+                yield finding
 
     async def forget(self, max_bytes: int) -> Forgotten:
         opened = self._open()
@@ -319,9 +347,9 @@ class RedisStore:
     async def stats(self) -> StoreStats:
         opened = self._open()
         writer = opened.writer
-        return self._look_ups.added_to(
-            StoreStats(*await opened.reading.sizes(), writer.groups, writer.appends, conflicts=writer.conflicts)
-        )
+        sizes, (media, media_bytes) = await opened.reading.sizes(), await opened.media.sizes()
+        more = {"conflicts": writer.conflicts, "media": media, "media_bytes": media_bytes}
+        return self._look_ups.added_to(StoreStats(*sizes, writer.groups, writer.appends, **more))
 
 
 def _only_logged(future: asyncio.Future[list[int]]) -> None:

@@ -63,6 +63,7 @@ _BESIDE: Final = (
     "PRIMARY KEY(key, settings)) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS media_names(record INTEGER NOT NULL, key BLOB NOT NULL, PRIMARY KEY(record, key)) "
     "WITHOUT ROWID",
+    "CREATE INDEX IF NOT EXISTS media_sizes ON media(key, size)",
     "CREATE INDEX IF NOT EXISTS media_names_of_file ON media_names(key)",
     "CREATE TRIGGER IF NOT EXISTS media_of_record AFTER DELETE ON records "
     "BEGIN DELETE FROM media_names WHERE record = OLD.n; END",
@@ -70,7 +71,7 @@ _BESIDE: Final = (
     "WHEN NOT EXISTS (SELECT 1 FROM media_names WHERE key = OLD.key) "
     "BEGIN DELETE FROM media WHERE key = OLD.key; DELETE FROM media_lengths WHERE key = OLD.key; END",
 )
-_NEWEST: Final = "media_unnamed"
+_NEWEST: Final = "media_sizes"
 """What of `_BESIDE` was added last."""
 
 

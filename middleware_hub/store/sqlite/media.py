@@ -22,7 +22,7 @@ from middleware_hub.store.verifying import check_file
 logger = logging.getLogger(__name__)
 
 _NAMED: Final = "EXISTS (SELECT 1 FROM media_names WHERE media_names.key = media.key)"
-_SIZES: Final = f"SELECT count(*), coalesce(sum(size), 0), coalesce(sum(NOT {_NAMED}), 0) FROM media"
+_SIZES: Final = "SELECT count(*), coalesce(sum(size), 0) FROM media INDEXED BY media_sizes"
 _OWN: Final = """
 SELECT coalesce(sum(size), 0) FROM media WHERE key IN
     (SELECT key FROM media_names JOIN records ON n = record WHERE root = ?1)
@@ -68,12 +68,19 @@ def there(connection: apsw.Connection) -> bool:
     return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'media'").get is not None
 
 
-def media_sizes(connection: apsw.Connection) -> tuple[int, int, int]:
-    """Return how many files there are, their bytes, and how many of them no record names."""
+def media_sizes(connection: apsw.Connection) -> tuple[int, int]:
+    """Return how many files there are, and their bytes."""
     if not there(connection):
-        return 0, 0, 0
-    count, size, unnamed = connection.execute(_SIZES).get
-    return int(count), int(size), int(unnamed)
+        return 0, 0
+    count, size = connection.execute(_SIZES).get
+    return int(count), int(size)
+
+
+def unnamed(connection: apsw.Connection) -> int:
+    """Return how many files no record names."""
+    if not there(connection):
+        return 0
+    return int(connection.execute(f"SELECT count(*) FROM media WHERE NOT {_NAMED}").get)
 
 
 def own_bytes(connection: apsw.Connection, root: int) -> int:

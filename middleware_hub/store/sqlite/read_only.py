@@ -34,7 +34,7 @@ from middleware_hub.store.sqlite.file import (
     read_options,
 )
 from middleware_hub.store.sqlite.forgetting import sizes
-from middleware_hub.store.sqlite.media import media_sizes
+from middleware_hub.store.sqlite.media import media_sizes, unnamed
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.verifying import SqliteVerifier
 
@@ -89,6 +89,12 @@ class ReadOnlyStore:
     async def media(self, tenant: str, digests: Sequence[str], *, data: bool = True) -> Mapping[str, MediaFile]:
         return await self._in_thread(lambda: self._reader.media(tenant, digests, data=data))
 
+    async def media_unnamed(self) -> int:
+        return await self._in_thread(partial(self._reader.within, unnamed))
+
+    async def sweep_media(self) -> NoReturn:
+        raise StoreUnreachableError(f"the store {self._file} cannot be written: it is only read")
+
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
         return await self._in_thread(partial(self._reader.events, log, after, limit))
 
@@ -112,9 +118,8 @@ class ReadOnlyStore:
 
     async def stats(self) -> StoreStats:
         found = await self._in_thread(partial(self._reader.within, sizes))
-        media, media_bytes, unnamed = await self._in_thread(partial(self._reader.within, media_sizes))
-        damaged = self._look_ups.damaged
-        return StoreStats(*found, damaged=damaged, media=media, media_bytes=media_bytes, media_unnamed=unnamed)
+        media, media_bytes = await self._in_thread(partial(self._reader.within, media_sizes))
+        return StoreStats(*found, damaged=self._look_ups.damaged, media=media, media_bytes=media_bytes)
 
     @property
     def _reader(self) -> Reader:

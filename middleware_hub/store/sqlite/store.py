@@ -45,7 +45,7 @@ from middleware_hub.store.sqlite.forgetting import (
     trim,
     used_bytes,
 )
-from middleware_hub.store.sqlite.media import media_sizes
+from middleware_hub.store.sqlite.media import media_sizes, remove_unnamed, unnamed
 from middleware_hub.store.sqlite.others import Ground, trim_news
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.verifying import SqliteVerifier
@@ -202,6 +202,14 @@ class SqliteStore:
         _, threaded = self._open_readers()
         return await self._in_thread(lambda: threaded.media(tenant, digests, data=data))
 
+    async def media_unnamed(self) -> int:
+        _, threaded = self._open_readers()
+        return await self._in_thread(partial(threaded.within, unnamed))
+
+    async def sweep_media(self) -> int:
+        gone: int = await self._open_writer().submit(remove_unnamed)
+        return gone
+
     async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
         inline, threaded = self._open_readers()
         writer = self._open_writer()
@@ -308,7 +316,7 @@ class SqliteStore:
         _, threaded = self._open_readers()
         writer = self._open_writer()
         records, roots, logs, size = await self._in_thread(partial(threaded.within, sizes))
-        media, media_bytes, unnamed = await self._in_thread(partial(threaded.within, media_sizes))
+        media, media_bytes = await self._in_thread(partial(threaded.within, media_sizes))
         found = StoreStats(
             records,
             roots,
@@ -320,7 +328,6 @@ class SqliteStore:
             torn_bytes=self._torn,
             media=media,
             media_bytes=media_bytes,
-            media_unnamed=unnamed,
         )
         return self._look_ups.added_to(found)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import sys
 import tempfile
+import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,14 +19,15 @@ from msgspec.structs import replace
 from middleware_hub.store.media import MediaFile
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Store
-from middleware_hub.store.records import identified
+from middleware_hub.store.records import identified, new_id
 from middleware_hub.store.sqlite.file import connect
-from tests.conftest import examples
+from tests.conftest import SLOW, examples
 from tests.middleware_hub.store.world import MEMORY, NS, Turn, World, address_of, sqlite, with_store
 from tests.support.dictionary_store import DictionaryStore
+from tests.support.programs import Process
 from tests.support.usual import usual
 
-KINDS = usual(["sqlite"], "sqlite")
+KINDS = usual(["sqlite", "redis", "valkey", "cluster"], "sqlite", "redis", "cluster")
 CONTENTS = [bytes([number]) * size for number, size in enumerate((0, 1, 5_000, 300_000), 65)]
 TENANTS = ("a", "b")
 
@@ -79,7 +83,7 @@ def test_a_file_is_kept_once_and_goes_with_the_last_record_that_names_it(address
         once = (await store.stats()).media_bytes
         await store.append(batch_of(second, file_of("a", 3, glm=5), file_of("a", 2)))
         stats = await store.stats()
-        assert (stats.media, stats.media_bytes, stats.media_unnamed) == (2, once, 0)
+        assert (stats.media, stats.media_bytes, await store.media_unnamed()) == (2, once, 0)
         assert once == len(CONTENTS[3]) + len(CONTENTS[2])
         assert (await store.media("a", [DIGESTS[3]]))[DIGESTS[3]] == file_of("a", 3, qwen=77, glm=5)
         told = (await store.media("a", [DIGESTS[3]], data=False))[DIGESTS[3]]
@@ -197,7 +201,7 @@ async def _history(address: str, steps: list[Any]) -> None:
                 assert await held(asked, data=False) == await held(oracle, data=False)
             stats, expected = await stores[0].stats(), await oracle.stats()
             assert (stats.media, stats.media_bytes) == (expected.media, expected.media_bytes)
-            assert stats.media_unnamed == 0
+            assert await stores[0].media_unnamed() == 0
     finally:
         for one in stores:
             await one.close()
@@ -205,6 +209,155 @@ async def _history(address: str, steps: list[Any]) -> None:
 
 async def _there(oracle: DictionaryStore, turn: Turn) -> bool:
     return bool((await oracle.get([turn.reply.id])).records)
+
+
+# Several at once, and kills -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", usual(["sqlite", "redis", "cluster"], "sqlite", "redis"))
+def test_what_is_named_while_it_is_forgotten_is_whole_or_gone(kind: str, tmp_path: Path) -> None:
+    """Two routers append one prompt with a picture again and again, and a third one forgets it."""
+    address = address_of(kind, tmp_path)
+
+    async def work(first: Store) -> None:
+        others = [open_store(address), open_store(address)]
+        for one in others:
+            await one.open("toy")
+        source, world = random.Random(5), World()
+        turn = showing(world.turn(None, "one", "two", namespace=("a", "", ""), own_context=True), (2,))
+        assert turn.context is not None
+
+        async def append(store: Store) -> None:
+            for _ in range(4):
+                reply = replace(turn.reply, id=new_id(), serial=world.serials.next())
+                batch = Batch([turn.context, reply], {reply.id: turn.path}, media=[file_of("a", 2)])
+                await asyncio.sleep(source.uniform(0, 0.002))
+                await store.append(batch)
+
+        async def forget(store: Store) -> None:
+            for _ in range(4):
+                await asyncio.sleep(source.uniform(0, 0.002))
+                await store.forget_roots([turn.reply.root])
+
+        kept = 0
+        for _ in range(200 if SLOW else 40):
+            await asyncio.gather(append(first), append(others[0]), forget(others[1]))
+            there = (await first.get([turn.reply.root], roots={turn.reply.root: turn.reply.root})).records
+            assert bool(await first.media("a", [DIGESTS[2]])) == bool(there)
+            kept += bool(there)
+        assert kept, "nothing was ever left to be looked at"
+        assert await _found(first) == []
+        await first.append(batch_of(turn, file_of("a", 2)))
+        assert (await first.media("a", [DIGESTS[2]]))[DIGESTS[2]].data == CONTENTS[2]
+        assert await _found(first) == []
+        await first.forget_roots([turn.reply.root])
+        stats = await first.stats()
+        assert (stats.records, stats.media, stats.media_bytes) == (0, 0, 0)
+        assert await _found(first) == []
+        for one in others:
+            await one.close()
+
+    with_store(address, work)
+
+
+@pytest.mark.parametrize("kind", usual(["redis", "cluster"], "redis", "cluster"))
+def test_a_conversation_that_is_appended_again_while_it_is_forgotten(kind: str, tmp_path: Path) -> None:
+    """Its picture is there, whichever of the steps of the two comes first."""
+    address = address_of(kind, tmp_path)
+
+    async def work(first: Any) -> None:
+        second: Any = open_store(address)
+        await second.open("toy")
+        turn = showing(World().turn(None, "one", "two", namespace=("a", "", ""), own_context=True), (2,))
+        batch = batch_of(turn, file_of("a", 2))
+        await first.append(batch)
+        submit, released = first._opened.writer.submit, second._opened.media.release
+
+        async def forgotten_before(prepared: Any) -> Any:
+            await second.forget_roots([turn.reply.root])
+            return await submit(prepared)
+
+        # Forgotten as a whole, between the file and the records.
+        first._opened.writer.submit = forgotten_before
+        await first.append(batch)
+        first._opened.writer.submit = submit
+        assert set(await first.media("a", DIGESTS)) == {DIGESTS[2]}
+        assert await _found(first) == []
+
+        async def appended_before(names: Any) -> Any:
+            await first.append(batch)
+            return await released(names)
+
+        # Appended as a whole, between the records that are forgotten and their file.
+        second._opened.media.release = appended_before
+        await second.forget_roots([turn.reply.root])
+        assert set(await first.media("a", DIGESTS)) == {DIGESTS[2]}
+        assert await _found(first) == []
+        await second.close()
+
+    with_store(address, work)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", usual(["sqlite", "redis"], "sqlite", "redis"))
+def test_a_killed_process_leaves_no_record_without_its_file(kind: str, tmp_path: Path) -> None:
+    """At random moments, also between a file and the record that names it. What is left without a record is swept away."""
+    address, source, kept = address_of(kind, tmp_path), random.Random(3), list[str]()
+    for number in range(25):
+        command = sys.executable, "-m", "tests.middleware_hub.store.media_appender", address, str(number)
+        with Process(f"process {number}", *command, folder=tmp_path, up="open\n") as process:
+            process.wait_until_up()
+            while len(process.log.split("\n")) < 6:
+                time.sleep(0.002)  # a poll of another process: there is nothing to wait on
+            time.sleep(source.uniform(0, 0.05))
+            process.kill()
+            kept += [
+                line.split()[1] for line in process.log.splitlines() if line.startswith("kept ") and len(line) == 76
+            ]
+
+    async def whole(store: Store) -> list[str]:
+        """Return the findings, without the bytes of an append that was never acknowledged."""
+        return [one for one in await _found(store) if not (one.startswith("file: ") and "torn" in one)]
+
+    async def work(store: Store) -> None:
+        assert len(kept) > 25
+        for name in kept:
+            assert set(await store.media("a", [name])) == {name}
+        found = await whole(store)
+        assert not [one for one in found if "named by no record" not in one and "names of a file are left" not in one]
+        unnamed = await store.media_unnamed()
+        before = (await store.stats()).media
+        assert await store.sweep_media() == unnamed
+        assert (await store.stats()).media == before - unnamed
+        assert await store.media_unnamed() == 0
+        assert await whole(store) == []
+        for name in kept:
+            assert set(await store.media("a", [name])) == {name}
+
+    with_store(address, work)
+
+
+@pytest.mark.parametrize("kind", usual(["redis", "cluster"], "redis"))
+def test_what_a_dead_router_left_in_redis_is_swept_away(kind: str, tmp_path: Path) -> None:
+    """A file with a name whose record never came, and one that was forgotten but for the last step."""
+    address = address_of(kind, tmp_path)
+
+    async def work(store: Any) -> None:
+        media = store._opened.media
+        lost, forgotten = file_of("a", 2), file_of("a", 3)
+        await media.put({lost.key: {new_id()}, forgotten.key: {new_id()}}, [lost, forgotten])
+        await store._opened.servers.write([("DEL", store._opened.keys.named(forgotten.key))])
+        there = showing(World().turn(None, "one", "two", namespace=("a", "", ""), own_context=True), (1,))
+        await store.append(batch_of(there, file_of("a", 1)))
+        assert len(await _found(store)) == 2
+        assert await store.media_unnamed() == 2
+        assert await store.sweep_media() == 2
+        assert await _found(store) == []
+        assert set(await store.media("a", DIGESTS)) == {DIGESTS[1]}
+        stats = await store.stats()
+        assert (stats.media, stats.media_bytes) == (1, len(CONTENTS[1]))
+
+    with_store(address, work)
 
 
 # What is wrong -------------------------------------------------------------------------------------------------------------
