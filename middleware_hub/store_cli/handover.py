@@ -81,7 +81,7 @@ def _files(args: argparse.Namespace) -> Iterable[SpoolFile]:
 
 
 def _described(spool: SpoolFile) -> str:
-    replies = events = tokens = unreadable = 0
+    replies = events = tokens = images = unreadable = 0
     for waiting in spool.waiting:
         try:
             batch = unpack(spool.read(waiting))
@@ -92,7 +92,10 @@ def _described(spool: SpoolFile) -> str:
         replies += len(sampled)
         tokens += sum(record.count for record in sampled)
         events += len(batch.events)
+        images += len(batch.media)
     words = f"{replies} replies, {tokens} sampled tokens, {events} events, {spool.waiting_bytes} bytes"
+    if images:
+        words += f", {images} images"
     if spool.torn_bytes:
         words += f", {spool.torn_bytes} bytes torn"
     if spool.damaged or unreadable:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from router.config import StoreConfig
+from tests.middleware_hub.store_cli.running import status
 from tests.support.pictures import data_url, digest, picture
 from tests.support.redis_server import redis_server
 from tests.support.stack import Stack, stack
@@ -224,3 +225,63 @@ def test_forks_at_pictures_of_one_length_stay_apart(store: StoreConfig) -> None:
         found = served.get(f"/sessions/{name}/trajectories?media=inline").json()["trajectories"]
         images = [one["multi_modal_data"]["images"][0] for one in found]
         assert {one["digest"] for one in images} == every
+
+
+# Away --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_bytes", [None, 1])
+@pytest.mark.parametrize("how", ["router", "command"])
+def test_what_waits_for_the_store_has_its_pictures(
+    tmp_path: Path, max_bytes: int | None, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The store is away, the router dies with what it has in its spool, and the next one, or the command, hands it over."""
+    spool = str(tmp_path / "spool")
+    with redis_server(tmp_path) as server:
+        address = f"redis://127.0.0.1:{server.port}/0"
+        store = StoreConfig(url=address, spool=spool)
+        with product(store, media={"max_bytes": max_bytes}) as served:
+            name = str(ok(served, "/sessions", {})["session_id"])
+            messages = [user(CAT)]
+            messages.append(turn(served, name, messages))
+            server.kill()
+            messages.append(user(DOG, SUN))
+            body = {"messages": messages, **SAMPLING}
+            answer = served.exchange("POST", f"/sessions/{name}/v1/chat/completions", body)
+            assert answer.status == 200, answer.content
+            assert answer.headers["x-radix-saved"] == "no"
+            messages.append(answer.json()["choices"][0]["message"])
+            record = served.workers[0].log[-1]
+            known = [*record.input_ids, *record.output_ids]
+        server.start()
+        if how == "command":
+            assert status("handover", "--store", address, "--spool", spool) == 0
+            assert ", 2 images" in capsys.readouterr().out
+            assert status("verify", "--store", address, "--spool", spool) == 0
+        with product(store) as served:
+            for content in (CAT, DOG, SUN):
+                assert served.exchange("GET", f"/media/{digest(content)}").content == content
+            messages = [user(digest(CAT)), messages[1], user(digest(DOG), digest(SUN)), messages[3], user(text="And?")]
+            turn(served, name, messages)
+            record = served.workers[0].log[-1]
+            assert record.input_ids[: len(known)] == known
+            (found,) = served.get(f"/sessions/{name}/trajectories?media=inline").json()["trajectories"]
+            check(found, [CAT, DOG, SUN])
+
+
+def test_while_the_store_is_away_what_is_only_there_is_unknown(tmp_path: Path) -> None:
+    """It is no 500, and no picture of another: the client sends the bytes, and goes on."""
+    with redis_server(tmp_path) as server:
+        store = StoreConfig(url=f"redis://127.0.0.1:{server.port}/0", spool=str(tmp_path / "spool"))
+        with product(store, media={"max_bytes": 1}) as served:
+            name = str(ok(served, "/sessions", {})["session_id"])
+            messages = [user(CAT, DOG)]
+            messages.append(turn(served, name, messages))
+            server.kill()
+            assert served.exchange("GET", f"/media/{digest(CAT)}").status == 404
+            path = f"/sessions/{name}/v1/chat/completions"
+            named = [user(digest(CAT), digest(DOG)), messages[1], user(text="And?")]
+            answer = served.exchange("POST", path, {"messages": named, **SAMPLING})
+            assert (answer.status, answer.json()["error"]["code"]) == (400, "media_unknown")
+            turn(served, name, [*messages, user(text="And?")])
+            server.start()
