@@ -81,7 +81,7 @@ class RadixTreeMiddleware:
     def __init__(self, app: ASGIApp, context: MiddlewareContext) -> None:
         config = context.config.radix
         self._hub = hub = Hub.of(context)
-        self._bodies = BodyReader.of(context, sees=hub.media is not None)
+        self._bodies = BodyReader.of(context, None if hub.media is None else hub.shelf)
         self._max_body_bytes = context.config.server.max_body_bytes
         self.app = app
         self.tokenizer = hub.tokenizer

@@ -72,7 +72,7 @@ class SessionsMiddleware:
         config = context.config
         self.app = app
         self._hub = Hub.of(context)
-        self._bodies = BodyReader.of(context, sees=self._hub.media is not None)
+        self._bodies = BodyReader.of(context, None if self._hub.media is None else self._hub.shelf)
         self._metrics = SessionMetrics(context.registry)
         key = keys.load(config.sessions.match)
         hub = self._hub

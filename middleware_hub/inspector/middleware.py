@@ -93,7 +93,7 @@ class Inspector:
             hub.tokenizer, hub.tree, hub.memory, sessions, hub.clock.distance, hub.groups, hub.media, hub.shelf
         )
         server, limits = context.config.server, PromptLimits(tokens=context.config.radix.max_text_tokens)
-        bodies = BodyReader.of(context, sees=hub.media is not None)
+        bodies = BodyReader.of(context, None if hub.media is None else hub.shelf)
         self.api = Api(sources, bodies, max_body_bytes=server.max_body_bytes, limits=limits, processes=server.processes)
         self._pages = Pages()
         self._files = by_method(routes.bound(routes.INSPECTOR_PAGE, {"page": self._page}))

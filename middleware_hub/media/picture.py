@@ -11,7 +11,7 @@ import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -30,7 +30,23 @@ _LONGEST_HEAD: Final = 1024
 """Characters of a data URL up to its comma."""
 _STEP: Final = 1 << 18
 """Characters of base64 to decode at once, and bytes to encode: a fraction of a millisecond."""
+_PIECE: Final = 1 << 16
+"""Characters to compare at once. The copy of more would come from new pages, and these take longer than to compare."""
+_SAMPLE: Final = 24
 _SPACE: Final = b" \t\n\v\f\r"
+
+
+class Sample(NamedTuple):
+    """The length of a base64 text and some characters of its middle: texts with other samples are other texts."""
+
+    length: int
+    middle: bytes
+
+    @classmethod
+    def of(cls, text: bytes, start: int, end: int) -> Sample:
+        """Return that of the base64 from `start` to `end` of a text."""
+        middle = (start + end) // 2
+        return cls(end - start, text[middle : min(middle + _SAMPLE, end)])
 
 
 class Picture(msgspec.Struct, frozen=True, weakref=True):
@@ -64,6 +80,20 @@ class Picture(msgspec.Struct, frozen=True, weakref=True):
         return self._url
 
     @property
+    def sample(self) -> Sample | None:
+        """The sample of its base64; None as long as that has not been made."""
+        return None if self._url is None else Sample.of(self._url, len(_head(self.mime)), len(self._url))
+
+    def stands_at(self, text: bytes, start: int) -> bool:
+        """Return whether its base64, which has been made, stands in a text from `start` on."""
+        url = self.data_url
+        begin = len(_head(self.mime))
+        return all(
+            text.startswith(url[begin + at : begin + at + _PIECE], start + at)
+            for at in range(0, len(url) - begin, _PIECE)
+        )
+
+    @property
     def held_bytes(self) -> int:
         """The memory that it takes: its file, and its data URL, whether that has been made yet or not."""
         return len(self.data) + len(_head(self.mime)) + (len(self.data) + 2) // 3 * 4
@@ -72,6 +102,14 @@ class Picture(msgspec.Struct, frozen=True, weakref=True):
 def is_digest(given: str) -> bool:
     """Return whether a text names a picture: `sha256:` and 64 lower-case hex digits."""
     return _DIGEST.fullmatch(given) is not None
+
+
+def payload(body: bytes, start: int, end: int) -> int:
+    """Return where the base64 begins of a data URL, or of bare base64, that stands in a body from `start` to `end`."""
+    if not body.startswith(b"data:", start):
+        return start
+    comma = body.find(b",", start, min(end, start + _LONGEST_HEAD))
+    return comma + 1 if comma >= 0 and body.endswith(b";base64", start, comma) else start
 
 
 def read_picture(given: str | memoryview, max_bytes: int) -> Picture:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import ctypes
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 from starlette.types import Receive, Scope
@@ -10,7 +12,8 @@ from starlette.types import Receive, Scope
 from middleware_hub.media.errors import MediaInvalidError
 from middleware_hub.media.fetching import Fetcher
 from middleware_hub.media.lifted import LiftedBody, Place, address, picture_at, places, without
-from middleware_hub.media.picture import Picture
+from middleware_hub.media.picture import Picture, Sample, payload
+from middleware_hub.media.shelf import Shelf
 from router.config.media import MediaConfig
 from router.engines.json_cost import LIGHT
 from router.http.bodies import read_json, too_large
@@ -21,26 +24,51 @@ from router.plugins import MiddlewareContext
 NO_PICTURES: Final[Mapping[str, Picture]] = {}
 
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h, glibc 2.39
+_KEPT: Final = 128 * 1024 * 1024
+"""Bytes of freed memory that each part of the heap keeps at most."""
+_FROM_HEAP: Final = 32 * 1024 * 1024
+"""Blocks up to this size come from the heap; glibc allows no more."""
+
+
+def keep_large_blocks() -> None:
+    """Let this process use the memory of large bodies again and again.
+
+    By itself glibc gives most freed blocks as large as an image back to the operating system, and the next one comes in new
+    pages, which take longer than all else that is done with an image. Other C libraries have no such function.
+    """
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _FROM_HEAP)
+        library.mallopt(_M_TRIM_THRESHOLD, _KEPT)
+
+
 class BodyReader:
     """Reads the bodies of requests. Decoding and hashing of large ones run in a thread.
 
     Args:
         config: the limits on images, and whether they are fetched.
+        shelf: the images that are held.
         max_body_bytes: of all that is no image.
     """
 
-    def __init__(self, config: MediaConfig, *, max_body_bytes: int) -> None:
+    def __init__(self, config: MediaConfig, shelf: Shelf, *, max_body_bytes: int) -> None:
+        keep_large_blocks()
+        self._shelf = shelf
         self._max_body = max_body_bytes
         self._max_image = config.max_image_bytes
         self._max_media = config.max_request_bytes
         self._fetcher = Fetcher(config) if config.fetch else None
 
     @classmethod
-    def of(cls, context: MiddlewareContext, *, sees: bool) -> BodyReader | None:
-        """Return the reader of this application, which the first call makes; None for a model that does not see."""
+    def of(cls, context: MiddlewareContext, shelf: Shelf | None) -> BodyReader | None:
+        """Return the reader of this application, which the first call makes; None for a model that does not see.
+
+        `shelf`: the images that are held; None for such a model.
+        """
         found, config = context.shared.get(cls), context.config
-        if sees and not isinstance(found, BodyReader):
-            found = context.shared[cls] = cls(config.media, max_body_bytes=config.server.max_body_bytes)
+        if shelf is not None and not isinstance(found, BodyReader):
+            found = context.shared[cls] = cls(config.media, shelf, max_body_bytes=config.server.max_body_bytes)
         return found if isinstance(found, BodyReader) else None
 
     async def read(self, scope: Scope, receive: Receive, *, ids: bool = False) -> LiftedBody:
@@ -52,28 +80,31 @@ class BodyReader:
         """
         inside = request_state(scope).body_read
         body = await read_json(scope, receive, self._max_body, ids=ids, media=self._max_media)
-        lifted = await self._lifted(body)
+        lifted = await self._lifted(body, request_state(scope).caller.tenant)
         if len(lifted.body) > self._max_body and not inside:
             raise too_large(self._max_body)
         return lifted
 
-    async def _lifted(self, body: bytes) -> LiftedBody:
+    async def _lifted(self, body: bytes, tenant: str) -> LiftedBody:
         heavy = len(body) > LIGHT
         wanted = await offload(heavy, places, body)
         if not wanted:
             return LiftedBody(body, body, {})
         urls = {} if self._fetcher is None else {one: url for one in wanted if (url := address(body, one)) is not None}
-        found = await offload(heavy, self._decoded, body, [one for one in wanted if one not in urls])
+        alike = {one: self._shelf.alike(tenant, _sample(body, one)) for one in wanted if one not in urls}
+        found = await offload(heavy, self._decoded, body, alike)
         if urls and self._fetcher is not None:
             fetched = await self._fetcher.pictures(dict.fromkeys(urls.values()))
             found |= {place: fetched[url] for place, url in urls.items()}
             self._check(sum(len(one.data) for one in found.values()))
         return await offload(heavy, without, body, found) if found else LiftedBody(body, body, {})
 
-    def _decoded(self, body: bytes, wanted: Iterable[Place]) -> dict[Place, Picture]:
+    def _decoded(self, body: bytes, wanted: Mapping[Place, Picture | None]) -> dict[Place, Picture]:
+        """Return the pictures at these places, each with a held picture that it may be."""
         found, size = dict[Place, Picture](), 0
-        for place in wanted:
-            picture = picture_at(body, place, self._max_image)
+        for place, alike in wanted.items():
+            picture = alike if alike is not None and self._is(alike, body, place) else None
+            picture = picture or picture_at(body, place, self._max_image)
             if picture is not None:
                 size += len(picture.data)
                 self._check(size)
@@ -81,8 +112,15 @@ class BodyReader:
                 found[place] = picture
         return found
 
+    def _is(self, picture: Picture, body: bytes, place: Place) -> bool:
+        return len(picture.data) <= self._max_image and picture.stands_at(body, payload(body, place.start, place.end))
+
     def _check(self, size: int) -> None:
         if size > self._max_media:
             raise MediaInvalidError(
                 f"the images of this request have more than {self._max_media} bytes (--media-max-request-bytes)"
             )
+
+
+def _sample(body: bytes, place: Place) -> Sample:
+    return Sample.of(body, payload(body, place.start, place.end), place.end)

@@ -9,7 +9,9 @@ only says that the bytes are missing. The names of a picture outlive its bytes, 
 
 A picture that went from the shelf is still found (`find`) while anybody holds it, as a request does that needs its bytes.
 
-All of it takes constant time. A tenant sees only pictures that it has put itself; the bytes are held once all the same.
+All of it takes constant time. A picture is found by its base64 as well (`alike`): agents send all of their pictures again at
+every turn, and to compare one with what is held takes a fiftieth of the time to decode it and to hash it. A tenant sees only
+pictures that it has put itself; the bytes are held once all the same.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from weakref import WeakValueDictionary
 
-from middleware_hub.media.picture import Picture
+from middleware_hub.media.picture import Picture, Sample
 
 
 class _Held:
@@ -46,6 +48,7 @@ class Shelf:
         self.evicted = 0
         self.evicted_named = 0
         self._names: dict[str, int] = {}
+        self._samples: dict[Sample, str] = {}
         # The least recently used first.
         self._alive: WeakValueDictionary[tuple[str, str], Picture] = WeakValueDictionary()
         self._unnamed: OrderedDict[str, _Held] = OrderedDict()
@@ -71,6 +74,8 @@ class Shelf:
             self.bytes += picture.held_bytes
             while self.bytes > self.max_bytes and self.count > 1:
                 self._evict(keeping=picture.digest)
+        if (sample := held.picture.sample) is not None:
+            self._samples[sample] = picture.digest
         held.tenants.add(tenant)
         self._alive[tenant, picture.digest] = held.picture
         return held.picture
@@ -86,6 +91,11 @@ class Shelf:
     def find(self, tenant: str, digest: str) -> Picture | None:
         """Return a picture as `get` does, or one that went from the shelf and that somebody still holds."""
         return self.get(tenant, digest) or self._alive.get((tenant, digest))
+
+    def alike(self, tenant: str, sample: Sample) -> Picture | None:
+        """Return a picture of the tenant whose base64 has this sample; the whole of it may still be another one."""
+        digest = self._samples.get(sample)
+        return None if digest is None else self.get(tenant, digest)
 
     def use(self, digest: str) -> None:
         """Count one more name of a picture, which need not be held."""
@@ -122,5 +132,8 @@ class Shelf:
         named = not self._unnamed or next(iter(self._unnamed)) == keeping
         _, held = (self._named if named else self._unnamed).popitem(last=False)
         self.bytes -= held.picture.held_bytes
+        sample = held.picture.sample
+        if sample is not None and self._samples.get(sample) == held.picture.digest:
+            del self._samples[sample]
         self.evicted += 1
         self.evicted_named += named

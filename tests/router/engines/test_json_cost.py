@@ -72,8 +72,8 @@ def counted(value: Any) -> tuple[int, int]:
 
 
 @settings(deadline=None)
-@given(JSON, st.integers(0, 6), st.integers(0, 6), st.sampled_from([1, 2, 3, 64]))
-def test_what_is_inside_of_strings_does_not_count(value: Any, names: int, containers: int, step: int) -> None:
+@given(JSON, st.integers(0, 6), st.integers(0, 6), st.sampled_from([1, 2, 3, 64]), st.sampled_from([0, 3, 256]))
+def test_what_is_inside_of_strings_does_not_count(value: Any, names: int, containers: int, step: int, few: int) -> None:
     """Held against a walk of the value, with limits so small, and in steps so short, that each place of a body is an edge."""
     body = json.dumps(value, ensure_ascii=False).encode()
     has_names, has_containers = counted(value)
@@ -83,6 +83,8 @@ def test_what_is_inside_of_strings_does_not_count(value: Any, names: int, contai
             ("MAX_NAMES", names),
             ("MAX_CONTAINERS", max(containers, 50)),
             ("_STEP", step),
+            ("_FAR", step),
+            ("_FEW", few),
         ):
             patched.setattr(json_cost, name, limit)
         heavy = has_names > names or has_containers > max(containers, 50)
