@@ -24,7 +24,7 @@ from router.engines.json import JSON_ERRORS, decode_object, is_null, split_items
 
 _OF_PROMPT = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
 _ROWS = ("routed_experts", "indexer_topk")
-_EMPTY = frozenset({b"[]", b"null"})
+_EMPTY = frozenset({b"", b"[]", b"null"})
 
 
 class _Span(msgspec.Struct):
@@ -41,6 +41,23 @@ class _Versions(msgspec.Struct):
         if self.weight_versions:
             return self.weight_versions[0].version
         return None if self.weight_version is None else str(self.weight_version)
+
+
+class _PrefillMeta(_Versions):
+    input_token_logprobs: Raw = Raw()
+    input_top_logprobs: Raw = Raw()
+    input_token_ids_logprobs: Raw = Raw()
+    routed_experts: Raw = Raw()
+    indexer_topk: Raw = Raw()
+    kv_transfer_params: Raw = Raw()
+
+
+class _PrefillBody(msgspec.Struct):
+    meta_info: _PrefillMeta
+    index: int = 0
+
+
+_body = msgspec.json.Decoder(_PrefillBody).decode
 
 
 class PrefillReply(msgspec.Struct):
@@ -62,15 +79,16 @@ class PrefillReply(msgspec.Struct):
 
     @classmethod
     def of(cls, reply: bytes | Raw) -> PrefillReply:
-        """Read a reply. Raises JSON_ERRORS, KeyError."""
-        meta = decode_object(decode_object(reply)["meta_info"])
-        lists = {key: bytes(meta[key]).strip() for key in _OF_PROMPT if key in meta}
+        """Read a reply. Raises JSON_ERRORS, ValueError."""
+        meta = _body(reply).meta_info
+        lists = {key: bytes(getattr(meta, key)).strip() for key in _OF_PROMPT}
+        rows = {key: getattr(meta, key) for key in _ROWS}
         return cls(
-            msgspec.json.decode(msgspec.json.encode(meta), type=_Versions).first,
+            meta.first,
             {key: value[1:-1] for key, value in lists.items() if value not in _EMPTY},
-            {key: _decoded(meta[key]) for key in _ROWS if not is_null(meta.get(key))},
+            {key: _decoded(value) for key, value in rows.items() if bytes(value) not in _EMPTY},
             was_aborted(reply),
-            meta.get("kv_transfer_params"),
+            None if bytes(meta.kv_transfer_params) in _EMPTY else meta.kv_transfer_params,
         )
 
 
@@ -88,7 +106,7 @@ def read_prefill(body: bytes, count: int, *, listed: bool, stream: bool) -> list
         for event in EventSplitter().feed(body):
             data = event_data(event)
             if data is not None and data.startswith(b"{"):
-                last[msgspec.json.decode(data, type=_Indexed).index] = data
+                last[_body(data).index] = data
         return [PrefillReply.of(last[index]) for index in range(count)]
     except (*JSON_ERRORS, KeyError, ValueError):
         return None
