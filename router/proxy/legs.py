@@ -22,12 +22,12 @@ from router.engines.form.joined_reply import UNTOLD, JoinedReply, PrefillReply, 
 from router.engines.form.outcome import may_be_aborted, refusal_status
 from router.engines.form.worker_request import WorkerRequest
 from router.engines.json import decode_object
-from router.engines.sglang.meeting import with_meeting
+from router.engines.sglang.meeting import MeetingPlace, with_meeting, with_prefill_rank
 from router.engines.vllm.handover import LEASE_SECONDS, decode_body, prefill_body
 from router.errors import EndedInQueueError
 from router.http.headers import HeaderList
-from router.http.upstream import Headers, Upstream, UpstreamBrokenError, UpstreamFailure, UpstreamResponse
-from router.proxy.engine_upstream import WholeResponse
+from router.http.upstream import Body, Headers, UpstreamBrokenError, UpstreamFailure, UpstreamResponse
+from router.proxy.engine_upstream import EngineUpstream, WholeResponse
 from router.proxy.in_flight import InFlight
 from router.workers.pool import Lease
 from router.workers.worker import Target, Worker
@@ -41,6 +41,7 @@ MOMENT = 0.25
 GRACE = 0.75
 """Seconds that an aborted leg has to answer."""
 
+_PATH = "/generate"
 _ROWS = frozenset({"return_routed_experts", "return_indexer_topk"})
 
 Abandon = Callable[[InFlight, Worker], object]
@@ -66,7 +67,7 @@ class Legs:
 
     def __init__(
         self,
-        upstream: Upstream,
+        upstream: EngineUpstream,
         abandon: Abandon,
         in_flight: InFlight,
         lease: Lease,
@@ -124,13 +125,17 @@ class Legs:
     async def begin(self, headers: HeaderList, *, fresh: bool) -> None:
         """Send both legs, and wait for the head of the decode worker's reply. Raises UpstreamFailure, LegRefusedError."""
         if self._at_once:
-            body = with_meeting(self._body, self._sent, self.prefill.url, self.prefill.bootstrap_port)
+            prefill, rank, ranks = self.prefill, self.prefill_target.rank, len(self.prefill.targets)
+            place = MeetingPlace(prefill.url, prefill.bootstrap_port, rank, ranks)
+            body = with_meeting(self._body, self._sent, place)
             if body is not None:
                 self._first_leg = asyncio.create_task(self._prefilling(headers, body, fresh=fresh))
+                if ranks > 1:
+                    body = with_prefill_rank(body, rank)
         else:
             body = await self._one_after_the_other(headers, fresh=fresh)
         response = self._response = await self._unless_prefill_fails(
-            lambda: self._send(self._decode, headers, self._body if body is None else body, fresh=fresh)
+            lambda: self._send(self._decode_target, headers, self._body if body is None else body, fresh=fresh)
         )
         self.status, self.headers, self.stream = response.status, response.headers, response.stream
 
@@ -183,7 +188,7 @@ class Legs:
 
     async def _ask_prefill(self, headers: HeaderList, body: bytes, *, fresh: bool) -> WholeResponse:
         """Return the whole reply of the prefill worker. Raises UpstreamFailure."""
-        response = await self._send(self.prefill, headers, body, fresh=fresh)
+        response = await self._send(self.prefill_target, headers, body, fresh=fresh)
         try:
             pieces = []
             while piece := await response.read():
@@ -284,7 +289,10 @@ class Legs:
         self.culprit = self._decode_target
         return decode_body(sent, [one.transfer for one in self._prefilled])
 
-    async def _send(self, worker: Worker, headers: HeaderList, body: bytes, *, fresh: bool) -> UpstreamResponse:
+    async def _send(self, target: Target, headers: Headers, body: Body, *, fresh: bool) -> UpstreamResponse:
+        worker = target.worker
+        if len(worker.targets) > 1:
+            headers, body = self._upstream.ranked(_PATH, headers, body, target.rank)
         try:
             return await self._upstream.send("POST", worker.url + self._target, headers, body, fresh=fresh)
         except UpstreamFailure:

@@ -109,7 +109,7 @@ class PairedPool(WorkerPool):
             super().may_have_restarted(worker)
 
     def has_other(self, exclude: AbstractSet[str], rank: int | None = None) -> bool:
-        return super().has_other(exclude, rank) and (not self.apart or self.prefills.has_other(exclude))
+        return super().has_other(exclude, rank) and (not self.apart or self.prefills.has_other(exclude, rank))
 
     def no_worker_error(self) -> NoWorkerError:
         """Return the error that says why no worker takes requests, or which kind of workers is missing."""

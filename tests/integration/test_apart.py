@@ -7,7 +7,7 @@ import json
 import time
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -348,6 +348,47 @@ def test_each_role_has_a_policy() -> None:
         assert [worker.received for worker in decodes] == [3, 3]
         metrics = call(f"{url}/metrics").content.decode()
         assert 'tito_router_decisions_total{policy="consistent_hashing",reason="key"} 6.0' in metrics
+
+
+# Ranks ------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def ranked(
+    prefill_ranks: int, decode_ranks: int, **workers: Any
+) -> Iterator[tuple[str, EmbeddedWorker, EmbeddedWorker]]:
+    with ExitStack() as entered:
+        prefill = entered.enter_context(EmbeddedWorker(disaggregation_mode="prefill", dp_size=prefill_ranks))
+        decode = entered.enter_context(EmbeddedWorker(disaggregation_mode="decode", dp_size=decode_ranks))
+        yield fleet(entered, urls=(prefill.url, decode.url), **workers), prefill, decode
+        assert prefill.out_of_range == decode.out_of_range == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("prefill_ranks", "decode_ranks"), [(4, 2), (1, 3), (3, 1)])
+def test_each_leg_goes_to_a_rank(prefill_ranks: int, decode_ranks: int, stream: bool) -> None:
+    """A room that contradicts the rank of its prefill worker fails there."""
+    with ranked(prefill_ranks, decode_ranks, policy="round_robin") as (url, prefill, decode):
+        for turn in range(12):
+            text: Any = ["One", "Two", "Three"] if turn % 3 == 2 else PROMPT
+            body = {"text": text, "stream": stream, "sampling_params": {**SHORT, "n": 1 + turn % 2}}
+            answer = call(f"{url}/generate", body)
+            assert answer.status == 200, answer.content
+            assert b'"status_code":5' not in answer.content
+        for worker, ranks in ((prefill, prefill_ranks), (decode, decode_ranks)):
+            assert {record.rank for record in worker.log} == set(range(ranks))
+        for record in decode.log:
+            assert record.body.get("disagg_prefill_dp_rank") in (range(prefill_ranks) if prefill_ranks > 1 else (None,))
+        until(lambda: all(not one["load"] for one in call(f"{url}/workers").json()["workers"]))
+
+
+def test_a_rank_that_a_client_names_is_that_of_both() -> None:
+    with ranked(3, 2) as (url, prefill, decode):
+        body = {"text": PROMPT, "routed_dp_rank": 1, "sampling_params": SHORT}
+        assert [call(f"{url}/generate", body).status for _ in range(3)] == [200] * 3
+        assert {record.rank for record in (*prefill.log, *decode.log)} == {1}
+        assert call(f"{url}/generate", {**body, "routed_dp_rank": 2}).status in (400, 503)
+        assert call(f"{url}/generate", {**body, "routed_dp_rank": 3}).status == 400
 
 
 def test_flags_of_pairs_want_their_flag() -> None:

@@ -163,6 +163,11 @@ class EmbeddedEngine:
             job.leg = Leg(request.bootstrap.room, self.changed, prefill=self.role == "prefill")
             if job.leg.prefill:
                 self.rooms.enter(job.leg)
+                if (implied := job.leg.room % self.ranks) != rank:
+                    job.leg.fail(
+                        f"follow_bootstrap_room conflict: dispatched to dp_rank {rank} but bootstrap_room {job.leg.room}"
+                        f" implies dp_rank {implied}"
+                    )
         return job
 
     @property
@@ -180,6 +185,8 @@ class EmbeddedEngine:
         """Return the rank that serves a request: the one that it names, else each in turn, as SGLang does."""
         if request.rank is not None:
             return request.rank
+        if request.bootstrap is not None and self.role == "prefill":
+            return request.bootstrap.room % self.ranks
         self._turn = (self._turn + 1) % self.ranks
         return self._turn
 

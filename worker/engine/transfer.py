@@ -26,6 +26,7 @@ class Bootstrap:
     host: str
     port: int
     room: int
+    prefill_rank: int | None = None  # the data-parallel rank of the prefill worker, as a decode worker is told it
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ _KINDS: dict[str, Any] = {
     "return_prompt_token_ids": bool,
     "routed_dp_rank": int,
     "data_parallel_rank": int,
+    "disagg_prefill_dp_rank": int,
     "bootstrap_host": str | list[str],
     "bootstrap_port": int | list[int],
     "bootstrap_room": int | list[int],
@@ -174,7 +175,7 @@ def _bootstrap(body: Mapping[str, Any], number: int, rid: str, *, batch: bool) -
     host, port = own("bootstrap_host"), own("bootstrap_port")
     if host is None or port is None or not 0 <= room < 1 << 63:
         raise OutOfRange("a disaggregated request without a place to meet")
-    return Bootstrap(host, port, room)
+    return Bootstrap(host, port, room, body.get("disagg_prefill_dp_rank"))
 
 
 def _fitting(

@@ -198,8 +198,9 @@ class GenerateHandler(Generating[Wire]):
             if not leg.ready:
                 leg.fail(f"no decode worker has asked for bootstrap room {leg.room} within {seconds:g} s")
             return
+        asked = {"room": leg.room, "rank": bootstrap.prefill_rank}
         try:
-            given = await ask(bootstrap.host, bootstrap.port, ROOMS, {"room": leg.room}, seconds)
+            given = await ask(bootstrap.host, bootstrap.port, ROOMS, asked, seconds)
             leg.give(Handover.parse(given))
             leg.taken()
         except PeerError as error:

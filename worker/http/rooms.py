@@ -19,10 +19,14 @@ class RoomHandler:
         self._engine = engine
 
     async def __call__(self, exchange: HttpExchange) -> None:
-        room = exchange.json_object().get("room")
+        asked = exchange.json_object()
+        room, rank = asked.get("room"), asked.get("rank")
         rooms = self._engine.rooms
         if self._engine.role != "prefill" or not isinstance(room, int):
             raise Refused("it is no prefill worker, or there is no room")
+        if rank is not None and rank != room % self._engine.ranks:
+            await exchange.answer(500, {"message": f"bootstrap room {room} is not of dp_rank {rank}"})
+            return
         rooms.ask(room)
         gone = asyncio.create_task(exchange.disconnected())
         over = asyncio.create_task(self._engine.progress.wait_for(lambda: self._is_over(room)))

@@ -7,6 +7,7 @@ know the request: one room for each prompt. Samples of one prompt would share it
 from __future__ import annotations
 
 import secrets
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,23 +21,38 @@ DEFAULT_PORT = 8998
 """SGLang's `--disaggregation-bootstrap-port` unless it is set."""
 
 
-def with_meeting(body: bytes, request: WorkerRequest | None, prefill_url: str, port: int | None) -> bytes | None:
+class MeetingPlace(NamedTuple):
+    """The rank of a prefill worker at which legs meet.
+
+    Attributes:
+        url: the worker's.
+        port: where decode workers find it; None for SGLang's default.
+        rank: the rank.
+        ranks: the number of its ranks.
+    """
+
+    url: str
+    port: int | None
+    rank: int = 0
+    ranks: int = 1
+
+
+def with_meeting(body: bytes, request: WorkerRequest | None, place: MeetingPlace) -> bytes | None:
     """Return a body with the place where its legs meet; None if it is no JSON object, which every worker refuses.
 
     Args:
         body: the request for one sample of each prompt.
         request: the same as the router understands it; None if only a worker can decide what it means.
-        prefill_url: of the prefill worker.
-        port: where decode workers find it; None for SGLang's default.
+        place: where they meet.
     """
     batch = request is not None and request.batch
     count = 1 if request is None else request.prompts
-    rooms = [secrets.randbelow(_ROOMS) for _ in range(count)]
-    host = urlsplit(prefill_url).hostname or ""
-    place = host, DEFAULT_PORT if port is None else port
+    # A prefill server finds the rank of a room by itself, and fails if that is not the rank that the request names.
+    rooms = [secrets.randbelow(_ROOMS // place.ranks) * place.ranks + place.rank for _ in range(count)]
+    host, port = urlsplit(place.url).hostname or "", place.port or DEFAULT_PORT
     fields = {
-        "bootstrap_host": [place[0]] * count if batch else place[0],
-        "bootstrap_port": [place[1]] * count if batch else place[1],
+        "bootstrap_host": [host] * count if batch else host,
+        "bootstrap_port": [port] * count if batch else port,
         "bootstrap_room": rooms if batch else rooms[0],
     }
     if request is not None and fields.keys().isdisjoint(request.fields):
@@ -45,3 +61,8 @@ def with_meeting(body: bytes, request: WorkerRequest | None, prefill_url: str, p
         return msgspec.json.encode({**decode_object(body), **fields})
     except JSON_ERRORS:
         return None
+
+
+def with_prefill_rank(body: bytes, rank: int) -> bytes:
+    """Return a body for the decode worker, which has to know the rank of the prefill worker. `body` is a JSON object."""
+    return msgspec.json.encode({**decode_object(body), "disagg_prefill_dp_rank": rank})
