@@ -18,7 +18,9 @@ from typing import Any
 from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation, AsyncSession
 from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import UnknownReplyError, not_usable
+from middleware_hub.client.images import all_sent
 from middleware_hub.client.trajectory import Trajectory
+from middleware_hub.integrations.images import Seen, seen
 from middleware_hub.integrations.response import LOST, NOTHING, Response, response_of
 from middleware_hub.integrations.rollout import EVALUATION, KV_SALT, PATIENT, Act, RolloutProgress, Rules, talk
 from middleware_hub.integrations.samples import Agent
@@ -53,12 +55,13 @@ def text_rollout(
     rules = Rules(act or _nothing, max_turns if act is not None else 1, resume=True)
 
     async def one(client: AsyncClient, trainer: Any, fields: dict[str, Any]) -> Trajectory:
-        at = RolloutProgress(Transcript(_text(fields["prompt"], trainer)))
+        text, images = _text(fields["prompt"], trainer)
+        at = RolloutProgress(Transcript(text, images=images))
         params = _sampling(trainer, sampling)
         conversation = AsyncConversation(client, at.transcript, params, abort_policy="return", kv_salt=KV_SALT)
         counted = Rules(**{**vars(rules), "count": lambda text: _count(trainer, text)})
         await talk(conversation, counted, at, fields, lambda _reply: None)
-        return await conversation.retrieve()
+        return await conversation.retrieve(media="inline")
 
     return _function(router, one, Weights(weights))
 
@@ -94,7 +97,7 @@ def agent_rollout(
                 logger.warning("an agent failed", exc_info=True)
                 fields["agent_error"] = repr(error)
             try:
-                found = await session.finalize()
+                found = await session.finalize(media="inline")
             except UnknownReplyError as error:
                 logger.warning("the session of an agent is lost: %s", error)
                 fields["branches_left_out"] = 0
@@ -142,6 +145,42 @@ class Weights:
         self.step = step
 
 
+SEES = "takes_images_of_rollouts"
+"""The attribute of a trainer that does: see `seeing`."""
+
+
+def seeing(trainer_class: Any) -> Any:
+    """Return a subclass of TRL's `GRPOTrainer` that takes the images of rollouts, those of observations too.
+
+    TRL itself takes only the images of the data set where there is a rollout function: others would have no features.
+    It has a path for images that its own tools return. The subclass leads the images of the rollouts there: TRL's processor
+    makes their features, and their tokens are told from the ids of prompt and completion.
+    """
+
+    class SeeingTrainer(trainer_class):
+        def _generate(self, prompts: list[Any]) -> Any:
+            *found, extra, _, _ = super()._generate(prompts)
+            images = extra.pop("images", None)
+            if images is not None:
+                self.tools = [_looked]  # it looks whether there are any before it takes images of tools
+            return (*found, extra, images, images or [])
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            if self.tools:
+                raise ValueError("tools of TRL's and a rollout function of tito-router exclude each other")
+            try:
+                return super()._generate_and_score_completions(inputs)
+            finally:
+                self.tools = []
+
+    setattr(SeeingTrainer, SEES, True)
+    return SeeingTrainer
+
+
+def _looked() -> None:
+    """Stand for what has returned the images."""
+
+
 One = Callable[[AsyncClient, Any, dict[str, Any]], Awaitable[Trajectory]]
 
 
@@ -154,9 +193,18 @@ def _function(router: str, one: One, weights: Weights) -> RolloutFunc:
                 thread.submit(asyncio.run, _call_workers(router, path, body)).result()
 
             weights.publish(trainer, run)
-            return _batch(trainer, thread.submit(asyncio.run, _rollouts(router, one, prompts, trainer)).result())
+            rollouts = thread.submit(asyncio.run, _rollouts(router, one, prompts, trainer)).result()
+            sequences = [_seen(found, trainer) for found, _ in rollouts]
+            return _batch(trainer, sequences, [fields for _, fields in rollouts])
 
     return rollout_func
+
+
+def _seen(found: Trajectory, trainer: Any) -> Seen:
+    """Return a sequence with its images. Raises ValueError if this trainer would leave their features out."""
+    if found.multi_modal_data.images and not getattr(trainer, SEES, False):
+        raise ValueError("the rollouts have images: make the trainer of `seeing(GRPOTrainer)`, of this module")
+    return seen(found, trainer.processing_class)
 
 
 async def _call_workers(router: str, path: str, body: Mapping[str, Any]) -> None:
@@ -178,13 +226,15 @@ async def _rollouts(
         return await asyncio.gather(*[rollout(prompt) for prompt in prompts])
 
 
-def _batch(trainer: Any, rollouts: Sequence[tuple[Trajectory, Mapping[str, Any]]]) -> dict[str, Any]:
+def _batch(trainer: Any, sequences: Sequence[Seen], told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the lists that TRL wants. Raises NotUsableError if nothing may be trained on: TRL would divide by zero."""
-    made = [response_of(found) for found, _ in rollouts]
+    made = [response_of(one.trajectory) for one in sequences]
     usable = [one.usable for one in made]
-    if trainer.model.training and not any(_everywhere(trainer, usable)):
+    faults = "; ".join(fault for one in sequences for fault in one.faults)
+    if (trainer.model.training or faults) and not any(_everywhere(trainer, usable)):
         raise not_usable(
-            "no sequence of the batch may be trained on", sorted({name for one in made for name in one.reasons})
+            f"no sequence of the batch may be trained on{faults and f' ({faults})'}",
+            sorted({name for one in made for name in one.reasons}),
         )
     batch: dict[str, Any] = {
         "prompt_ids": [one.tokens[: one.start] for one in made],
@@ -196,12 +246,14 @@ def _batch(trainer: Any, rollouts: Sequence[tuple[Trajectory, Mapping[str, Any]]
         "finish": [one.finish for one in made],
         "token_kv_versions": [one.kv_versions for one in made],
         "token_weight_versions": [
-            [[run.version, run.start - one.start, run.end - one.start] for run in found.versions]
-            for one, (found, _) in zip(made, rollouts, strict=True)
+            [[run.version, run.start - one.start, run.end - one.start] for run in given.trajectory.versions]
+            for one, given in zip(made, sequences, strict=True)
         ],
     }
-    told = {name for _, fields in rollouts for name in fields} - {"prompt"} - batch.keys()
-    return {**batch, **{name: [fields.get(name) for _, fields in rollouts] for name in sorted(told)}}
+    if any(one.images for one in sequences):
+        batch["images"] = [list(one.images) for one in sequences]
+    names = {name for fields in told for name in fields} - {"prompt"} - batch.keys()
+    return {**batch, **{name: [fields.get(name) for fields in told] for name in sorted(names)}}
 
 
 def _mask(made: Response) -> list[int]:
@@ -232,13 +284,13 @@ def _sampling(trainer: Any, more: Mapping[str, Any] | None) -> dict[str, Any]:
     return {**params, **(args.generation_kwargs or {}), **(more or {})}
 
 
-def _text(prompt: Any, trainer: Any) -> str:
-    """Return a prompt as text; the chat template is applied to messages. Raises ValueError for anything but text."""
+def _text(prompt: Any, trainer: Any) -> tuple[str, list[str]]:
+    """Return a prompt as text, and its images; the chat template is applied to messages. Raises ValueError for other media."""
     if isinstance(prompt, str):
-        return prompt
+        return prompt, []
     blocks = [block for one in prompt if isinstance(one["content"], list) for block in one["content"]]
-    if any(block.get("type") != "text" for block in blocks):
-        raise ValueError("a prompt has an image, or something else that is no text: rollouts here are text")
+    if any(block.get("type") != "text" and block.get("image") is None for block in blocks):
+        raise ValueError("a prompt has something that is no text and no picture: rollouts here are of these")
     text: str = trainer.processing_class.apply_chat_template(
         prompt,
         tokenize=False,
@@ -246,15 +298,16 @@ def _text(prompt: Any, trainer: Any) -> str:
         chat_template=trainer.chat_template,
         **trainer.chat_template_kwargs,
     )
-    return text
+    return text, all_sent([block["image"] for block in blocks if block["type"] != "text"])
 
 
 def _count(trainer: Any, text: str) -> int:
-    return len(trainer.processing_class.encode(text, add_special_tokens=False))
+    tokenizer = getattr(trainer.processing_class, "tokenizer", None) or trainer.processing_class
+    return len(tokenizer.encode(text, add_special_tokens=False))
 
 
 def _nothing(_turn: str, _fields: Any) -> None:
     return None
 
 
-__all__: Sequence[str] = ("RolloutFunc", "Weights", "agent_rollout", "text_rollout")
+__all__: Sequence[str] = ("RolloutFunc", "Weights", "agent_rollout", "seeing", "text_rollout")

@@ -69,6 +69,9 @@ class Eyes:
 
         return BatchFeature({name: torch.from_numpy(value) for name, value in made.items()})
 
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
     def apply_chat_template(self, messages: Any, **_options: Any) -> str:
         return template(messages)
 

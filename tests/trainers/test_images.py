@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from middleware_hub.client import image_part
+from middleware_hub.client import NotUsableError, image_part
 from middleware_hub.client.images import MultiModalData, SequenceImage
 from middleware_hub.client.trajectory import Trajectory
 from router.config import AbortConfig
@@ -27,6 +27,7 @@ from tests.support.vocabularies import vocabulary
 from tests.trainers import trainers
 from tests.trainers.eyes import CAT, DOG, IMAGE, PAD, SUN, Eyes, features, opened
 from tests.trainers.test_samples import PARAMS, ask, check, say
+from tests.trainers.test_trl import trainer as grpo_trainer
 from tests.trainers.test_verl import Verl, act, sequence
 from tests.trainers.trainers import Trainer
 from worker.engine.prompt_images import length_of
@@ -250,6 +251,89 @@ def test_the_branches_of_an_agent_have_their_images_in_verl(loops: ModuleType, s
     outputs, _ = verl.run("SessionAgentLoop", row=ROW, agent=looks)
     shown = [[one.tobytes() for one in output.multi_modal_data["images"]] for output in outputs]
     assert shown == [[opened(one).tobytes() for one in row] for row in ((CAT, DOG), (SUN,))]
+
+
+# -- TRL ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trl() -> Iterator[ModuleType]:
+    if trainers.REAL:
+        pytest.importorskip("trl")
+    with trainers.installed():
+        yield importlib.import_module("middleware_hub.integrations.trl")
+
+
+MESSAGES = [{"role": "user", "content": [{"type": "image", "image": opened(CAT)}, {"type": "text", "text": " Where?"}]}]
+
+
+def seeing_trainer(trl: ModuleType, eyes: Eyes, *, sees: bool = True) -> Any:
+    made = grpo_trainer()
+    made.processing_class = eyes
+    if sees:
+        setattr(made, trl.SEES, True)
+    return made
+
+
+def test_trl_gets_the_images_of_each_completion(trl: ModuleType, served: Stack) -> None:
+    (worker,) = served.workers
+    say(worker, "Left. ", "Right.")
+    rollout = trl.text_rollout(served.url, act((f"\n{IMAGE} And now?\n", [DOG])), weights=None)
+    batch = rollout([MESSAGES], seeing_trainer(trl, Eyes(FOLDER, CAT, DOG)))
+    (ids,) = (a + b for a, b in zip(batch["prompt_ids"], batch["completion_ids"], strict=True))
+    last = worker.log[-1]
+    assert ids == last.input_ids + last.output_ids
+    assert last.images == (digest(CAT), digest(DOG))
+    assert placeholders(worker, batch["completion_ids"][0]) == sum(lengths(DOG))
+    assert sum(batch["env_mask"][0]) == sum(len(record.output_ids) for record in worker.log)
+    assert [[one.tobytes() for one in row] for row in batch["images"]] == [
+        [opened(one).tobytes() for one in (CAT, DOG)]
+    ]
+
+
+def test_trl_is_told_of_another_number_of_tokens(trl: ModuleType, served: Stack) -> None:
+    say(served.workers[0], "Left. ")
+    eyes = Eyes(FOLDER, CAT, more={CAT: 1})
+    (length,) = lengths(CAT)
+    with pytest.raises(NotUsableError, match=f"{digest(CAT)}.*{length} tokens.*{length + 1}.*media_grid_mismatch"):
+        trl.text_rollout(served.url, act(), weights=None)([MESSAGES], seeing_trainer(trl, eyes))
+
+
+def test_a_trainer_that_takes_no_images_of_rollouts_is_refused(trl: ModuleType, served: Stack) -> None:
+    """TRL's own would give the placeholders no features, without a word."""
+    say(served.workers[0], "Left. ")
+    with pytest.raises(ValueError, match=r"seeing\(GRPOTrainer\)"):
+        trl.text_rollout(served.url, act(), weights=None)(
+            [MESSAGES], seeing_trainer(trl, Eyes(FOLDER, CAT), sees=False)
+        )
+
+
+def test_a_seeing_trainer_leads_images_where_those_of_tools_go(trl: ModuleType) -> None:
+    """Only while completions are scored, and only those of the rollouts."""
+
+    class Own:
+        """What a `GRPOTrainer` does with what `_generate` returns."""
+
+        tools: list[Any] = []  # noqa: RUF012 - as the trainer has it
+        given: Any = None
+
+        def _generate(self, _prompts: list[Any]) -> Any:
+            assert not self.tools
+            return 1, 2, 3, 4, 5, {"usable": [True], **({"images": self.given} if self.given else {})}, None, []
+
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            *_, extra, images, of_tools = self._generate(inputs)
+            return extra, images, of_tools, bool(self.tools)
+
+    made = trl.seeing(Own)()
+    assert made._generate_and_score_completions([]) == ({"usable": [True]}, None, [], False)
+    made.given = [["picture"], []]
+    found = made._generate_and_score_completions([])
+    assert found == ({"usable": [True]}, made.given, made.given, True)
+    assert made.tools == []
+    made.tools = [print]
+    with pytest.raises(ValueError, match="exclude each other"):
+        made._generate_and_score_completions([])
 
 
 # -- what all share ----------------------------------------------------------------------------------------------------
