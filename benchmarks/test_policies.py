@@ -64,6 +64,16 @@ def test_decision(benchmark: BenchmarkFixture, name: str, count: int) -> None:
     decide(benchmark, create_policy(name), fleet(count), conversations(1_000, "ids"))
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_decision_among_ranks(benchmark: BenchmarkFixture, name: str) -> None:
+    """64 workers with 8 ranks each. Aim: 30 us."""
+    workers = [target.worker for target in fleet(64)]
+    for worker in workers:
+        worker.split(8)
+    targets = tuple(target for worker in workers for target in worker.targets)
+    decide(benchmark, create_policy(name), targets, conversations(1_000, "ids"))
+
+
 @pytest.mark.parametrize("characters", [4_000, 16_000, 64_000])
 @pytest.mark.parametrize("kind", ["text", "ids"])
 def test_decision_by_the_prompt(benchmark: BenchmarkFixture, kind: str, characters: int) -> None:

@@ -183,6 +183,11 @@ class EmbeddedWorker:
         return len(self._engine.jobs)
 
     @property
+    def ranks(self) -> int:
+        """The number of its data-parallel ranks."""
+        return self._engine.ranks
+
+    @property
     def received(self) -> int:
         """The number of requests to generate that have arrived, including refused ones."""
         return self._journal.received

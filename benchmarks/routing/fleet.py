@@ -1,11 +1,12 @@
-"""Timed workers: four engines of `/generate` in one process, each with a prefix cache of its own.
+"""Timed workers: engines of `/generate` in one process, one for each rank of each worker, with a prefix cache of its own.
 
-`python -m benchmarks.routing.fleet --ports P P P P --speed X` reads its words from stdin: `{"words": [...], "ids": [...],
-"tokenizer": path}`. Each word has `WIDTH` characters and is one token, so text and ids look the same: `WIDTH` bytes a token.
+`python -m benchmarks.routing.fleet --ports P P P P --speed X [--ranks N]` reads its words from stdin: `{"words": [...],
+"ids": [...], "tokenizer": path}`. Each word has `WIDTH` characters and is one token, so text and ids look the same: `WIDTH`
+bytes a token.
 
 A reply takes the time of `benchmarks.routing.simulation`, divided by `speed`: for the prompt tokens that are not cached, and
-for the sampled tokens, which are slower the more requests the worker has in flight. `meta_info` reports the worker, the prompt
-tokens, and how many of them were cached.
+for the sampled tokens, which are slower the more requests the rank has in flight. `meta_info` reports the rank, counted over
+all workers, the prompt tokens, and how many of them were cached. Requests that name no rank get them in turn, as with SGLang.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import random
 import sys
 from array import array
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, cast
@@ -37,6 +39,7 @@ class TimedRequest(msgspec.Struct):
     input_ids: list[int] | None = None
     rid: str | None = None
     return_logprob: bool = False
+    routed_dp_rank: int | None = None
 
 
 class PrefixCache:
@@ -62,7 +65,7 @@ class PrefixCache:
 
 
 class TimedEngine:
-    """One worker: its replies and their duration."""
+    """One rank of a worker: its replies and their duration."""
 
     def __init__(self, number: int, words: list[str], ids: list[int], speed: float) -> None:
         self.number = number
@@ -106,7 +109,7 @@ class TimedEngine:
         self._cache.insert(key)
 
 
-def other_answers(tokenizer: str) -> dict[bytes, bytes]:
+def other_answers(tokenizer: str, ranks: int) -> dict[bytes, bytes]:
     """Return the answers to what routers ask about a worker, by path."""
     model = {
         "model_path": tokenizer,
@@ -117,7 +120,7 @@ def other_answers(tokenizer: str) -> dict[bytes, bytes]:
         "max_total_num_tokens": 1_000_000_000,
         "context_length": 1_000_000,
         "tp_size": 1,
-        "dp_size": 1,
+        "dp_size": ranks,
         "version": "0.5.10",
     }
     models = {"object": "list", "data": [{"id": "timed", "object": "model", "owned_by": "sglang"}]}
@@ -129,10 +132,12 @@ def other_answers(tokenizer: str) -> dict[bytes, bytes]:
 
 
 class EngineConnection(asyncio.Protocol):
-    """HTTP/1.1 for one engine, one request at a time."""
+    """HTTP/1.1 for one worker, one request at a time."""
 
-    def __init__(self, engine: TimedEngine, others: dict[bytes, bytes]) -> None:
-        self._engine = engine
+    def __init__(self, engines: Sequence[TimedEngine], turns: Iterator[int], others: dict[bytes, bytes]) -> None:
+        """`engines`: the ranks. `turns`: numbers for requests that name none."""
+        self._engines = engines
+        self._turns = turns
         self._others = others
         self._parser = httptools.HttpRequestParser(self)
         self._url = b""
@@ -161,11 +166,14 @@ class EngineConnection(asyncio.Protocol):
         if path != b"/generate":
             self._answer(b"200 OK" if path in self._others else b"404 Not Found", self._others.get(path, b"{}"))
             return
-        seconds, reply, key = self._engine.begin(msgspec.json.decode(body, type=TimedRequest))
-        asyncio.get_running_loop().call_later(seconds, self._generated, reply, key)
+        request = msgspec.json.decode(body, type=TimedRequest)
+        rank = next(self._turns) if request.routed_dp_rank is None else request.routed_dp_rank
+        engine = self._engines[rank % len(self._engines)]
+        seconds, reply, key = engine.begin(request)
+        asyncio.get_running_loop().call_later(seconds, self._generated, engine, reply, key)
 
-    def _generated(self, reply: bytes, key: bytes) -> None:
-        self._engine.finish(key)
+    def _generated(self, engine: TimedEngine, reply: bytes, key: bytes) -> None:
+        engine.finish(key)
         if not self._transport.is_closing():
             self._answer(b"200 OK", reply)
 
@@ -174,10 +182,11 @@ class EngineConnection(asyncio.Protocol):
         self._transport.write(head + content)
 
 
-async def serve(engines: dict[int, TimedEngine], others: dict[bytes, bytes]) -> None:
+async def serve(workers: dict[int, list[TimedEngine]], others: dict[bytes, bytes]) -> None:
+    """Serve each worker, given by its ranks, at its port."""
     loop = asyncio.get_running_loop()
-    for port, engine in engines.items():
-        make = partial(EngineConnection, engine, others)
+    for port, engines in workers.items():
+        make = partial(EngineConnection, engines, count(), others)
         await loop.create_server(make, "127.0.0.1", port, backlog=2048)
     await asyncio.Event().wait()
 
@@ -186,12 +195,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ports", type=int, nargs="+", required=True)
     parser.add_argument("--speed", type=float, required=True, help="how many times as fast as the simulation's workers")
+    parser.add_argument("--ranks", type=int, default=1, help="of each worker")
     args = parser.parse_args()
     said = msgspec.json.decode(sys.stdin.buffer.read())
-    engines = {
-        port: TimedEngine(number, said["words"], said["ids"], args.speed) for number, port in enumerate(args.ports)
+    ranks = range(args.ranks)
+    workers = {
+        port: [TimedEngine(number * len(ranks) + rank, said["words"], said["ids"], args.speed) for rank in ranks]
+        for number, port in enumerate(args.ports)
     }
-    uvloop.run(serve(engines, other_answers(said["tokenizer"])))
+    uvloop.run(serve(workers, other_answers(said["tokenizer"], len(ranks))))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 `python -m benchmarks.routing.load [--out FILE] [--page FILE]`. The loads are those of `benchmarks.routing.simulation`, sent
 over HTTP as text to `/generate`, with enough conversations to keep a given number of requests in flight. Only policies that
 use the key of a conversation get it, in `x-smg-routing-key`; `smg` runs a second time with keys, because it uses them under
-any policy. The workers (`benchmarks.routing.fleet`) run faster than those of the simulation, so that about `--rate` requests a
+any policy. With `--workers 2 --ranks 4` the workers have data-parallel ranks, and what is said of workers is measured of ranks.
+The workers (`benchmarks.routing.fleet`) run faster than those of the simulation, so that about `--rate` requests a
 second are served at any level. Every run has its own router and workers, and lasts from its first request until its last one
 is sent.
 
@@ -35,7 +36,6 @@ from router.policies import POLICIES
 from tests.support.engine_server import free_port
 from tests.support.vocabularies import vocabulary
 
-WORKERS = 4
 KEYED = {"consistent_hashing", "manual"}  # route by the key of a conversation only
 BLIND = {"least_inflight", "random", "round_robin", "power_of_two", "least_load"}  # do not recognise conversations
 WITH_KEY = ", with a key"
@@ -66,10 +66,11 @@ class Target:
 
 
 @contextlib.contextmanager
-def fleet(words: Words, speed: float) -> Iterator[list[str]]:
+def fleet(words: Words, speed: float, workers: int, ranks: int) -> Iterator[list[str]]:
     """Run workers with empty caches. Yield their URLs."""
-    ports = [free_port() for _ in range(WORKERS)]
-    command = ("benchmarks.routing.fleet", "--speed", str(speed), "--ports", *map(str, ports))
+    ports = [free_port() for _ in range(workers)]
+    options = ("--speed", str(speed), "--ranks", str(ranks))
+    command = ("benchmarks.routing.fleet", *options, "--ports", *map(str, ports))
     with running(*command, port=ports[-1], stdin=words.said):
         yield [f"http://127.0.0.1:{port}" for port in ports]
 
@@ -82,7 +83,7 @@ def router(target: Target, worker_urls: Sequence[str]) -> Iterator[tuple[str, ps
 
     def complete() -> bool:
         known = msgspec.json.decode(get(f"{url}/workers") or b"{}").get("workers", [])
-        return len(known) == WORKERS and get(f"{url}/health") is not None
+        return len(known) == len(worker_urls) and get(f"{url}/health") is not None
 
     with started(target.command(worker_urls, port), complete) as process:
         yield url, process
@@ -91,15 +92,19 @@ def router(target: Target, worker_urls: Sequence[str]) -> Iterator[tuple[str, ps
 def measure(target: Target, words: Words, load: str, inflight: int, args: argparse.Namespace, seed: int) -> Result:
     """Run one target under one load."""
     kind = LOADS[load]
-    slow = MEAN_REPLY * DECODE * (1 + inflight / WORKERS / CROWD)  # seconds of a generation at the simulation's speed
+    places = args.workers * args.ranks
+    slow = MEAN_REPLY * DECODE * (1 + inflight / places / CROWD)  # seconds of a generation at the simulation's speed
     generation = inflight / args.rate * max(1, kind.system / 4_000)  # fewer requests a second if prompts are long
-    with fleet(words, slow / generation) as worker_urls, router(target, worker_urls) as (url, process):
+    with (
+        fleet(words, slow / generation, args.workers, args.ranks) as worker_urls,
+        router(target, worker_urls) as (url, process),
+    ):
         one = ConversationLoad(url, words, kind, inflight, max(args.requests, 12 * inflight), seed, keyed=target.keyed)
         took, used = asyncio.run(one.run(generation, partial(cpu_seconds, process)))
     if not one.latencies:
         raise DidNotStartError(f"answered nothing but {dict(one.failures)}")
     return Result(
-        busiest=max(one.served.values()) / (one.served.total() / WORKERS),
+        busiest=max(one.served.values()) / (one.served.total() / places),
         kept=one.kept / max(1, one.later),
         cached=one.cached / one.prompt,
         cpu=1000 * used / len(one.latencies),
@@ -135,6 +140,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=300, help="requests a second that the load is made for")
     parser.add_argument("--load", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--inflight", type=int, nargs="+", help="instead of those of each load")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--ranks", type=int, default=1, help="data-parallel ranks of each worker")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", nargs="+", default=[], metavar="ROUTER:POLICY")
     parser.add_argument("--out", type=Path, help="where to write the rows as JSON")

@@ -277,14 +277,14 @@ def death(storm: Storm, worker: EmbeddedWorker, chance: random.Random) -> None:
             storm.down = None
 
 
-@pytest.fixture(params=[False, True], ids=["together", "apart"])
+@pytest.fixture(params=[{}, {"apart": True}, {"dp_size": 3}], ids=["together", "apart", "ranks"])
 def served(request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """Three workers, or three that decode and three that prefill."""
+    """Three workers, or three that decode and three that prefill, or three with three ranks each."""
     found = load_vocabulary(str(vocabulary("qwen")))
     with stack(
         "qwen",
         abort=AbortConfig(attempts=4, wait=0.01),
-        apart=request.param,
+        **request.param,
         sample_from=found.crumbs,
         eos_share=0.1,
         weight_version="0",
@@ -322,3 +322,8 @@ def test_in_a_storm_nothing_is_lost_and_nothing_is_counted_twice(served: Stack) 
     for record in (record for records in logged.values() for record in records):
         assert not record.from_text
     assert served.idle(), served.inflight()
+    for told in call(f"{served.url}/workers").json()["workers"]:
+        assert not any(target["load"] for target in told["targets"]), told
+        assert told["rank_mismatches"] == 0
+    ranks = {(worker.url, record.rank) for worker in served.workers for record in worker.log}
+    assert len(ranks) == sum(worker.ranks for worker in served.workers), "each rank has its part"
