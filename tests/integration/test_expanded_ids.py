@@ -148,6 +148,19 @@ def test_another_number_of_pictures_is_refused(served: Stack, ids: list[int], im
     assert refused(served, body(ids, [data_url(CAT)] * images))["code"] == code
 
 
+@pytest.mark.parametrize("run", [1, 2, 3, 4])
+def test_ids_without_images_may_have_placeholders_that_the_model_sampled(served: Stack, run: int) -> None:
+    """They are sent and kept as they are, as long as they are too few for an image."""
+    prompt = [61, *[PAD] * run, 62]
+    sent = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 2, "temperature": 0, "ignore_eos": True}}
+    if run == 4:
+        assert refused(served, sent, {})["code"] == "media_expanded"
+        return
+    reply = served.generate(sent)
+    assert (reply.record.input_ids, reply.record.images) == (prompt, ())
+    assert reply.answer.headers["x-radix-recorded"] == "exact"
+
+
 def test_the_header_is_checked(served: Stack) -> None:
     cat = length(served, CAT)
     sent = body([5, OPEN, *[PAD] * cat, CLOSE], [data_url(CAT)])
