@@ -17,6 +17,7 @@ from middleware_hub.media.family_files import load_family
 from middleware_hub.media.media import Media
 from middleware_hub.media.shelf import Shelf
 from middleware_hub.media.stock import Stock
+from middleware_hub.media.worker_check import decoding_check
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.store_channel import StoreChannel
@@ -131,6 +132,8 @@ class Hub:
             found.media.engine = context.engine
         if not context.worker_checks:
             context.worker_checks.append(tokenizer_check(found.tokenizer, str(context.config.radix.tokenizer_path)))
+            if found.media is not None:
+                context.worker_checks.append(decoding_check(found.media))
         if context.peers is not None and found.channel is not None:
             context.peers.join(found.channel)
             context.peers.presence.settings["--add-special-tokens"] = str(found.tokenizer.bos)
@@ -210,7 +213,23 @@ class Hub:
             await self.store.close()
 
     def see(self, media: Media | None) -> None:
-        """Know how the model sees, before anything is served."""
+        """Know how the model sees, before anything is served.
+
+        A placeholder that the tokenizer spells otherwise is another model's: then images are not recorded.
+        """
+        if media is not None:
+            family, spell = media.family, self.tokenizer.vocabulary.spell
+            if not 0 <= family.placeholder_id < self.tokenizer.vocabulary.size or (
+                spell([family.placeholder_id]) != family.placeholder
+            ):
+                logger.warning(
+                    "images are not recorded: the tokenizer does not spell the token %d of config.json as %s",
+                    family.placeholder_id,
+                    family.placeholder,
+                )
+                media = None
+            else:
+                media.spell = spell
         self.media = media
         if self.saving is not None:  # asked once, not for each batch
             self.saving.beside = None if media is None else self.stock.beside

@@ -295,6 +295,7 @@ class RadixTreeMiddleware:
         shown = [media.shown(tenant, one, pictures) for one in given]
         del held  # those that are shown hold them now
         if texts is not None:
+            media.check_words([text for text, one in zip(texts, shown, strict=True) if one.pictures])
             texts = [media.key(text, one.digests) for text, one in zip(texts, shown, strict=True)]
         every_ids = request.ids
         if form is not None and every_ids is not None:

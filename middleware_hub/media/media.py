@@ -30,13 +30,14 @@ from middleware_hub.media.lengths import Lengths
 from middleware_hub.media.part import ImagePart, image_parts
 from middleware_hub.media.picture import Picture, is_digest, read_picture
 from middleware_hub.media.stock import Stock
-from middleware_hub.spans.chain import MEDIA_MISSING
+from middleware_hub.spans.chain import MEDIA_MISSING, unpack_ids
 from middleware_hub.spans.media import (
     CLOSE,
     OPEN,
     UNKNOWN,
     MediaSpan,
     Pictures,
+    collapsed,
     keyed_text,
     plain_length,
     plain_text,
@@ -173,6 +174,8 @@ class Media:
 
     Attributes:
         engine: returns the engine that the workers run.
+        spell: returns the text of ids.
+        decoding: whether a worker makes a text of the ids of a prompt with pictures, in which it looks for the placeholders.
     """
 
     def __init__(self, family: Family, stock: Stock, *, max_image_bytes: int, max_request_bytes: int) -> None:
@@ -183,6 +186,8 @@ class Media:
         self._max_image = max_image_bytes
         self._max_request = max_request_bytes
         self.engine: Callable[[], Engine] = lambda: SGLANG
+        self.spell: Callable[[Sequence[int]], str] = lambda _: ""
+        self.decoding = False
 
     def check_fields(self, fields: Mapping[str, Raw]) -> None:
         """Refuse the fields of media that the router builds by itself, or cannot record. Raises BadRequestError."""
@@ -304,9 +309,9 @@ class Media:
         return Pictures(self.family.placeholder, digests, known)
 
     def check_prompt(self, packed: bytes, media: Sequence[MediaSpan]) -> None:
-        """Refuse a prompt with pictures in which the model sampled a placeholder that its engine would take for a picture's.
+        """Refuse a prompt with pictures in which its engine would take something else for one.
 
-        Raises PlaceholderSampledError.
+        Raises PlaceholderSampledError, and PlaceholderInTextError.
         """
         ids = np.frombuffer(packed, dtype=np.int32)
         if self.engine().keeps_strays:
@@ -315,6 +320,21 @@ class Media:
             raise PlaceholderSampledError(
                 f"the model has sampled {self.family.placeholder} in this conversation: an engine would take it for an image"
             )
+
+        if self.decoding:
+            text = self.spell(unpack_ids(collapsed(packed, media)))
+            if text.count(self.family.placeholder) != len(media):
+                raise PlaceholderInTextError(
+                    f"the conversation spells {self.family.placeholder}, which a worker without --mm-preprocess-cache-size-mb"
+                    " takes for an image"
+                )
+            self.check_words((text,))
+
+    def check_words(self, texts: Iterable[str]) -> None:
+        """Refuse texts beside pictures with what the engine takes for one. Raises PlaceholderInTextError."""
+        for word in self.engine().image_words:
+            if any(word in text for text in texts):
+                raise PlaceholderInTextError(f"a text spells {word}, which a worker takes for an image: leave it out")
 
     def asks_ids(self, *, unknown: bool, stream: bool) -> bool:
         """Return whether to ask a worker what ids it computes with: always, unless each event of a stream would tell them."""
@@ -347,7 +367,7 @@ class Media:
 
         Raises BadRequestError for what is no picture, or stands where none can.
         """
-        placeholder, found = self.family.placeholder, list[Picture]()
+        placeholder, found, told = self.family.placeholder, list[Picture](), list[str]()
         for message in messages:
             content = message.get("content")
             if type(content) is str:
@@ -360,9 +380,12 @@ class Media:
                         f"a message spells {placeholder}, which stands for an image: leave it out"
                     )
                 self.check_text(text)
+                told.append(text)
             for part in image_parts(message):
                 found.append(self._shelve(tenant, message["role"], part, sent))
-        self._check_size(found)
+        if found:
+            self.check_words(told)
+            self._check_size(found)
         return found
 
     def _shelve(self, tenant: str, role: str, part: dict[str, Any], sent: Mapping[str, Picture]) -> Picture:

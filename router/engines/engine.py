@@ -136,6 +136,7 @@ class Engine(Protocol):
             costs nothing to ask for them each time.
         keeps_strays: whether it keeps a placeholder that the model sampled, if no picture follows: it takes the first
             placeholders of a prompt for the pictures'. Otherwise it keeps none.
+        image_words: texts that it takes for a picture, besides the placeholder of the model's family.
     """
 
     name: str
@@ -149,6 +150,7 @@ class Engine(Protocol):
     kv_reader: KvReader
     tells_ids_once: bool
     keeps_strays: bool
+    image_words: Sequence[str]
 
     def recognises(self, description: bytes) -> bool:
         """Return whether a JSON object is how this engine describes itself: at `/server_info`, `/v1/models` or its `mark`."""
@@ -195,6 +197,7 @@ class Native:
     fleet_paths: Sequence[FleetPath] = ()
     tells_ids_once = False
     keeps_strays = False
+    image_words: Sequence[str] = ("<image>",)  # SGLang's own
 
     def __init__(self, name: str, kv_reader: KvReader) -> None:
         self.name = name

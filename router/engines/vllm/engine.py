@@ -117,6 +117,7 @@ class Vllm:
     kv_reader = KvReader((_SOURCES,), published_source)
     tells_ids_once = True
     keeps_strays = True
+    image_words: Sequence[str] = ()
 
     def __init__(self, *, cumulative: bool = True) -> None:
         """`cumulative`: each event of a stream repeats all before it, as SGLang's do by default."""
