@@ -12,19 +12,22 @@ import random
 import time
 from collections.abc import Awaitable, Iterator
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from benchmarks.conftest import WORDS
+from middleware_hub.store.media import MediaFile
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.paths import TextPath
 from middleware_hub.store.protocol import Query, Store
-from middleware_hub.store.records import encode
+from middleware_hub.store.records import encode, identified
 from middleware_hub.store.sqlite.file import connect
-from tests.middleware_hub.store.world import NS, Turn, World, closed, ids
+from tests.middleware_hub.store.world import NS, Turn, World, address_of, closed, ids
 
 TOKENS = 200
 """Of a reply; a token is four characters."""
@@ -217,6 +220,74 @@ def test_bytes(benchmark: BenchmarkFixture, loop: asyncio.AbstractEventLoop, tmp
     benchmark.extra_info["beyond 12 a token and text, a turn"] = round(beyond)
     print(benchmark.extra_info)
     assert beyond < 1_000
+
+
+SCREENSHOT = 300_000
+"""Bytes of the file of a picture."""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize("forks", ["at the last turn", "anywhere"])
+def test_pictures_of_branches(
+    benchmark: BenchmarkFixture, loop: asyncio.AbstractEventLoop, tmp_path: Path, kind: str, forks: str
+) -> None:
+    """Bytes of a session of ten turns with a screenshot in each, and of 1,000 branches of it, beyond those of its records.
+
+    A branch has another text before its screenshots, from the turn on at which it leaves the others: 1,000 or 5,500 turns.
+    """
+    pictures = [random.Random(number).randbytes(SCREENSHOT) for number in range(10)]
+    size = dict[str, int]()
+
+    async def run(what: str) -> int:
+        (tmp_path / what).mkdir()
+        store, talk = open_store(address_of(kind, tmp_path / what)), Talk()
+        await store.open("bench")
+        line: list[Turn] = []
+        for branch in range(1_001):
+            line = line[: 9 if forks == "at the last turn" else branch % 10]
+            while len(line) < 10:
+                content = pictures[len(line)]
+                turn = talk.next(line[-1] if line else None, 30, 60)
+                if what != "text":
+                    turn = showing(turn, content)
+                files = [file_of(content)] if what == "pictures" else []
+                await store.append(msgspec.structs.replace(turn.batch, media=files))
+                line.append(turn)
+        stats = await store.stats()
+        if what == "pictures":
+            assert stats.media == 10
+            assert not [finding async for finding in store.verify()]
+        await store.close()
+        return stats.bytes
+
+    def all_three() -> None:
+        size.update({what: loop.run_until_complete(run(what)) for what in ("text", "spans", "pictures")})
+
+    benchmark.pedantic(all_three, rounds=1)
+    more = (size["pictures"] - size["spans"]) / (10 * SCREENSHOT)
+    benchmark.extra_info["bytes of the text alone"] = size["text"]
+    benchmark.extra_info["with spans of ten pictures"] = size["spans"]
+    benchmark.extra_info["with their files, 3,000,000 bytes"] = size["pictures"]
+    benchmark.extra_info["what the files cost, times their bytes"] = round(more, 3)
+    if kind == "sqlite":
+        benchmark.extra_info["file on disk"] = os.stat(tmp_path / "pictures" / "store.sqlite3").st_size
+    print(benchmark.extra_info)
+    assert more < 1.1
+    if forks == "at the last turn":
+        assert size["pictures"] - size["text"] < 1.1 * 10 * SCREENSHOT
+
+
+def file_of(content: bytes) -> MediaFile:
+    digest = f"sha256:{sha256(content).hexdigest()}"
+    return MediaFile("", digest, "image/png", 1280, 800, True, len(content), content)
+
+
+def showing(turn: Turn, content: bytes) -> Turn:
+    """Return a turn whose context has a picture."""
+    assert turn.context is not None
+    context = identified(msgspec.structs.replace(turn.context, media=((0, 1, file_of(content).digest),)))
+    linked = msgspec.structs.replace(turn.reply, parent=context.id, base=context.id, root=context.root)
+    return Turn(linked, context, turn.text)
 
 
 @pytest.mark.slow

@@ -212,7 +212,7 @@ class RedisMedia:
         if about is not None and data is not None:
             return await asyncio.to_thread(check_file, key, about, data, named=any(held))
         if any(held):
-            return [Finding("media", f"a picture is named whose file is not there: {key.hex()}")]
+            return [Finding("media", f"a conversation names a picture whose file is not there: {key.hex()}")]
         return [Finding("media", f"names of a file are left that is not there: {key.hex()}")] if members else []
 
 

@@ -235,7 +235,7 @@ class Group:
         self.hits += hits
         self._blobs += [(located[record].n, name, body) for record, name, body in job.blobs]
         if job.named:
-            self._named += [(located[record].n, key) for record, key in job.named]
+            self._named += dict.fromkeys([(located[record].root, key) for record, key in job.named])
             self._media += job.media
         for (event, body), number in zip(job.events, numbers, strict=True):
             log, _, closed = self._logs.get(event.log, _NO_LOG)

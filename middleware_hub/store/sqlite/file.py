@@ -61,17 +61,16 @@ _BESIDE: Final = (
     "data BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS media_lengths(key BLOB NOT NULL, settings TEXT NOT NULL, length INTEGER NOT NULL, "
     "PRIMARY KEY(key, settings)) WITHOUT ROWID",
-    "CREATE TABLE IF NOT EXISTS media_names(record INTEGER NOT NULL, key BLOB NOT NULL, PRIMARY KEY(record, key)) "
-    "WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS media_named(root INTEGER NOT NULL, key BLOB NOT NULL, PRIMARY KEY(root, key)) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS media_sizes ON media(key, size)",
-    "CREATE INDEX IF NOT EXISTS media_names_of_file ON media_names(key)",
-    "CREATE TRIGGER IF NOT EXISTS media_of_record AFTER DELETE ON records "
-    "BEGIN DELETE FROM media_names WHERE record = OLD.n; END",
-    "CREATE TRIGGER IF NOT EXISTS media_unnamed AFTER DELETE ON media_names "
-    "WHEN NOT EXISTS (SELECT 1 FROM media_names WHERE key = OLD.key) "
+    "CREATE INDEX IF NOT EXISTS media_named_by ON media_named(key)",
+    "CREATE TRIGGER IF NOT EXISTS media_of_root AFTER DELETE ON roots "
+    "BEGIN DELETE FROM media_named WHERE root = OLD.root; END",
+    "CREATE TRIGGER IF NOT EXISTS media_without_name AFTER DELETE ON media_named "
+    "WHEN NOT EXISTS (SELECT 1 FROM media_named WHERE key = OLD.key) "
     "BEGIN DELETE FROM media WHERE key = OLD.key; DELETE FROM media_lengths WHERE key = OLD.key; END",
 )
-_NEWEST: Final = "media_sizes"
+_NEWEST: Final = "media_without_name"
 """What of `_BESIDE` was added last."""
 
 

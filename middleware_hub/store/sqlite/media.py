@@ -1,7 +1,8 @@
-"""Files of media in the file: `media`, one row for each, with its bytes; `media_names`, the records that name it.
+"""Files of media in the file: `media`, one row for each, with its bytes; `media_named`, the conversations that name it.
 
-Names and files are written in the transaction of the records that name them, so no kill parts them. When a record is deleted,
-triggers delete its names, and with the last name the file: also if a router deletes it that does not know of files.
+A conversation is forgotten as a whole, so its root is the name, however many of its records show the picture. Names and files
+are written in the transaction of the records, so no kill parts them. When the row of a root is deleted, triggers delete its
+names, and with the last name the file: also if a router deletes it that does not know of files.
 """
 
 from __future__ import annotations
@@ -21,17 +22,16 @@ from middleware_hub.store.verifying import check_file
 
 logger = logging.getLogger(__name__)
 
-_NAMED: Final = "EXISTS (SELECT 1 FROM media_names WHERE media_names.key = media.key)"
+_NAMED: Final = "EXISTS (SELECT 1 FROM media_named n WHERE n.key = media.key)"
 _SIZES: Final = "SELECT count(*), coalesce(sum(size), 0) FROM media INDEXED BY media_sizes"
 _OWN: Final = """
-SELECT coalesce(sum(size), 0) FROM media WHERE key IN
-    (SELECT key FROM media_names JOIN records ON n = record WHERE root = ?1)
-AND NOT EXISTS (SELECT 1 FROM media_names x JOIN records r ON r.n = x.record WHERE x.key = media.key AND r.root != ?1)"""
+SELECT coalesce(sum(size), 0) FROM media WHERE key IN (SELECT key FROM media_named WHERE root = ?1)
+AND NOT EXISTS (SELECT 1 FROM media_named n WHERE n.key = media.key AND n.root != ?1)"""
 
 
 def write_files(connection: apsw.Connection, names: Sequence[Row], files: Sequence[MediaFile]) -> None:
-    """Write which records (by number) name which files (by key), and the files that are not there yet."""
-    insert(connection, "media_names", names, verb="INSERT OR IGNORE")
+    """Write which conversations (by number) name which files (by key), and the files that are not there yet."""
+    insert(connection, "media_named", names, verb="INSERT OR IGNORE")
     for file in files:
         key = file.key
         if connection.execute("SELECT 1 FROM media WHERE key = ?", (key,)).get is None:
@@ -89,10 +89,11 @@ def own_bytes(connection: apsw.Connection, root: int) -> int:
 
 
 def remove_unnamed(connection: apsw.Connection) -> int:
-    """Remove the files that no record names, and return how many."""
-    connection.execute("DELETE FROM media_names WHERE record NOT IN (SELECT n FROM records)")
+    """Remove the files that no conversation names, and return how many."""
+    before = media_sizes(connection)[0]
+    connection.execute("DELETE FROM media_named WHERE root NOT IN (SELECT root FROM roots)")
     connection.execute(f"DELETE FROM media WHERE NOT {_NAMED}")
-    return connection.changes()
+    return before - media_sizes(connection)[0]
 
 
 def check_media(connection: apsw.Connection, after: int, limit: int) -> tuple[list[Finding], int | None]:
@@ -108,6 +109,9 @@ def check_media(connection: apsw.Connection, after: int, limit: int) -> tuple[li
 
 
 def missing_media(connection: apsw.Connection) -> list[bytes]:
-    """Return the ids of the records that name a file that is not there."""
-    sql = "SELECT DISTINCT id FROM media_names JOIN records ON n = record WHERE key NOT IN (SELECT key FROM media)"
-    return [record for (record,) in connection.execute(sql)]
+    """Return the ids of the roots of conversations that name a file that is not there."""
+    sql = (
+        "SELECT DISTINCT id FROM media_named m JOIN records ON n = m.root "
+        "WHERE NOT EXISTS (SELECT 1 FROM media WHERE media.key = m.key)"
+    )
+    return [root for (root,) in connection.execute(sql)]

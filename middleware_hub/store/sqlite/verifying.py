@@ -136,8 +136,8 @@ class SqliteVerifier:
             with self._reader.snapshot() as connection:
                 missing = missing_media(connection)
             yield [
-                Finding("media", f"record {record.hex()} names a picture whose file is not there", record)
-                for record in missing
+                Finding("media", f"the conversation {root.hex()} names a picture whose file is not there", root)
+                for root in missing
             ]
 
     def _sealed(self, table: str, columns: str, check: Any) -> Iterator[list[Finding]]:

@@ -379,7 +379,7 @@ async def _found(store: Store) -> list[str]:
         ("UPDATE media SET data = zeroblob(5000)", "others than its name says"),
         ("UPDATE media SET about = zeroblob(40)", "checksum is wrong"),
         ("DELETE FROM media", "names a picture whose file is not there"),
-        ("DROP TRIGGER media_unnamed; DELETE FROM media_names", "is named by no record"),
+        ("DROP TRIGGER media_without_name; DELETE FROM media_named", "is named by no record"),
     ],
 )
 def test_damage_is_found_and_never_shown(tmp_path: Path, damage: str, says: str) -> None:
@@ -399,21 +399,21 @@ def test_damage_is_found_and_never_shown(tmp_path: Path, damage: str, says: str)
 
 
 def test_a_router_that_knows_of_no_files_deletes_them_with_their_records(tmp_path: Path) -> None:
-    """It deletes rows of `records`; the triggers are in the file."""
+    """It deletes the row of the root; the triggers are in the file."""
     one_picture(sqlite(tmp_path))
     connection = connect(tmp_path / "store.sqlite3")
     connection.execute("DELETE FROM places; DELETE FROM roots; DELETE FROM records")
     assert connection.execute("SELECT count(*) FROM media").get == 0
-    assert connection.execute("SELECT count(*) FROM media_names").get == 0
+    assert connection.execute("SELECT count(*) FROM media_named").get == 0
     connection.close()
 
 
 def test_a_file_of_an_earlier_version_gets_the_tables(tmp_path: Path) -> None:
     one_picture(sqlite(tmp_path))
     connection = connect(tmp_path / "store.sqlite3")
-    for name in ("media", "media_names", "media_lengths"):
+    for name in ("media", "media_named", "media_lengths"):
         connection.execute(f"DROP TABLE {name}")
-    connection.execute("DROP TRIGGER media_of_record")
+    connection.execute("DROP TRIGGER media_of_root")
     connection.close()
     turn = showing(World().turn(None, "three", "four", namespace=NS, own_context=True), (1,))
 
