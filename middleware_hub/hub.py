@@ -128,6 +128,7 @@ class Hub:
             found.backend = context.backend
         if context.version is not None:
             context.version.reported = lambda: found.clock.current
+            context.version.shown = found.judge.workers.latest
         if found.media is not None:
             found.media.engine = context.engine
         if not context.worker_checks:

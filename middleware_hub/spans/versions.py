@@ -76,6 +76,11 @@ class WorkerVersions:
             if self.changes is not None:
                 self.changes.append(("worker", f"{worker} {version}"))
 
+    def latest(self, worker: str) -> str | None:
+        """Return the version that a worker has, by its last reply or by a call to all workers since; None if neither came."""
+        known = self._seen.get(worker, self._everywhere)
+        return None if known is None else known[0]
+
     def set_everywhere(self, version: str) -> None:
         """Note that all workers were set to this version."""
         self._seen.clear()

@@ -199,6 +199,7 @@ class Fleet:
         self._pool.new_version(version, taken_by, unsure=reached - taken_by)
         if announced and all(answer.done for answer in answers):
             await self.peers.on_version(version)
+        self.version.called()
         return CallOver(call.call, version, tuple(sorted(taken_by)), tuple(sorted(reached - taken_by)))
 
     async def _send_to_all(self, call: FleetCall, begun: CallBegan | None = None) -> list[WorkerAnswer]:
@@ -254,6 +255,7 @@ class Fleet:
         if isinstance(event, CallOver) and event.version is not None:
             self._pool.new_version(event.version, frozenset(event.taken), frozenset(event.unsure))
             await self.peers.on_version(None)
+            self.version.called()
 
     def _end_all(self) -> None:
         with self.in_flight.ending():

@@ -1,8 +1,9 @@
 """The weight version of the fleet, and whether there is one now.
 
-It is what the replies show (`reported`), else what the workers say. While a call changes the weights, while the fleet is
-paused, and while workers are known to have different versions, no one version is that of all: a request that is sent now may
-be computed with older or with newer weights.
+It is what the replies show (`reported`), else what the workers say. A trainer may update workers past the router, which then
+learns of it from their replies: a worker's own word is as old as the last call, or as its registration. While a call changes
+the weights, while the fleet is paused, and while workers are known to have different versions, no one version is that of all:
+a request that is sent now may be computed with older or with newer weights.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ class FleetVersion:
 
     Attributes:
         reported: returns the current version as replies show it; None if they have shown none.
+        shown: returns the version that a worker's replies show, by its URL; None if there were none.
         pauses: how many pauses began, by which a reply shows whether it was sent in the present one.
     """
 
     def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
         self.reported: Callable[[], str | None] = lambda: None
+        self.shown: Callable[[str], str | None] = lambda _: None
         self.pauses = 0
         self._workers = workers
         self._calls: dict[str, str] = {}  # that change the fleet and are not over: their paths
         self._paused = False
+        self._outdated: dict[str, str | None] = {}  # by URL: what replies had shown when a call set versions
 
     def begins(self, call: str, path: str) -> None:
         """Note that a call to all workers begins, which changes weights, or begins or ends a pause."""
@@ -40,6 +44,10 @@ class FleetVersion:
         path = self._calls.pop(call, None)
         if done and path in (_PAUSE, _CONTINUE):
             self._paused = path == _PAUSE
+
+    def called(self) -> None:
+        """Note that a call has set versions: what replies have shown so far is older."""
+        self._outdated = {one.url: self.shown(one.url) for one in self._workers()}
 
     def take_over(self, *, paused: bool) -> None:
         """Take over whether the fleet is paused, as other routers know."""
@@ -66,4 +74,8 @@ class FleetVersion:
         return self.reported() or next(iter(self._told()), None)
 
     def _told(self) -> set[str]:
-        return {one.version for one in self._workers() if one.version is not None and one.routable}
+        return {version for one in self._workers() if one.routable and (version := self._version(one)) is not None}
+
+    def _version(self, worker: Worker) -> str | None:
+        shown = self.shown(worker.url)
+        return worker.version if shown is None or shown == self._outdated.get(worker.url) else shown

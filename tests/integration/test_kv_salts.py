@@ -92,11 +92,11 @@ def test_a_conversation_over_an_update_reads_what_its_mode_lets_it(served: Stack
 
 def test_a_conversation_may_change_its_mode(served: Stack) -> None:
     first, _, _ = say(served, "A conversation that begins without a salt, as most do.", "off")
-    second, _, _ = say(served, first + " b", "version")
     update(served, "2")
-    third, _, body = say(served, second + " c", "rollout")
-    assert kv_versions(served, third) == [None, "1", "1"], "it began under 1"
-    assert "1" in str(salt_of(body))
+    second, _, _ = say(served, first + " b", "version")
+    update(served, "3")
+    third, _, _ = say(served, second + " c", "rollout")
+    assert kv_versions(served, third) == [None, "2", "1"], "it began under 1"
 
 
 def test_staleness_counts_what_was_sampled_behind_an_old_cache(served: Stack) -> None:
@@ -293,6 +293,8 @@ def test_workers_of_different_versions_share_nothing(two: Stack) -> None:
     """One of them did not take the update: what it computes must not be read as that of the new weights."""
     one, other = two.workers
     update(two, "1")
+    for _ in range(2):
+        say(two, "Both reply, and show that they have the first version.", None)
     other.kill()
     answer = two.post("/update_weight_version", {"new_version": "2", "abort_all_requests": False})
     assert answer.status == 207
@@ -308,6 +310,20 @@ def test_workers_of_different_versions_share_nothing(two: Stack) -> None:
     assert one.weight_version == other.weight_version == "3"
     counted = two.get("/metrics").content.decode()
     assert 'tito_router_kv_salts_total{salt="own"} 4.0' in counted
+
+
+def test_workers_that_are_updated_past_the_router_are_of_one_version_again(two: Stack) -> None:
+    """As soon as each has replied. Until then nobody knows which of them have the new weights."""
+    update(two, "7")
+    text = "A prompt for a fleet whose trainer talks to each worker, of several tokens."
+    assert [say(two, text, None)[1] > 0 for _ in range(4)] == [False, False, True, True]
+    for worker in two.workers:
+        worker.set_weight_version("8")
+    found = [say(two, text, None) for _ in range(6)]
+    assert [cached > 0 for _, cached, _ in found[2:]] == [False, False, True, True]
+    assert "o32:" not in str(found[-1][2])
+    update(two, "9")
+    assert [say(two, text, None)[1] > 0 for _ in range(4)] == [False, False, True, True]
 
 
 def test_an_aborted_generation_is_sent_again_with_the_salt_of_then() -> None:
@@ -383,6 +399,9 @@ def test_another_router_goes_on_with_the_version_and_so_does_the_same_after_a_re
                 said = router.post(f"{path}/v1/chat/completions", asked, headers=rollout())
                 assert said.status == 200, said.content
                 messages += [said.json()["choices"][0]["message"], user("on")]
+                assert kv_versions(router, text) == ["1"] * (number + 1)
+                (trajectory,) = router.get(f"{path}/trajectories").json()["trajectories"]
+                assert [turn["kv_version"] for turn in trajectory["turns"]] == ["1"] * (number + 1)
         assert len({record.body["extra_key"] for record in worker.log}) == 1
 
 
