@@ -29,7 +29,7 @@ from middleware_hub.inspector.reports.files import TYPES
 from middleware_hub.inspector.reports.run import RunReports
 from middleware_hub.media.media import Media
 from middleware_hub.media.reading import NO_PICTURES, BodyReader
-from middleware_hub.media.shelf import Shelf
+from middleware_hub.media.stock import Stock
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.cut import end_of
 from middleware_hub.radix.retrieval import RETOKENIZED, explained
@@ -136,7 +136,7 @@ class Sources(NamedTuple):
     """Returns how many versions a weight version is behind the current one."""
     groups: Groups
     media: Media | None
-    shelf: Shelf
+    stock: Stock
 
 
 class _Sessions(NamedTuple):
@@ -172,7 +172,7 @@ class Api:
         self._stored = None if sources.sessions is None else StoredSessions(sources.sessions)
         self._session_changes: dict[str, tuple[tuple[int, int, float], int]] = {}
         self._drifts = Drifts(sources.tokenizer)
-        self._gallery = Gallery(sources.shelf)
+        self._gallery = Gallery(sources.stock)
         self._runs = RunReports(self._vocabulary, self._drifts, sources.behind, self._gallery)
         self._branches = Branches(self._vocabulary, self._drifts, self._gallery)
         calls: dict[str, Callable[..., Awaitable[None]]] = {
@@ -289,9 +289,10 @@ class Api:
         for branch in islice(conversation.branches(), MOST_BRANCHES):
             branches.append(branch.described(branch.chain()))
             await slices.pause()
+        about = await self._gallery.about(tenant, joined.from_iterable(node["pictures"] for node in nodes))
         for node in nodes:
             node["preview"] = node["preview"]()
-            node["pictures"] = [self._gallery.about(tenant, digest) for digest in node["pictures"]]
+            node["pictures"] = [about[digest] for digest in node["pictures"]]
             await slices.pause()
         truncated = truncated or summary["branches"] > MOST_BRANCHES
         return {**summary, "tree": nodes, "branches_list": branches, "truncated": truncated}

@@ -88,13 +88,13 @@ class Branches:
         shown = [one.digest for one in chain.media] + [
             one["digest"] for node in about["tree"] for one in node["pictures"]
         ]
-        pictures = self._gallery.embedded(_tenant(scope), shown)
+        pictures = await self._gallery.embedded(_tenant(scope), shown)
         return form, await offload(True, files.as_page, about, head, tokens, pictures)
 
     async def _head(self, branch: Branch, chain: Chain, patience: float | None, tenant: str) -> dict[str, Any]:
         drift = await self._drifts.soon(chain, patience)
         head = await offload(chain.total > HEAVY, self._described, branch, chain, drift)
-        return {**head, "images": self._gallery.shown(tenant, chain.media)}
+        return {**head, "images": await self._gallery.shown(tenant, chain.media)}
 
     async def _next_drift(self, chain: Chain, query: QueryParameters) -> dict[str, Any]:
         drift = await self._drifts.soon(chain, PATIENCE)
@@ -183,7 +183,7 @@ class Branches:
         heads, chains = [], []
         for conversation, name in (one, other):
             branch, chain = self.chain(conversation, name)
-            shown = self._gallery.shown(tenant, chain.media)
+            shown = await self._gallery.shown(tenant, chain.media)
             about = {"conversation": conversation.id, **branch.described(chain), "total": chain.total}
             heads.append({**about, "images": shown})
             chains.append(chain)

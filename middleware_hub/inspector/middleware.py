@@ -90,7 +90,7 @@ class Inspector:
         sessions = registry if isinstance(registry, SessionRegistry) else None
         self.app = app
         sources = Sources(
-            hub.tokenizer, hub.tree, hub.memory, sessions, hub.clock.distance, hub.groups, hub.media, hub.shelf
+            hub.tokenizer, hub.tree, hub.memory, sessions, hub.clock.distance, hub.groups, hub.media, hub.stock
         )
         server, limits = context.config.server, PromptLimits(tokens=context.config.radix.max_text_tokens)
         bodies = BodyReader.of(context, None if hub.media is None else hub.shelf)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from tokenizers import Tokenizer
 
+from router.config import StoreConfig
 from tests.support.asking import until
 from tests.support.pictures import data_url, digest, picture
 from tests.support.stack import Stack, stack
@@ -235,3 +239,31 @@ def test_a_tenant_sees_its_own_images_only() -> None:
         report = ask(made, "/run", **b)
         assert json.dumps(report).count(digest(CAT)) == 0
         assert report["images"]["distinct"] == 1
+
+
+def test_images_of_a_store_are_shown_after_a_restart(tmp_path: Path) -> None:
+    """What they are, and their files, in a saved page; and in a report that is made without a router."""
+    store = StoreConfig(url=f"sqlite:{tmp_path}/store/")
+    with stack("qwen", styles=("cumulative",), folder=FOLDER, store=store) as made:
+        played(made, "kept", [CAT, DOG, CAT])
+    with stack("qwen", styles=("cumulative",), folder=FOLDER, store=store) as made:
+        assert [one["images"] for one in ask(made, "/conversations?id=kept")["conversations"]] == [3]
+        path = branch("text:kept-0", "kept")
+        head = ask(made, path)
+        assert [one["size"] for one in head["images"]] == sizes([CAT, DOG, CAT])
+        assert [one["width"] for one in head["images"]] == [40, 30, 40]
+        whole = ask(made, "/conversations/text%3Akept-0")
+        assert {one["size"] for node in whole["tree"] for one in node["pictures"]} == {len(CAT), len(DOG)}
+        page = made.exchange("GET", f"{API}{path}/download?format=html").content.decode()
+        assert [page.count(data_url(one)) for one in (CAT, DOG)] == [1, 1]
+        until(lambda: ask(made, "/run")["done"], "the report is made")
+        images = ask(made, "/run")["images"]
+        assert (images["distinct"], images["held"], images["bytes"]) == (2, 2, len(CAT) + len(DOG))
+    out = tmp_path / "report.html"
+    command = [sys.executable, "-m", "router", "report", "--store", f"sqlite:{tmp_path}/store/", "--out"]
+    done = subprocess.run([*command, str(out)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [out.read_text().count(data_url(one)) for one in (CAT, DOG)] == [1, 1]
+    subprocess.run([*command, str(tmp_path / "report.json")], check=True, capture_output=True, timeout=120)
+    images = json.loads((tmp_path / "report.json").read_text())["images"]
+    assert (images["count"], images["held"], images["bytes"]) == (3, 2, len(CAT) + len(DOG))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
 from middleware_hub.inspector.conversations.chain import Chain
+from middleware_hub.inspector.gallery import embedded
 from middleware_hub.inspector.reports.drift import ChainDrift, Drifts
 from middleware_hub.inspector.reports.files import report_page
-from middleware_hub.inspector.reports.run import RunFigures
+from middleware_hub.inspector.reports.run import ImageFigures, RunFigures
+from middleware_hub.media.picture import Picture
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.spans.chain import TokenSpan, links
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
@@ -24,7 +26,7 @@ from middleware_hub.store_cli.command import STATUS, add_store, opened, run_and_
 from middleware_hub.store_cli.export import deleted_sessions
 from middleware_hub.store_cli.progress import bar
 from middleware_hub.store_cli.rows import Ends
-from middleware_hub.store_cli.selection import Places, Selection, add_places, moment
+from middleware_hub.store_cli.selection import Places, Selection, add_places, moment, named
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.errors import BadRequestError, RouterError
 
@@ -72,8 +74,11 @@ async def _run(args: argparse.Namespace) -> int:
     async with opened(args, None if tokenizer is None else tokenizer.fingerprint) as store:
         places = Places(args.tenant, args.lora_path, args.namespace)
         selection = Selection(places, since=args.since or 0, without=await deleted_sessions(store))
-        report, missing = await stored_report(store, selection, tokenizer)
-        _write(args.out, msgspec.json.encode(report) if args.out.suffix == ".json" else report_page(report, {}))
+        report, missing, owners = await stored_report(store, selection, tokenizer)
+        if args.out.suffix == ".json":
+            _write(args.out, msgspec.json.encode(report))
+        else:
+            _write(args.out, report_page(report, embedded([one async for one in _commonest(store, report, owners)])))
         left_out = f"; {missing} sequences could not be read or were forgotten" if missing else ""
         sys.stderr.write(
             f"{report['conversations']} conversations, {report['sampled_tokens']} sampled tokens{left_out}\n"
@@ -81,8 +86,10 @@ async def _run(args: argparse.Namespace) -> int:
         return 1 if missing and (await store.stats()).damaged else 0
 
 
-async def stored_report(store: Store, selection: Selection, tokenizer: Tokenizer | None) -> tuple[dict[str, Any], int]:
-    """Return the report of an open store, and the number of sequences that could not be read."""
+async def stored_report(
+    store: Store, selection: Selection, tokenizer: Tokenizer | None
+) -> tuple[dict[str, Any], int, dict[str, str]]:
+    """Return the report of an open store, the number of sequences that could not be read, and a tenant of each image."""
     clock = VersionClock()
     await VersionLog(store, clock, WorkerVersions()).read()
     tally = RunFigures(None if tokenizer is None else tokenizer.vocabulary, clock.distance)
@@ -94,21 +101,42 @@ async def stored_report(store: Store, selection: Selection, tokenizer: Tokenizer
             advance(1)
     roots = ends.roots
     ids = list(roots)
-    missing = 0
+    missing, owners = 0, dict[str, str]()
     with bar("counting", len(ids)) as advance:
         for at in range(0, len(ids), _AT_ONCE):
             some = ids[at : at + _AT_ONCE]
             found = await store.get(some, roots=roots)
             spans: dict[bytes, TokenSpan] = {}
+            tenants: dict[bytes, str] = {}
             for record in found.records:
                 spans[record.id] = span_of(record, spans)
+                tenants[record.id] = named(record.namespace)[0]
             for wanted in some:
                 if wanted in spans:
                     await _add(tally, drifts, spans[wanted])
+                    await _measure(store, tally.images, tenants[wanted], owners)
                 else:
                     missing += 1
             advance(len(some))
-    return tally.report(progress=1.0), missing
+    return tally.report(progress=1.0), missing, owners
+
+
+async def _measure(store: Store, images: ImageFigures, tenant: str, owners: dict[str, str]) -> None:
+    """Look for the files of the images that were counted last, which are those of a tenant."""
+    fresh = images.fresh()
+    for digest, file in (await store.media(tenant, fresh, data=False) if fresh else {}).items():
+        images.held(digest, file.size)
+        owners[digest] = tenant
+
+
+async def _commonest(store: Store, report: dict[str, Any], owners: dict[str, str]) -> AsyncIterator[Picture]:
+    """Yield the images that a report shows, and note in it what is known of them."""
+    for one in report["images"]["commonest"]:
+        digest = one["digest"]
+        files = await store.media(owners[digest], [digest]) if digest in owners else {}
+        for file in files.values():
+            one |= {"mime": file.mime, "width": file.width, "height": file.height, "size": file.size}
+            yield Picture(digest, file.mime, file.width, file.height, file.data, file.upright)
 
 
 async def _add(tally: RunFigures, drifts: Drifts | None, end: TokenSpan) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -53,13 +52,15 @@ class ImageFigures:
             self._times[digest] = self._times.get(digest, 0) + 1
             self._lengths[digest] = length
 
-    def measure(self, about: Callable[[str], Mapping[str, Any]]) -> None:
-        """Look for the files of the images that came since the last call. `about` says what is known of one."""
+    def fresh(self) -> list[str]:
+        """Return the digests of the images that came since the last call."""
         new, self._new = self._new, []
-        for digest in new:
-            size = about(digest)["size"]
-            if size is not None:
-                self._sizes[digest] = size
+        return new
+
+    def held(self, digest: str, size: int | None) -> None:
+        """Note the bytes of an image's file; None if there is none."""
+        if size is not None:
+            self._sizes[digest] = size
 
     def commonest(self) -> list[str]:
         """Return the digests of the images that occur most often."""
@@ -329,13 +330,14 @@ class RunReports:
             running.task.result()
         report = running.report or running.partial
         images = report["images"]
-        commonest = [{**one, **self._gallery.about(tenant, one["digest"])} for one in images["commonest"]]
+        about = await self._gallery.about(tenant, [one["digest"] for one in images["commonest"]])
+        commonest = [{**one, **about[one["digest"]]} for one in images["commonest"]]
         return {**report, "images": {**images, "commonest": commonest}}
 
     async def _compute(
         self, tenant: str, running: _Running, total: int, conversations: Iterable[ConversationView]
     ) -> None:
-        tally, told, about = running.tally, time.monotonic(), partial(self._gallery.about, tenant)
+        tally, told = running.tally, time.monotonic()
         for done, conversation in enumerate(conversations):
             for branch in conversation.branches():
                 try:
@@ -356,7 +358,8 @@ class RunReports:
                     key=_itself,
                     moment=_moments(conversation, branch),
                 )
-                tally.images.measure(about)
+                for digest, known in (await self._gallery.about(tenant, tally.images.fresh())).items():
+                    tally.images.held(digest, known["size"])
                 await asyncio.sleep(0)
             await asyncio.sleep(0)  # it may have no branch
             if time.monotonic() - told > TELL:

@@ -15,6 +15,7 @@ from middleware_hub.inspector.reports import cli
 from middleware_hub.inspector.reports.drift import Drifts
 from middleware_hub.inspector.reports.run import RunReports
 from middleware_hub.media.shelf import Shelf
+from middleware_hub.media.stock import Stock
 from router.config import StoreConfig
 from tests.support import templates
 from tests.support.agents import AgentSession, user
@@ -107,7 +108,7 @@ def test_conversations_without_branches_let_others_run() -> None:
     async def work() -> None:
         vocabulary: Any = None
         drifts: Drifts = None  # type: ignore[assignment] # nothing has a text
-        reports = RunReports(vocabulary, drifts, lambda _: 0, Gallery(Shelf(0)))
+        reports = RunReports(vocabulary, drifts, lambda _: 0, Gallery(Stock(Shelf(0))))
         all_of_them: Any = [Nothing()] * count
         turns = 0
 
@@ -130,7 +131,7 @@ def test_a_report_that_failed_is_begun_again() -> None:
     async def work() -> None:
         vocabulary: Any = None
         drifts: Drifts = None  # type: ignore[assignment] # nothing has a text
-        reports = RunReports(vocabulary, drifts, lambda _: 0, Gallery(Shelf(0)))
+        reports = RunReports(vocabulary, drifts, lambda _: 0, Gallery(Stock(Shelf(0))))
         broken: Any = [None]
         with pytest.raises(AttributeError):
             await reports.report("", 1, lambda: (1, broken))
