@@ -282,7 +282,13 @@ def media_of(config: RouterConfig, stock: Stock) -> Media | None:
             logger.warning("images are not recorded: %s", family.reason)
         return None
     found = config.media
-    return Media(family, stock, max_image_bytes=found.max_image_bytes, max_request_bytes=found.max_request_bytes)
+    return Media(
+        family,
+        stock,
+        max_image_bytes=found.max_image_bytes,
+        max_request_bytes=found.max_request_bytes,
+        ban_placeholders=found.ban_placeholders,
+    )
 
 
 def load(config: RadixConfig) -> Tokenizer:

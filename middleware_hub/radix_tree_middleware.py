@@ -219,9 +219,14 @@ class RadixTreeMiddleware:
             if self._hub.saving is not None:
                 self._hub.saving.admit()
             further = None
+            if media is not None and media.bias:
+                further = {"sampling_params": request.biased(media.bias)}
             if media is not None and shown:
                 asks = media.asks_ids(unknown=any(prompt.unknown for prompt in prompts), stream=request.stream)
-                further = media.worker_fields(call.caller.tenant, shown, batch=request.batch, asks_ids=asks)
+                further = {
+                    **(further or {}),
+                    **media.worker_fields(call.caller.tenant, shown, batch=request.batch, asks_ids=asks),
+                }
             finish = partial(
                 request.for_worker, printed, call.request, force_logprobs=self.force_logprobs, further=further
             )

@@ -28,6 +28,7 @@ class Family(msgspec.Struct, frozen=True):
         model_type: as `config.json` names it.
         placeholder: the text that stands for an image in a prompt.
         placeholder_id: its token.
+        other_ids: the tokens of other media.
         factor: the side of the square of pixels that becomes a token.
         min_pixels: a smaller image is scaled up.
         max_pixels: a larger image is scaled down.
@@ -43,6 +44,12 @@ class Family(msgspec.Struct, frozen=True):
     max_pixels: int
     least: int
     settings: str
+    other_ids: tuple[int, ...] = ()
+
+    @property
+    def placeholder_ids(self) -> tuple[int, ...]:
+        """The tokens that stand for media."""
+        return self.placeholder_id, *self.other_ids
 
     def estimate(self, width: int, height: int) -> int:
         """Return the number of tokens of an image of so many pixels, each at least 1.

@@ -62,6 +62,7 @@ class _Config(msgspec.Struct):
     """Of `config.json`."""
 
     image_token_id: int
+    video_token_id: int | None = None
 
 
 class _Images(msgspec.Struct):
@@ -77,7 +78,7 @@ class _Images(msgspec.Struct):
 
 def _family(model_type: str, config: dict[str, Any], images: dict[str, Any]) -> Family:
     """Return a checked family. Raises ValueError, or msgspec.ValidationError, if a number is missing, or is none."""
-    placeholder_id = msgspec.convert(config, _Config).image_token_id
+    ids = msgspec.convert(config, _Config)
     found = msgspec.convert(images, _Images)
     size = found.size or _Size()
     least_pixels = size.shortest_edge if found.min_pixels is None else found.min_pixels
@@ -94,7 +95,8 @@ def _family(model_type: str, config: dict[str, Any], images: dict[str, Any]) -> 
     return Family(
         model_type=model_type,
         placeholder=PLACEHOLDERS[model_type],
-        placeholder_id=placeholder_id,
+        placeholder_id=ids.image_token_id,
+        other_ids=() if ids.video_token_id is None else (ids.video_token_id,),
         factor=factor,
         min_pixels=least_pixels,
         max_pixels=most_pixels,

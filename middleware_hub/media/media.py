@@ -57,6 +57,8 @@ PROMPT_IDS = "prompt_token_ids"
 """The field of a reply with the ids that an engine computed with."""
 ABOUT_PROMPT = (PROMPT_IDS, PLACES)
 """The fields of a reply that come with these ids."""
+BAN = -100.0
+"""The least bias that engines take."""
 OURS = "return_prompt_token_ids"
 """Switched on while a length is unknown, and for every reply in one piece."""
 _REFUSED = frozenset(
@@ -171,14 +173,24 @@ class Media:
         stock: the pictures that clients have sent, and how many ids an engine makes of each.
         max_image_bytes: of one picture's file.
         max_request_bytes: of the files of one request.
+        ban_placeholders: whether the model is kept from sampling placeholders.
 
     Attributes:
         engine: returns the engine that the workers run.
         spell: returns the text of ids.
+        bias: what is added to `logit_bias` of each request: `--ban-placeholders`.
         decoding: whether a worker makes a text of the ids of a prompt with pictures, in which it looks for the placeholders.
     """
 
-    def __init__(self, family: Family, stock: Stock, *, max_image_bytes: int, max_request_bytes: int) -> None:
+    def __init__(
+        self,
+        family: Family,
+        stock: Stock,
+        *,
+        max_image_bytes: int,
+        max_request_bytes: int,
+        ban_placeholders: bool = False,
+    ) -> None:
         self.family = family
         self.stock = stock
         self.shelf = stock.shelf
@@ -188,6 +200,7 @@ class Media:
         self.engine: Callable[[], Engine] = lambda: SGLANG
         self.spell: Callable[[Sequence[int]], str] = lambda _: ""
         self.decoding = False
+        self.bias = {str(number): BAN for number in family.placeholder_ids} if ban_placeholders else {}
 
     def check_fields(self, fields: Mapping[str, Raw]) -> None:
         """Refuse the fields of media that the router builds by itself, or cannot record. Raises BadRequestError."""

@@ -34,6 +34,12 @@ class MediaConfig(Section):
         128 * 1024 * 1024,
         "most bytes of images in a request, besides --max-body-bytes, which is for all else",
     )
+    ban_placeholders: bool = flag(
+        "--ban-placeholders",
+        False,
+        "keep the model from sampling the placeholder of an image, behind which a conversation cannot go on with images: a"
+        " logit_bias, which changes sampling",
+    )
     fetch: bool = flag(
         "--fetch-media",
         False,

@@ -125,6 +125,9 @@ class TurnPlan(msgspec.Struct):
         }
         hinted = memoryview(ids.packed).cast("i")
         shown = self.prompt.media
+        if self.media is not None and self.media.bias:
+            biases = {**(self.sampling.get("logit_bias") or {}), **self.media.bias}
+            fields["sampling_params"] = Raw(msgspec.json.encode({**self.sampling, "logit_bias": biases}))
         if shown and self.media is not None:
             self.media.check_prompt(ids.packed, shown)
             fields["input_ids"] = Raw(PromptIds.of(collapsed(ids.packed, shown)).written)

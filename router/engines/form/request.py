@@ -244,6 +244,21 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             out["return_logprob"] = Raw(b"true")
         return out
 
+    def biased(self, bias: Mapping[str, float]) -> Raw:
+        """Return the `sampling_params` that a worker gets, with these biases (by token) beside the client's own."""
+        given = self.fields.get("sampling_params", NULL)
+        entries = self.sampling
+        if self.respelled:
+            printed = self._respelled(given)
+            entries = (
+                msgspec.json.decode(printed, type=list[dict[str, Raw]]) if is_list(given) else [parse_object(printed)]
+            )
+        kept = []
+        for one in entries or [{}]:
+            theirs = typed(one, "logit_bias", dict[str, float] | None, "a map") if "logit_bias" in one else None
+            kept.append({**one, "logit_bias": Raw(msgspec.json.encode({**(theirs or {}), **bias}))})
+        return Raw(msgspec.json.encode(kept if is_list(given) and kept else kept[0]))
+
     def _respelled(self, value: Raw) -> Raw:
         """Return the `sampling_params` without `"n": null`, which is no integer, and with -1 for a `top_k` of 0.
 
