@@ -35,6 +35,20 @@ def test_adding_again_changes_nothing() -> None:
     lease.release()
 
 
+def test_a_worker_that_may_be_another_process_knows_no_pictures() -> None:
+    pool = make_pool(2)
+    one, two = pool.list()
+    for worker in (one, two):
+        worker.images.note(["cat"])
+    pool.probed(one, None)
+    assert "cat" in one.images
+    pool.probed(one, "no connection", absent=True)
+    assert "cat" not in one.images
+    assert "cat" in two.images
+    pool.may_have_restarted(two)
+    assert "cat" not in two.images
+
+
 def test_idle_worker_is_gone_at_once() -> None:
     pool = make_pool(1)
     worker = pool.remove("http://w0:1")

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.engines.engine import EngineAnswer, EngineCall, EngineExchange, KnownWorker
+from router.engines.events import event_data
 from router.engines.form.reply import Reply, read_reply
+from router.engines.form.stream import StreamedReply
 from router.engines.known_names import KnownNames
 from router.engines.vllm.engine import Vllm
 from router.engines.vllm.requests import GENERATE, SCALE_OUT
@@ -126,6 +128,24 @@ def check(reply: Reply, told: Json) -> None:
     assert json.loads(reply.prompt_ids) == told["prompt_token_ids"]
     assert reply.prompt_tokens == len(told["prompt_token_ids"])
     assert reply.places == [(one["offset"], one["length"]) for one in told["mm_placeholders"]["image"]]
+
+
+@pytest.mark.parametrize("cumulative", [False, True])
+def test_a_stream_that_breaks_off_has_told_the_prompt(cumulative: bool) -> None:
+    """Its client keeps a part, whose prompt is known by the first event."""
+    one = next(one for one in exchanges("vllm", "qwen2_5_vl") if one.name == "a stream")
+    engine = Vllm(cumulative=cumulative)
+    found = exchange(engine, *asked_as(one, engine))
+    assert not isinstance(found, EngineAnswer)
+    reader = StreamedReply()
+    for event in one.reply[:-1]:
+        data = event_data(found.event(0, json.dumps(event).encode()))
+        assert data is not None
+        reader.feed(data)
+    reply = reader.reply()
+    assert reply is not None
+    assert (len(one.reply), reply.finish_type) == (3, None)
+    check(reply, one.reply[0])
 
 
 def test_a_picture_is_sent_by_its_name_alone_once_the_worker_has_answered_with_it() -> None:
