@@ -63,7 +63,7 @@ OURS = "return_prompt_token_ids"
 """Switched on while a length is unknown, and for every reply in one piece."""
 _REFUSED = frozenset(
     "uuid features mm_hashes mm_content_hashes content_parts multi_modal_data multi_modal_uuids mm_processor_kwargs "
-    "image_names image_seal pixel_values image_embeds precomputed_features".split()
+    "pixel_values image_embeds precomputed_features".split()
 )
 _PART_OF_MARK = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}?|^[^{OPEN}]*{CLOSE}")
 
@@ -354,9 +354,8 @@ class Media:
         return unknown or not stream or self.engine().tells_ids_once
 
     def worker_fields(self, tenant: str, shown: Sequence[Shown], *, batch: bool, asks_ids: bool) -> dict[str, Raw]:
-        """Return the fields by which a worker gets the pictures."""
-        pictures = [[(one.digest, one.data_url) for one in each.pictures] for each in shown]
-        found = dict(self.engine().image_fields(tenant, pictures, batch=batch))
+        """Return the fields by which a worker gets the pictures. The caller holds these until its reply is there."""
+        found = dict(self.engine().image_fields(tenant, [each.pictures for each in shown], batch=batch))
         if asks_ids:
             found[OURS] = Raw(b"true")
         return found

@@ -176,9 +176,11 @@ class Engine(Protocol):
         ...
 
     def image_fields(
-        self, tenant: str, prompts: Sequence[Sequence[tuple[str, bytes]]], *, batch: bool
+        self, tenant: str, prompts: Sequence[Sequence[media.ImageFile]], *, batch: bool
     ) -> Mapping[str, Raw]:
-        """Return the fields of a request in the common form for the pictures of each prompt: digest and data URL of each.
+        """Return the fields of a request in the common form for the pictures of each prompt.
+
+        An adapter may only name them there: the caller holds the files until the reply has begun.
 
         `tenant`: whose request it is; empty where there are no keys.
         """
@@ -220,10 +222,10 @@ class Native:
         return None
 
     def image_fields(
-        self, tenant: str, prompts: Sequence[Sequence[tuple[str, bytes]]], *, batch: bool
+        self, tenant: str, prompts: Sequence[Sequence[media.ImageFile]], *, batch: bool
     ) -> Mapping[str, Raw]:
         """Return data URLs, and the digests that a worker checks them by."""
-        hashes = [[digest for digest, _ in each] for each in prompts]
+        hashes = [[one.digest for one in each] for each in prompts]
         return {
             media.IMAGES: media.printed(prompts, batch=batch),
             media.HASHES: Raw(msgspec.json.encode(hashes if batch else hashes[0])),

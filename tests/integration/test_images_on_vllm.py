@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from router.app import create_app
-from router.config import RadixConfig, RouterConfig, WorkersConfig
+from router.config import QueueConfig, RadixConfig, RouterConfig, WorkersConfig
 from tests.integration.test_images import CAT, DOG, FOLDER, IMAGE, KEYS, SUN, Json, check, last, product, sampling
+from tests.support.asking import until
 from tests.support.client import call
 from tests.support.pictures import data_url, digest, picture
 from tests.support.serving import serve
@@ -85,6 +87,28 @@ def test_a_worker_that_does_not_know_a_name_gets_the_bytes(served: Stack, how: s
     assert last(second)["text"] == second.record.text
     third = served.generate(body)
     assert parts(third.record) == [(digest(CAT), False), (digest(DOG), False)]
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/sessions/waits/v1/chat/completions"])
+def test_a_picture_that_waits_for_a_worker_is_kept(path: str) -> None:
+    """Meanwhile the shelf lets its file go, to make room for another one."""
+    queue = QueueConfig(max_inflight_per_worker=1)
+    with vllm(workers={"queue": queue}, media={"max_bytes": 1}) as served, ThreadPoolExecutor() as pool:
+        (worker,) = served.workers
+        assert served.post("/sessions", {"session_id": "waits"}).status == 201
+        worker.hold()
+        first = pool.submit(served.post, "/generate", {"text": "First", "sampling_params": sampling()})
+        worker.wait_for_arrivals(1)
+        part = {"type": "image_url", "image_url": {"url": data_url(CAT)}}
+        body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 4}
+        if path == "/generate":
+            body = {"text": IMAGE, "image_data": [data_url(CAT)], "sampling_params": sampling()}
+        second = pool.submit(served.post, path, body)
+        until(lambda: b"router_queue_length 1.0" in served.get("/metrics").content)
+        served.retrieve(IMAGE, image_data=[data_url(DOG)])
+        worker.release()
+        assert [first.result(30).status, second.result(30).status] == [200, 200]
+        assert worker.log[-1].images == (digest(CAT),)
 
 
 def test_workers_have_memories_of_their_own() -> None:
@@ -192,13 +216,6 @@ def test_a_worker_without_scale_out_is_named(path: str, body: Json, stream: bool
         assert served.generate({"text": "Text goes on", "sampling_params": sampling()}).record.text
 
 
-def test_a_client_cannot_name_pictures(served: Stack) -> None:
-    one = {"text": IMAGE, "image_data": [data_url(CAT)]}
-    for name in ("image_names", "image_seal"):
-        answer = served.post("/generate", one | {name: [digest(DOG)]})
-        assert (answer.status, answer.json()["error"]["code"]) == (400, "media_field")
-
-
 def test_without_a_middleware_no_picture_passes() -> None:
     """Nobody has looked at it: it might be an address, which a worker would open."""
     with EmbeddedWorker(FOLDER, interface="vllm") as worker:
@@ -206,14 +223,9 @@ def test_without_a_middleware_no_picture_passes() -> None:
             workers=WorkersConfig(urls=(worker.url,)), radix=RadixConfig(tokenizer_path=str(FOLDER)), middlewares=()
         )
         with serve(create_app(config)) as url:
-            body = {
-                "input_ids": [4097],
-                "image_data": ["http://127.0.0.1:9/a.png"],
-                "image_names": [digest(CAT)],
-                "image_seal": "",
-            }
-            answer = call(f"{url}/generate", body)
-        assert (answer.status, answer.json()["error"]["code"]) == (400, "multimodal_unsupported")
+            for given in ("http://127.0.0.1:9/a.png", data_url(CAT), digest(CAT)):
+                answer = call(f"{url}/generate", {"input_ids": [4097], "image_data": [given]})
+                assert (answer.status, answer.json()["error"]["code"]) == (400, "multimodal_unsupported")
         assert worker.log == []
         assert worker.out_of_range == []
 

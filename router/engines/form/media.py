@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw
@@ -19,8 +19,6 @@ from router.errors import BadRequestError
 IMAGES = "image_data"
 HASHES = "mm_content_hashes"
 """The digests of the pictures, in the same form: SGLang checks the bytes by them."""
-NAMES = "image_names"
-"""The names of the pictures, in the same form, where workers know pictures by name."""
 OTHERS = ("video_data", "audio_data")
 
 _NOTHING = re.compile(rb"(?:[\[\],\s]|null)*+")
@@ -50,16 +48,30 @@ def read(fields: Mapping[str, Raw], prompts: int, *, batch: bool) -> list[list[s
     return [_strings([one] if isinstance(one, str) else one or []) for one in given]
 
 
-def printed(prompts: Sequence[Sequence[tuple[str, bytes]]], *, batch: bool) -> Raw:
-    """Return the data URLs of the pictures (digest, data URL) of each prompt, as `image_data`.
+class ImageFile(Protocol):
+    """A picture's file: what an adapter needs to know of it."""
+
+    @property
+    def digest(self) -> str:
+        """`sha256:` and the hash of its bytes."""
+        ...
+
+    @property
+    def data_url(self) -> bytes:
+        """All of it, as `data:image/png;base64,...`."""
+        ...
+
+
+def printed(prompts: Sequence[Sequence[ImageFile]], *, batch: bool) -> Raw:
+    """Return the pictures of each prompt as `image_data`, with all their bytes.
 
     In one join: each copy of a large picture takes milliseconds.
     """
     parts: list[bytes] = [b"["] if batch else []
     for number, pictures in enumerate(prompts):
         parts.append(b",[" if number else b"[")
-        for place, (_, url) in enumerate(pictures):
-            parts += (b',"' if place else b'"', url, b'"')
+        for place, one in enumerate(pictures):
+            parts += (b',"' if place else b'"', one.data_url, b'"')
         parts.append(b"]")
     return Raw(b"".join((*parts, b"]") if batch else parts))
 

@@ -177,7 +177,7 @@ class WorkerRequest(msgspec.Struct, eq=False):
         return Raw(b"[" + b",".join(bytes(entries[prompt]) for prompt in chosen) + b"]")
 
 
-_PROMPT_FIELDS = frozenset({"input_ids", "text", media.IMAGES, media.HASHES, media.NAMES})
+_PROMPT_FIELDS = frozenset({"input_ids", "text", media.IMAGES, media.HASHES})
 """Fields that are a list of prompts' where the prompts are a list."""
 
 

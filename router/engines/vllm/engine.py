@@ -19,6 +19,7 @@ from router.engines.engine import (
 )
 from router.engines.form.fleet_paths import FleetPath
 from router.engines.form.kv_events import KvReader, KvSource, configured_source
+from router.engines.form.media import ImageFile
 from router.engines.json import JSON_ERRORS
 from router.engines.vllm.fleet import OWN_PATHS, fleet_exchange, weight_version
 from router.engines.vllm.generation import VllmGeneration
@@ -194,9 +195,7 @@ class Vllm:
         except RouterError as error:
             return EngineAnswer(error.status, msgspec.json.encode(error.body()))
 
-    def image_fields(
-        self, tenant: str, prompts: Sequence[Sequence[tuple[str, bytes]]], *, batch: bool
-    ) -> Mapping[str, Raw]:
+    def image_fields(self, tenant: str, prompts: Sequence[Sequence[ImageFile]], *, batch: bool) -> Mapping[str, Raw]:
         """See `Engine`."""
         return self._images.fields(tenant, prompts, batch=batch)
 

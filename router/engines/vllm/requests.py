@@ -136,16 +136,8 @@ def read(body: bytes, abilities: frozenset[str], images: NamedImages, known: Con
     if not prompts or any(bytes(one) in (b"[]", b'""') for one in prompts):
         raise BadRequestError(f"`{key}` is empty, or has an empty prompt in it")
     stream = typed(fields, "stream", bool, "true or false") is True
-    shown = images.read(fields, batch=batch)
-    if shown is None:
-        if media.IMAGES in fields and _asks(typed(fields, media.IMAGES, Any, "JSON")):
-            raise BadRequestError(
-                f"`{media.IMAGES}` goes to vLLM workers only through this router's own middleware, for a model that is known"
-                " to see: its files are in --tokenizer-path (docs/http-api.md, Images)",
-                code=_NO_IMAGES,
-            )
-        shown = [()] * len(prompts)
-    elif SCALE_OUT not in abilities:
+    shown = _shown(fields, images, len(prompts), batch=batch)
+    if any(shown) and SCALE_OUT not in abilities:
         raise BadRequestError(
             "this vLLM worker takes no images with token ids: start it with --enable-scale-out", code=_NO_IMAGES
         )
@@ -158,6 +150,21 @@ def read(body: bytes, abilities: frozenset[str], images: NamedImages, known: Con
         if len(asked[number].rids) != len(asked[0].rids):
             raise BadRequestError("`n` must be the same for all prompts of a batch")
     return Asked(asked, batch or len(asked[0].rids) > 1, stream)
+
+
+def _shown(fields: dict[str, Raw], images: NamedImages, prompts: int, *, batch: bool) -> Sequence[Sequence[NamedImage]]:
+    """Return the pictures of each prompt. Raises BadRequestError for any that the middleware has not named."""
+    given = typed(fields, media.IMAGES, Any, "JSON")
+    if not _asks(given):
+        return [()] * prompts
+    found = images.found(given if batch else [given])
+    if found is None or len(found) != prompts:
+        raise BadRequestError(
+            f"`{media.IMAGES}` goes to vLLM workers only through this router's own middleware, for a model that is known to"
+            " see: its files are in --tokenizer-path (docs/http-api.md, Images)",
+            code=_NO_IMAGES,
+        )
+    return found
 
 
 def _asks(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,7 +24,17 @@ from tests.support.recorded import Exchange, exchanges
 
 Json = dict[str, Any]
 CAT, DOG = ("sha256:" + digit * 64 for digit in "ab")
-URLS = {CAT: b"data:image/png;base64,QQ==", DOG: b"data:image/png;base64,Qg=="}
+
+
+@dataclass
+class File:
+    """A picture's file."""
+
+    digest: str
+    data_url: bytes
+
+
+FILES = {CAT: File(CAT, b"data:image/png;base64,QQ=="), DOG: File(DOG, b"data:image/png;base64,Qg==")}
 SPELLINGS = {
     "max_tokens": "max_new_tokens",
     "seed": "sampling_seed",
@@ -58,14 +69,17 @@ def parts(found: EngineExchange | EngineAnswer) -> list[list[tuple[str, bool]]]:
 def with_pictures(engine: Vllm, *prompts: Sequence[str], tenant: str = "", **body: Any) -> Json:
     """`/generate` as the hub writes it."""
     batch = len(prompts) > 1
-    pairs = [[(digest, URLS[digest]) for digest in each] for each in prompts]
+    files = [[FILES[digest] for digest in each] for each in prompts]
     ids = [[7, *[9] * len(each)] for each in prompts]
     return {
         "input_ids": ids if batch else ids[0],
         "return_prompt_token_ids": True,
-        **engine.image_fields(tenant, pairs, batch=batch),
+        **engine.image_fields(tenant, files, batch=batch),
         **body,
     }
+
+
+_KEPT: list[File] = []
 
 
 def recorded() -> Iterator[Any]:
@@ -86,8 +100,9 @@ def asked_as(one: Exchange, engine: Vllm) -> tuple[Json, KnownWorker]:
         body |= {"return_logprob": True, "logprob_start_len": 0}
     body["sampling_params"] = {SPELLINGS.get(name, name): value for name, value in sampling.items()}
     shown = one.body["content_parts"]
-    pairs = [(part["uuid"], part.get("url", "data:image/png;base64,AAAA").encode()) for part in shown]
-    body |= {"return_prompt_token_ids": True, **engine.image_fields("", [pairs], batch=False)}
+    files = [File(part["uuid"], part.get("url", "data:image/png;base64,AAAA").encode()) for part in shown]
+    _KEPT.extend(files)
+    body |= {"return_prompt_token_ids": True, **engine.image_fields("", [files], batch=False)}
     return body, worker(*(part["uuid"] for part in shown if "url" not in part))
 
 
@@ -236,15 +251,19 @@ def test_only_the_hub_names_pictures() -> None:
     """A client that could say a name beside other bytes would give its picture to whoever sends that name next."""
     engine = Vllm()
     real = with_pictures(engine, [CAT])
-    forged = [
-        {key: value for key, value in real.items() if key != "image_seal"},
-        {**real, "image_seal": "0"},
-        {**real, "image_seal": None},
-        with_pictures(Vllm(), [CAT]),
-        {"input_ids": [9], "image_data": "data:image/png;base64,QQ=="},
-    ]
-    for body in forged:
-        assert refusal(exchange(engine, body, worker()))["code"] == "multimodal_unsupported"
+    forged: list[Any] = [[DOG], ["data:image/png;base64,QQ=="], "data:image/png;base64,QQ==", {"a": 1}, [[CAT]], 7]
+    for one in forged:
+        told = refusal(exchange(engine, {**real, "image_data": one}, worker()))
+        assert told["code"] == "multimodal_unsupported"
+    assert refusal(exchange(Vllm(), real, worker()))["code"] == "multimodal_unsupported"
+
+
+def test_a_picture_is_named_as_long_as_a_call_keeps_it() -> None:
+    engine, file = Vllm(), File(DOG, b"data:image/png;base64,Qg==")
+    body = {"input_ids": [9], **engine.image_fields("", [[file]], batch=False)}
+    assert parts(exchange(engine, body, worker())) == [[(DOG, True)]]
+    del file
+    assert refusal(exchange(engine, body, worker()))
 
 
 @pytest.mark.parametrize("more", [{"top_logprobs_num": 2}, {"token_ids_logprob": [5]}])
