@@ -149,12 +149,13 @@ class TurnPlan(msgspec.Struct):
         # Generations of one session have a prefix in common, so its id routes them.
         hint = RouteHint(None, hinted, self.session_id or None)
         call = GenerateCall(sent.body, sent, headers, state.record, state.caller, hint)
-        if lasting:  # otherwise the layers inside know the conversation
-            call.began = self._began
+        call.began = self._began
         return call
 
     def _began(self) -> tuple[str | None]:
-        """Return the weight version of the session's first turn; see `GenerateCall.began`."""
+        """Return the weight version of the session's first turn, or of the chat's; see `GenerateCall.began`."""
+        if not self.lasting:
+            return (began_with(self.prompt.span, self.prompt.take),)
         first = self.trie.oldest
         return (None if first is None else began_with(first.span, first.span.count),)
 
