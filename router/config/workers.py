@@ -15,7 +15,7 @@ ENGINE_NAMES = ("sglang", "vllm")
 
 DpRanks = Literal["auto", "off"]
 
-_MOST_RANKS = 1024
+MOST_RANKS = 1024
 """No engine has more data-parallel ranks behind one URL."""
 
 _MILLISECONDS: dict[str, Any] = {"metavar": "MS", "scale": 1000, "limit": UNLIMITED}
@@ -220,7 +220,7 @@ class WorkersConfig(Section):
         found: dict[str, int] = {}
         for entry in self.ranks:
             url, equals, count = entry.rpartition("=")
-            if not (url and equals and count.isascii() and count.isdigit() and 0 < int(count) <= _MOST_RANKS):
+            if not (url and equals and count.isascii() and count.isdigit() and 0 < int(count) <= MOST_RANKS):
                 raise BadRequestError(f"--worker-ranks must be like http://10.0.0.1:8000=4, not {entry}")
             found[url] = int(count)
         return found

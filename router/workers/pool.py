@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
-from router.config.workers import BreakerConfig, HealthConfig
+from router.config.workers import MOST_RANKS, BreakerConfig, HealthConfig
 from router.errors import BadRequestError, NotFoundError, NoWorkerError
 from router.workers.breaker import Breaker, BreakerState
 from router.workers.policy import Decision, ForgetsTargets, LearnsReplies, PinsKeys, Policy, RouteQuery
@@ -208,9 +208,10 @@ class WorkerPool:
         if found.ranks is None:
             return
         worker.told_ranks = True
-        if found.ranks != len(worker.targets):
-            logger.info("worker %s has %d data-parallel ranks", worker.url, found.ranks)
-            self._forget(worker.split(found.ranks))
+        ranks = found.ranks if 0 < found.ranks <= MOST_RANKS else 1
+        if ranks != len(worker.targets):
+            logger.info("worker %s has %d data-parallel ranks", worker.url, ranks)
+            self._forget(worker.split(ranks))
             self._update_routable()
             self._room()
 
@@ -259,6 +260,7 @@ class WorkerPool:
         """Note that connections to the worker broke: a new process may be there, with unknown weights."""
         worker.version = None
         worker.doubts += 1
+        worker.told_ranks = False
         worker.images.forget()
         if self._health.version_gate:
             self._update_routable()

@@ -138,7 +138,7 @@ class Worker:
 
     Attributes:
         targets: its ranks, of which it has at least one.
-        told_ranks: whether it has said how many ranks it has.
+        told_ranks: whether it has said how many ranks it has, since it may have been restarted.
         inflight: the number of requests that it is serving, at all of them, and at ranks that it no longer has.
         rank_mismatches: the number of replies that came from another rank than the one that was asked.
         version: its weight version; None if unknown.

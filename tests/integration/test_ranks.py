@@ -137,7 +137,11 @@ def test_a_session_and_a_chat_can_name_a_rank() -> None:
         assert call(f"{url}/v1/chat/completions", body).status == 200
         session = call(f"{url}/sessions", {}).json()["session_id"]
         assert call(f"{url}/sessions/{session}/v1/chat/completions", body).status == 200
-        assert [record.rank for worker in workers for record in worker.log] == [3, 3]
+        body = {"prompt": "Hi.", "max_tokens": 4, "model": "any", "routed_dp_rank": 3}
+        assert call(f"{url}/v1/completions", body).status == 200
+        body = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4, "model": "any"}
+        assert call(f"{url}/v1/chat/completions", body, headers={"x-data-parallel-rank": "3"}).status == 200
+        assert [record.rank for worker in workers for record in worker.log] == [3] * 4
 
 
 def test_a_reply_of_another_rank_is_counted_and_told() -> None:

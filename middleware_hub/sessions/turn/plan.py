@@ -20,12 +20,13 @@ from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import began_with
 from middleware_hub.spans.media import UNKNOWN, collapsed
 from middleware_hub.trajectories.members import HEADERS
+from router.engines.form import ranks
 from router.engines.form.worker_request import WorkerRequest
 from router.http.request_state import RouteHint, request_state
 from router.proxy.generate_call import GenerateCall
 
 _PASSED_HEADERS = frozenset(
-    {b"authorization", b"x-request-id", b"x-abort-policy", b"x-kv-salt", b"traceparent", b"tracestate"}
+    {b"authorization", b"x-request-id", b"x-abort-policy", b"x-kv-salt", b"traceparent", b"tracestate", *ranks.HEADERS}
 )
 """The client's headers that go to the worker; the others are about its own dialect."""
 _PASSED_WITHOUT_SESSION = _PASSED_HEADERS | {b"x-radix-namespace", b"x-smg-routing-key", b"x-session-id", *HEADERS}

@@ -19,8 +19,9 @@ from router.errors import BadRequestError
 _FIELD = b"routed_dp_rank"
 _NAMES = ("routed_dp_rank", "data_parallel_rank")
 FIELDS = frozenset(_NAMES)
-HEADERS = frozenset({b"x-data-parallel-rank", b"x-override-routed-dp-rank"})
-"""vLLM's header, and SGLang's (which it reads with `SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES`)."""
+_HEADERS = b"x-override-routed-dp-rank", b"x-data-parallel-rank"
+HEADERS = frozenset(_HEADERS)
+"""SGLang's header (which it reads with `SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES`), and vLLM's."""
 
 _rank = msgspec.json.Decoder(Annotated[int, msgspec.Meta(ge=0)]).decode
 _DIGITS = re.compile(rb"\d{1,9}")
@@ -53,10 +54,13 @@ def rank_in_body(body: bytes | None) -> int | None:
 
 def rank_in_headers(named: Mapping[bytes, bytes]) -> int | None:
     """Return the rank that a header names; None if none does. Raises BadRequestError: engines ignore what is no number."""
-    for name in HEADERS & named.keys():
-        if not _DIGITS.fullmatch(named[name]):
+    for name in _HEADERS:
+        value = named.get(name)
+        if value is None:
+            continue
+        if not _DIGITS.fullmatch(value):
             raise BadRequestError(f"the header {name.decode()} must be a data-parallel rank, a number from 0 on")
-        return int(named[name])
+        return int(value)
     return None
 
 

@@ -212,6 +212,11 @@ def test_the_limit_holds_for_each_target() -> None:
         pool.lease(QUERY)
 
 
+@pytest.mark.parametrize("ranks", [0, -3, 1 << 40])
+def test_a_number_of_ranks_that_no_engine_has_counts_as_one(ranks: int) -> None:
+    assert [target.name for target in make_ranks(ranks).list()[0].targets] == ["http://w0:1"]
+
+
 def test_a_lease_of_a_rank_that_is_gone_still_counts_at_its_worker() -> None:
     pool = make_ranks(3)
     (worker,) = pool.list()
