@@ -98,10 +98,6 @@ class KvSubscriptions:
             )
             self._tasks[url].append(task)
 
-    def divide(self, url: str, targets: int) -> None:
-        """Say how many targets a followed worker is now. If that is new, start over."""
-        self.start(url, self._sources[url], targets)
-
     def stop(self, url: str) -> None:
         """Stop following a worker and forget its cache at once. A worker that is not followed is no error."""
         self._sources.pop(url, None)

@@ -43,6 +43,8 @@ class KvWatch:
         self._index = index
         self._asked: set[str] = set()
         self._again: dict[str, _Again] = {}
+        self._targets: dict[str, int] = {}
+        """How many targets each worker was that was asked."""
         self._none: set[str] = set()
         """The workers that publish nothing."""
         self._task: asyncio.Task[None] | None = None
@@ -68,16 +70,16 @@ class KvWatch:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self, subscriptions: KvSubscriptions) -> None:
-        """Ask workers that are new, or were away and may have restarted; stop following workers that left the pool."""
+        """Ask workers that are new, have other ranks, or were away and may have restarted; stop following those that left."""
         workers = {worker.url: worker for worker in self._pool.list()}
         well = {url for url, worker in workers.items() if worker.state in ROUTABLE}
         for url in subscriptions.urls - workers.keys():
             subscriptions.stop(url)
-        for url in subscriptions.urls & workers.keys():
-            subscriptions.divide(url, len(workers[url].targets))
         self._again = {url: again for url, again in self._again.items() if url in well}
         now = asyncio.get_running_loop().time()
         new = (well - self._asked) | {url for url, again in self._again.items() if again.at <= now}
+        new |= {url for url in well & self._targets.keys() if self._targets[url] != len(workers[url].targets)}
+        self._targets = {url: len(workers[url].targets) for url in well}
         self._asked = well
         await asyncio.gather(*(self._ask(subscriptions, workers[url]) for url in new))
         for url, worker in workers.items():

@@ -526,15 +526,15 @@ def test_a_worker_that_turns_out_to_be_several_targets_is_followed_anew() -> Non
             contextlib.aclosing(second),
             following((URL, first.source(ranks=2))) as router,
         ):
-            router.subscriptions.divide(URL, 2)
-            router.subscriptions.divide(URL, 2)  # is no news
+            router.subscriptions.start(URL, first.source(ranks=2), 2)
+            router.subscriptions.start(URL, first.source(ranks=2), 2)  # is no news
             await first.subscribed()
             await second.subscribed()
             await first.publish(stored(10, 1, 2))
             await second.publish(stored(10, 1, 2, 3, 4))
             await router.batches(2)
             assert router.index.overlaps([1, 2, 3, 4]) == {URL: 1, f"{URL}@1": 2}
-            router.subscriptions.divide(URL, 3)
+            router.subscriptions.start(URL, first.source(ranks=2), 3)
             assert not router.index.is_separate(URL)
             assert URL in router.subscriptions.urls
 

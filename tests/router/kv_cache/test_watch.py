@@ -153,6 +153,24 @@ def test_a_worker_is_asked_again_only_after_it_was_away() -> None:
     asyncio.run(main())
 
 
+def test_a_worker_with_other_ranks_than_before_is_asked_again() -> None:
+    """Each rank that is a target has a cache of its own."""
+
+    async def main() -> None:
+        fleet = Fleet("http://127.0.0.1:1")
+        (url,) = fleet.workers
+        fleet.told[url] = b'{"kv_events":{"publisher":"zmq","endpoint_port_base":1,"dp_size":2}}'
+        async with looking(fleet) as (look, subscriptions):
+            for targets, separate in ((1, False), (2, True), (3, False), (2, True)):
+                fleet.workers[url].split(targets)
+                await look()
+                await look()
+                assert subscriptions._index.is_separate(url) is separate
+            assert len(fleet.asked) == 4
+
+    asyncio.run(main())
+
+
 def test_a_worker_that_goes_away_while_it_is_asked_is_asked_again() -> None:
     """What it said may be from before its restart, even if it is back at the next look."""
 
