@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 from msgspec import Raw
@@ -199,9 +200,10 @@ class Vllm:
         """See `Engine`."""
         return self._images.fields(tenant, prompts, batch=batch)
 
-    def _generation(self, body: bytes, worker: KnownWorker) -> VllmGeneration:
+    def _generation(self, body: bytes, worker: KnownWorker, doubted: bool = False) -> VllmGeneration:
         asked = read(body, worker.abilities, self._images, worker.images)
-        return VllmGeneration(asked, worker, lambda: self._generation(body, worker), cumulative=self._cumulative)
+        again = partial(self._generation, body, worker)
+        return VllmGeneration(asked, worker, again, cumulative=self._cumulative, doubted=doubted)
 
 
 def _context(tokenized: bytes) -> int | None:

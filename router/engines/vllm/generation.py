@@ -32,24 +32,39 @@ from router.engines.vllm.requests import Asked, VllmPrompt
 
 _NONE = Raw(b"null")
 _NOTHING = VllmUsage()
-_OK, _BAD_REQUEST = 200, 400
+_OK = 200
+_OF_THE_REQUEST = frozenset({400, 500})
+"""The statuses of a worker that cannot do what it is asked, and may with the files in place of names."""
 
 
 class VllmGeneration:
     """The exchange for a body of `/generate`."""
 
     def __init__(
-        self, asked: Asked, worker: KnownWorker, again: Callable[[], VllmGeneration], *, cumulative: bool
+        self,
+        asked: Asked,
+        worker: KnownWorker,
+        again: Callable[[bool], VllmGeneration],
+        *,
+        cumulative: bool,
+        doubted: bool = False,
     ) -> None:
-        """`again` makes the exchange anew, with what is known by then of the worker.
+        """Make the exchange.
 
-        `cumulative`: each event of a stream repeats all before it.
+        Args:
+            asked: the requests.
+            worker: the worker that gets them.
+            again: makes it anew, with what is known by then of the worker; whether `doubted` is its argument.
+            cumulative: each event of a stream repeats all before it.
+            doubted: the worker has failed at the same request with names in place of files, for a reason of its own.
         """
         self.calls: Sequence[EngineCall] = [prompt.call for prompt in asked.prompts]
         self.stream = asked.stream
         self._asked = asked
         self._worker = worker
         self._again = again
+        self._doubted = doubted
+        self._alone = frozenset[str]().union(*(prompt.alone for prompt in asked.prompts))
         self.over = False
         indexes = accumulate((len(one.rids) for one in asked.prompts[:-1]), initial=0)
         self._streams = [
@@ -60,10 +75,9 @@ class VllmGeneration:
     def whole(self, answers: Sequence[EngineAnswer]) -> EngineAnswer | EngineExchange:
         """See `EngineExchange`. An error of the worker is passed on, unless it misses the bytes of a picture."""
         if len(answers) == 1 and answers[0].status != _OK:
-            alone = frozenset[str]().union(*(prompt.alone for prompt in self._asked.prompts))
-            if alone and answers[0].status == _BAD_REQUEST and was_missed(answers[0].body):
-                self._worker.images.forget(alone)
-                return self._again()
+            if self._alone and answers[0].status in _OF_THE_REQUEST:
+                self._worker.images.forget(self._alone)
+                return self._again(not was_missed(answers[0].body))
             return _error(answers[0])
         if self.stream:
             raise UntranslatableError("it is no stream, though one was asked for")
@@ -73,7 +87,7 @@ class VllmGeneration:
             for reply in self._replies(prompt, read(answer.body))
         ]
         for prompt in self._asked.prompts:
-            self._worker.images.note(prompt.images)
+            self._answered(prompt)
         return EngineAnswer(_OK, msgspec.json.encode(replies if self._asked.listed else replies[0]))
 
     def event(self, number: int, data: bytes) -> bytes:
@@ -83,9 +97,16 @@ class VllmGeneration:
         stream = self._streams[number]
         out = stream.event(data)
         if out and not stream.failed:
-            self._worker.images.note(self._asked.prompts[number].images)
+            self._answered(self._asked.prompts[number])
         self.over = stream.failed
         return out
+
+    def _answered(self, prompt: VllmPrompt) -> None:
+        """Remember that the worker knows the pictures of a prompt now."""
+        if self._doubted or self._alone:
+            self._worker.images.useful(yes=not self._doubted)
+            self._doubted = False
+        self._worker.images.note(prompt.images)
 
     def end(self) -> bytes:
         if not self.over and not all(stream.done for stream in self._streams):

@@ -49,7 +49,7 @@ def generation(
     asked = read(msgspec.json.encode(fields), abilities, NamedImages())
     assert {prompt.call.target for prompt in asked.prompts} == {endpoint}
     worker = KnownWorker(version=lambda: version)
-    return VllmGeneration(asked, worker, lambda: pytest.fail("asked again"), cumulative=cumulative)
+    return VllmGeneration(asked, worker, lambda _: pytest.fail("asked again"), cumulative=cumulative)
 
 
 def streamed(one: VllmGeneration, streams: Sequence[bytes]) -> bytes:

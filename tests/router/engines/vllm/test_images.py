@@ -198,14 +198,64 @@ def test_a_picture_that_the_worker_has_forgotten_is_sent_again_once(stream: bool
     assert told == EngineAnswer(400, MISS), "it would go on for ever"
 
 
-@pytest.mark.parametrize("status", [400, 500, 503])
-def test_other_errors_are_passed_on(status: int) -> None:
+OTHER = b'{"error":{"message":"no"}}'
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_other_errors_are_passed_on_if_the_bytes_do_not_help(status: int) -> None:
+    engine, at = Vllm(), worker(CAT)
+    body = with_pictures(engine, [CAT])
+    found = exchange(engine, body, at)
+    assert not isinstance(found, EngineAnswer)
+    again = found.whole([EngineAnswer(status, OTHER)])
+    assert parts(again) == [[(CAT, True)]]
+    assert not isinstance(again, EngineAnswer)
+    assert again.whole([EngineAnswer(status, OTHER)]) == EngineAnswer(status, OTHER)
+    at.images.note([CAT])
+    assert CAT in at.images, "the request was at fault, not the name"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_worker_that_is_busy_is_asked_once(status: int) -> None:
     engine, at = Vllm(), worker(CAT)
     found = exchange(engine, with_pictures(engine, [CAT]), at)
     assert not isinstance(found, EngineAnswer)
-    wrong = EngineAnswer(status, b'{"error":{"message":"no"}}' if status == 400 else MISS)
-    assert found.whole([wrong]) == wrong
+    assert found.whole([EngineAnswer(status, OTHER)]) == EngineAnswer(status, OTHER)
     assert CAT in at.images
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_worker_without_a_cache_of_images_gets_the_bytes_always(stream: bool) -> None:
+    """It fails at a name, and says nothing of a cache: twice in a row, for once may be an accident."""
+    engine, at = Vllm(), worker()
+    body, told = with_pictures(engine, [CAT], stream=stream), answer([7, 9, 9], [(1, 2)])
+
+    def answered(found: EngineExchange | EngineAnswer) -> None:
+        assert not isinstance(found, EngineAnswer)
+        if not stream:
+            found.whole([EngineAnswer(200, told)])
+            return
+        for data in (told, b"[DONE]"):
+            found.event(0, data)
+
+    def failed_at_names() -> None:
+        found = exchange(engine, body, at)
+        assert parts(found) == [[(CAT, False)]]
+        assert not isinstance(found, EngineAnswer)
+        answered(found.whole([EngineAnswer(500, OTHER)]))
+
+    answered(exchange(engine, body, at))
+    failed_at_names()
+    answered(exchange(engine, body, at))  # an accident: here the name is enough
+    failed_at_names()
+    failed_at_names()
+    for _ in range(3):
+        found = exchange(engine, body, at)
+        assert parts(found) == [[(CAT, True)]]
+        answered(found)
+    at.images.forget()  # it was started again
+    answered(exchange(engine, body, at))
+    assert parts(exchange(engine, body, at)) == [[(CAT, False)]]
 
 
 def test_each_tenant_has_names_of_its_own() -> None:
