@@ -2,7 +2,9 @@
 
 An engine computes with a run of placeholders for each image: one for each square of `factor` pixels, after it has resized the
 image. The rule is Qwen's `smart_resize` (transformers, `models/qwen2_vl/image_processing_qwen2_vl.py`; with one more step
-`models/glm4v/image_processing_glm4v.py`). Here it is an estimate: it bounds the context before a worker has answered.
+`models/glm4v/image_processing_glm4v.py`). Kimi-VL scales an image down to a number of patches, and fills up the last square of
+a row and of a column (vLLM 0.32, `model_executor/models/kimi_vl.py`). Here the rule is an estimate: it bounds the context
+before a worker has answered.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ _LONGEST: Final = 200
 
 GLM: Final = frozenset({"glm4v", "glm4v_moe"})
 """Families that first scale an image up until each side has `factor` pixels."""
+KIMI: Final = "kimi_vl"
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -29,10 +32,11 @@ class Family(msgspec.Struct, frozen=True):
         placeholder: the text that stands for an image in a prompt.
         placeholder_id: its token.
         other_ids: the tokens of other media.
+        patch: the side of the patches that `max_pixels` is counted in; 1 for pixels.
         factor: the side of the square of pixels that becomes a token.
         min_pixels: a smaller image is scaled up.
         max_pixels: a larger image is scaled down.
-        least: the fewest tokens of an image. A shorter run is no image.
+        least: the fewest tokens of an image. A shorter run is no image; a placeholder whose image was left out has 1.
         settings: the fingerprint of the settings on which lengths depend.
     """
 
@@ -45,6 +49,7 @@ class Family(msgspec.Struct, frozen=True):
     least: int
     settings: str
     other_ids: tuple[int, ...] = ()
+    patch: int = 1
 
     @property
     def placeholder_ids(self) -> tuple[int, ...]:
@@ -58,6 +63,12 @@ class Family(msgspec.Struct, frozen=True):
             MediaInvalidError: its sides are so unequal that the processor of the model refuses it.
         """
         factor = self.factor
+        if self.model_type == KIMI:
+            patches = (width // self.patch) * (height // self.patch)
+            if patches * self.patch**2 > self.max_pixels:
+                scale = math.sqrt(self.max_pixels // self.patch**2 / patches)
+                width, height = int(width * scale), int(height * scale)
+            return math.ceil(width / factor) * math.ceil(height / factor)
         if self.model_type in GLM and min(width, height) < factor:
             scale = max(factor / height, factor / width)
             width, height = int(width * scale), int(height * scale)

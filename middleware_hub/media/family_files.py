@@ -12,13 +12,14 @@ from typing import Any, Final
 import msgspec
 from xxhash import xxh3_64_hexdigest
 
-from middleware_hub.media.family import GLM, Family, UnsupportedFamily
+from middleware_hub.media.family import GLM, KIMI, Family, UnsupportedFamily
 from router.errors import BadRequestError
 
 _QWEN: Final = "<|image_pad|>"
 PLACEHOLDERS: Final = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _QWEN),
     **dict.fromkeys(GLM, "<|image|>"),
+    KIMI: "<|media_pad|>",
     "tito_demo_vl": _QWEN,  # of the embedded worker
 }
 """The checked families, with the text of their placeholder. Engines keep all other ids of their prompts as they were sent."""
@@ -29,8 +30,8 @@ _SEES: Final = frozenset(
 )
 """Fields of the `config.json` of a model that takes images."""
 
-_LEAST: Final = 4
-"""The fewest tokens of an image where the settings do not allow fewer."""
+_LEAST: Final = 2, 4
+"""The fewest tokens of an image, as far as the settings allow so many."""
 
 
 def load_family(path: str) -> Family | UnsupportedFamily | None:
@@ -48,7 +49,7 @@ def load_family(path: str) -> Family | UnsupportedFamily | None:
     nested = _read(path, "processor_config.json") or {}
     images = nested.get("image_processor") or _read(path, "preprocessor_config.json") or {}
     try:
-        return _family(model_type, config, images)
+        return (_kimi if model_type == KIMI else _family)(model_type, config, images)
     except (msgspec.ValidationError, ValueError) as error:
         return UnsupportedFamily(model_type, f"the files of this {model_type} do not say how it sees: {error}")
 
@@ -90,8 +91,6 @@ def _family(model_type: str, config: dict[str, Any], images: dict[str, Any]) -> 
         raise ValueError("the sizes of its image processor are none")
     if model_type in GLM:  # it counts the pixels of an image once for each frame that it repeats it for
         least_pixels, most_pixels = (pixels // found.temporal_patch_size for pixels in (least_pixels, most_pixels))
-    # What tokens and lengths depend on. `config.json` has other fields, which change with each save.
-    told = msgspec.json.encode([model_type, config.get("vision_config"), images], order="sorted")
     return Family(
         model_type=model_type,
         placeholder=PLACEHOLDERS[model_type],
@@ -100,9 +99,45 @@ def _family(model_type: str, config: dict[str, Any], images: dict[str, Any]) -> 
         factor=factor,
         min_pixels=least_pixels,
         max_pixels=most_pixels,
-        least=max(1, min(_LEAST, least_pixels // factor**2)),
-        settings=xxh3_64_hexdigest(told),
+        least=max(_LEAST[0], min(_LEAST[1], least_pixels // factor**2)),
+        settings=_settings(model_type, config, images),
     )
+
+
+class _KimiConfig(msgspec.Struct):
+    media_placeholder_token_id: int
+
+
+class _KimiImages(msgspec.Struct):
+    patch_size: int
+    merge_kernel_size: tuple[int, int]
+    in_token_limit: int
+
+
+def _kimi(model_type: str, config: dict[str, Any], images: dict[str, Any]) -> Family:
+    """Do the same as `_family` for Kimi-VL, whose files have names of their own."""
+    found = msgspec.convert(images, _KimiImages)
+    if (
+        min(found.patch_size, *found.merge_kernel_size, found.in_token_limit) < 1
+        or len(set(found.merge_kernel_size)) > 1
+    ):
+        raise ValueError("the sizes of its image processor are none")
+    return Family(
+        model_type=model_type,
+        placeholder=PLACEHOLDERS[model_type],
+        placeholder_id=msgspec.convert(config, _KimiConfig).media_placeholder_token_id,
+        factor=found.patch_size * found.merge_kernel_size[0],
+        min_pixels=1,
+        max_pixels=found.in_token_limit * found.patch_size**2,
+        least=_LEAST[0],
+        settings=_settings(model_type, config, images),
+        patch=found.patch_size,
+    )
+
+
+def _settings(model_type: str, config: dict[str, Any], images: dict[str, Any]) -> str:
+    """Return the fingerprint of what lengths depend on. `config.json` has other fields, which change with each save."""
+    return xxh3_64_hexdigest(msgspec.json.encode([model_type, config.get("vision_config"), images], order="sorted"))
 
 
 def _read(path: str, name: str) -> dict[str, Any] | None:

@@ -122,7 +122,34 @@ def test_old_and_new_files_say_the_same(tmp_path: Path) -> None:
 
 
 def test_a_family_that_makes_fewer_tokens_says_so(tmp_path: Path) -> None:
-    assert family(tmp_path, "qwen2_vl", {**QWEN_2, "min_pixels": 784}).least == 1
+    """Never 1: that is what is left of an image that an engine has dropped."""
+    assert family(tmp_path, "qwen2_vl", {**QWEN_2, "min_pixels": 3 * 784}).least == 3
+    assert family(tmp_path, "qwen2_vl", {**QWEN_2, "min_pixels": 784}).least == 2
+
+
+KIMI = {"patch_size": 14, "merge_kernel_size": [2, 2], "in_token_limit": 4096}
+KIMI_SIZES = {  # (width, height): tokens, as vLLM 0.32 counts them
+    **{(1, 1): 1, (28, 28): 1, (29, 28): 2, (640, 480): 414, (1920, 1080): 1032},
+    **{(333, 77): 36, (5000, 4000): 1044, (3, 600): 22},
+}
+
+
+def test_kimis_files_have_names_of_their_own(tmp_path: Path) -> None:
+    found = family(tmp_path, "kimi_vl", KIMI, media_placeholder_token_id=163605)
+    assert (found.placeholder, found.placeholder_id, found.least) == ("<|media_pad|>", 163605, 2)
+    assert {size: found.estimate(*size) for size in KIMI_SIZES} == KIMI_SIZES
+    other = family(tmp_path, "kimi_vl", {**KIMI, "in_token_limit": 9}, media_placeholder_token_id=163605)
+    assert other.settings != found.settings
+    assert other.estimate(640, 480) < 9
+
+
+@pytest.mark.parametrize(
+    "images", [{}, {**KIMI, "in_token_limit": 0}, {**KIMI, "merge_kernel_size": [2, 1]}, {**KIMI, "patch_size": None}]
+)
+def test_kimis_sizes_are_not_guessed(tmp_path: Path, images: dict[str, Any]) -> None:
+    assert isinstance(
+        load_family(model(tmp_path, "kimi_vl", images, media_placeholder_token_id=163605)), UnsupportedFamily
+    )
 
 
 def test_lengths_of_other_settings_are_kept_apart_and_a_new_save_changes_nothing(tmp_path: Path) -> None:
