@@ -147,9 +147,9 @@ class CallSalts:
         for number, salt in enumerate(salts):
             for reply in _replies(number, positions, self._samples):
                 self._sent[reply] = salt
-        batch = request is not None and request.batch
-        keys = _given(fields, "extra_key", count, batch=batch)
-        own = _given(fields, "cache_salt", count, batch=batch)
+        listed = request is not None and request.listed
+        keys = _given(fields, "extra_key", count, listed=listed)
+        own = _given(fields, "cache_salt", count, listed=listed)
         texts = [_joined(salt.text, self._tenant, ("k", key)) for salt, key in zip(salts, keys, strict=True)]
         out = {**fields, "extra_key": _written(texts)}
         if self._salts.followed or any(own):
@@ -215,8 +215,11 @@ def _replies(number: int, positions: Sequence[int] | None, samples: int) -> Sequ
     return range(number * samples, (number + 1) * samples) if positions is None else (positions[number],)
 
 
-def _given(fields: dict[str, Raw], name: str, count: int, *, batch: bool) -> Sequence[str]:
-    """Return a field of the client's for each prompt; "" where there is none. Raises BadRequestError."""
+def _given(fields: dict[str, Raw], name: str, count: int, *, listed: bool) -> Sequence[str]:
+    """Return a field of the client's for each prompt; "" where there is none. Raises BadRequestError.
+
+    `listed`: whether the request is for several replies, and so may have a list.
+    """
     raw = fields.get(name)
     if raw is None or is_null(raw):
         return [""] * count
@@ -224,7 +227,7 @@ def _given(fields: dict[str, Raw], name: str, count: int, *, batch: bool) -> Seq
     if not is_list(raw):
         return [typed(fields, name, str, expected) or ""] * count
     found: list[Any] = typed(fields, name, list[str | None], expected)
-    if not batch or len(found) != count:
+    if not listed or len(found) != count:
         raise BadRequestError(f"`{name}` is a list of {len(found)}, which does not fit the prompts")
     return [one or "" for one in found]
 

@@ -15,7 +15,7 @@ import pytest
 
 from router.config import AbortConfig, StoreConfig
 from tests.support.agents import user
-from tests.support.asking import Asking, settle, until
+from tests.support.asking import Asking, calls, settle, until
 from tests.support.chat_models import chat_model
 from tests.support.lives import Router
 from tests.support.stack import Stack, stack
@@ -272,6 +272,30 @@ def test_in_a_pause_a_request_shares_its_cache_with_nobody(served: Stack) -> Non
     assert say(served, text, "version")[1] == 0, "nobody knows what weights computed what it left"
     assert say(served, text, "version")[1] > 0
     assert whole
+
+
+def test_while_an_update_is_on_its_way_a_request_shares_its_cache_with_nobody() -> None:
+    """The worker may have the new weights already, or not yet."""
+    with stack("qwen", styles=("cumulative",), prefix_cache=True, kv_salt={"mode": "version"}) as served:
+        (worker,) = served.workers
+        update(served, "1")
+        text = "A prompt that is sent before and during an update, of several tokens."
+        say(served, text, None)
+        assert say(served, text, None)[1] > 0
+        worker.hold(2)
+        held = Asking(served.url, {"text": "This one holds the update up.", "sampling_params": sampled()})
+        until(lambda: worker.in_flight)
+        body = {"model_path": "x", "weight_version": "2", "flush_cache": False}
+        updating = Asking(served.url, body, path="/update_weights_from_disk")
+        until(lambda: calls(worker, "/update_weights_from_disk"))
+        asking = Asking(served.url, {"text": text, "sampling_params": sampled()})
+        until(lambda: worker.in_flight == 2)
+        worker.release()
+        assert updating.answer().status == held.answer().status == 200
+        assert asking.answer().json()["meta_info"]["cached_tokens"] == 0
+        assert say(served, text, None)[1] == 0, "what it left is nobody's"
+        assert say(served, text, None)[1] > 0
+        settle(served)
 
 
 def test_a_pause_that_somebody_else_ended_is_over(served: Stack) -> None:
