@@ -246,9 +246,12 @@ class EmbeddedWorker:
 
     # -- gates instead of sleeps ---------------------------------------------------------------------------------------
 
-    def hold(self, after: int = 0) -> None:
-        """Stop every sample that has `after` tokens: 0 keeps them in the waiting queue, more lets them run that far."""
-        self._engine_call(lambda: self._engine.hold(after))
+    def hold(self, after: int = 0, *, rank: int | None = None) -> None:
+        """Stop every sample that has `after` tokens: 0 keeps them in the waiting queue, more lets them run that far.
+
+        `rank`: only the samples of this data-parallel rank.
+        """
+        self._engine_call(lambda: self._engine.hold(after, rank))
 
     def release(self, count: int | None = None) -> None:
         """Open the gate, or let only the first `count` samples that wait there go on."""

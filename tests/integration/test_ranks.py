@@ -91,6 +91,8 @@ def test_a_client_that_names_a_rank_gets_it(interface: Interface, field: str) ->
         assert ask(1, sampling_params={"max_new_tokens": 4, "n": 3}).status == 200
         assert ask(3, stream=True).status == 200
         assert [record.rank for record in large.log] == [3] * 3 + [2] * 3 + [1] * 3 + [3]
+        told = [record.headers.get("x-data-parallel-rank") for record in large.log]
+        assert set(told) == ({None} if interface == "sglang" else {"1", "2", "3"}), "an engine's own way, and no other"
         assert not small.log
         for rank in (0, 0):
             assert ask(rank).status == 200
@@ -206,6 +208,30 @@ def test_a_worker_that_comes_back_with_other_ranks_has_these() -> None:
         assert generate(url, routed_dp_rank=1).status == 200
         assert generate(url, routed_dp_rank=3).status == 400
         assert [record.rank for record in second.log] == [1]
+
+
+@BOTH
+@pytest.mark.parametrize("sizes", [(3,), (3, 3)])
+def test_a_rank_that_hangs_costs_its_requests_a_wait_and_nothing_else(
+    interface: Interface, sizes: tuple[int, ...]
+) -> None:
+    """They are answered once, by other workers or, without any, by other ranks; and every lease is given back."""
+    with ranked(interface, sizes, request_timeout=0.5) as (url, workers):
+        workers[0].hold(rank=1)
+        texts = [f"Question {number}?" for number in range(6 * sum(sizes))]
+        asks = [Asking(url, {"text": text, "sampling_params": {"max_new_tokens": 3}}) for text in texts]
+        answers = [ask.answer() for ask in asks]
+        assert [answer.status for answer in answers] == [200] * len(texts)
+        assert any(record.rank == 1 for record in workers[0].log), "some were there"
+        workers[0].release()
+        for worker in workers:
+            worker.wait_until_idle()
+        records = [record for worker in workers for record in worker.log]
+        served = Counter(tuple(record.input_ids) for record in records if record.finish_reason["type"] != "abort")
+        assert set(served.values()) == {1}, "none twice"
+        assert len(served) == len(texts), "none lost"
+        until(lambda: not any(target["load"] for worker in described(url) for target in worker["targets"]))
+        assert [worker["state"] for worker in described(url)] == ["healthy"] * len(sizes)
 
 
 @pytest.mark.parametrize("middlewares", [(), (RADIX_TREE_MIDDLEWARE,)])

@@ -134,6 +134,7 @@ class EmbeddedEngine:
         self._stream_interval = options.stream_interval
         self._token_delay = options.token_delay
         self._hold: int | None = None
+        self._held_rank: int | None = None
         self._front_closed = False
         self._scheduler_closed = False
 
@@ -278,7 +279,7 @@ class EmbeddedEngine:
         burst = 1 if self._token_delay or self.progress.has_waiters else max(1, min(sample.burst, due - count))
         if job.leg is not None and job.leg.prefill:
             burst = 1
-        if self._hold is not None and not job.released:
+        if self._hold is not None and not job.released and self._held_rank in (None, job.rank):
             burst = min(burst, self._hold - count)
         sample.advance(burst, self.weight_version)
         await asyncio.sleep(self._wait(job) if self._token_delay else 0)
@@ -297,6 +298,7 @@ class EmbeddedEngine:
         if job.leg is not None and not job.leg.ready:
             return job.leg.failure is not None
         held = self._hold is not None and len(job.sample.output_ids) >= self._hold and not job.released
+        held = held and self._held_rank in (None, job.rank)
         return not (held or self._scheduler_closed)
 
     async def _pass(self, job: EngineJob, may: Callable[[], bool]) -> None:
@@ -315,9 +317,9 @@ class EmbeddedEngine:
 
     # -- control ------------------------------------------------------------------------------------------------------
 
-    def hold(self, after: int) -> None:
-        """Stop every sample that has `after` tokens; 0 keeps them queued."""
-        self._hold = after
+    def hold(self, after: int, rank: int | None = None) -> None:
+        """Stop every sample (of a rank, if one is given) that has `after` tokens; 0 keeps them queued."""
+        self._hold, self._held_rank = after, rank
         self.changed()
 
     def release(self, count: int | None) -> None:
