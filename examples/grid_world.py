@@ -97,13 +97,15 @@ class Seer:
         self.model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=learning_rate, weight_decay=0.0)
 
-    async def seen(self, walk: Walk) -> Seen:
-        """Return the tokens of a rollout with its pictures. Raises NotUsableError, ValueError if it cannot be trained on."""
-        found = (await walk.talk.retrieve(media="inline")).require_exact()
-        (given,) = await seen_of([found], self.processor)
+    async def seen(self, walk: Walk) -> Seen | None:
+        """Return the tokens of a rollout with its pictures; None if it must not be trained on.
+
+        Raises ValueError if the processor makes another number of tokens of a picture than the engine did.
+        """
+        (given,) = await seen_of([await walk.talk.retrieve(media="inline")], self.processor)
         if given.faults:
             raise ValueError("; ".join(given.faults))
-        return given
+        return given if given.trajectory.exact else None
 
     def logprobs(self, given: Seen) -> torch.Tensor:
         """Return the logprob of each token but the first, with the features of the pictures at their spans."""
@@ -120,6 +122,8 @@ class Seer:
         self.optimizer.zero_grad()
         largest, count = 0.0, sum(given.trajectory.sampled for group in groups for _, given in group)
         for group in groups:
+            if len(group) < 2:
+                continue  # there is nothing to compare it with
             rewards = torch.tensor([walk.reward for walk, _ in group])
             better = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
             for (_, given), advantage in zip(group, better.tolist(), strict=True):
@@ -157,12 +161,16 @@ async def main() -> None:
     async with AsyncClient(args.router.split(",")) as client:
         await seer.publish(client, folder, "0")
         for step in range(1, args.steps + 1):
-            groups = [[(walk, await seer.seen(walk)) for walk in group] for group in await walks(client, chance)]
+            groups = []
+            for group in await walks(client, chance):
+                found = [(walk, await seer.seen(walk)) for walk in group]
+                groups.append([(walk, given) for walk, given in found if given is not None])
             all_of_them = [(walk, given.trajectory) for group in groups for walk, given in group]
             difference = await asyncio.to_thread(seer.learn, groups)
             await seer.publish(client, folder, str(step))
             told = {
                 "step": step,
+                "dropped": WORLDS * GROUP - len(all_of_them),
                 "reward": sum(walk.reward for walk, _ in all_of_them) / len(all_of_them),
                 "sampled": sum(found.sampled for _, found in all_of_them),
                 "pictures": sum(len(found.multi_modal_data.images) for _, found in all_of_them),

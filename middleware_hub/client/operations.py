@@ -55,6 +55,7 @@ class GenerateOptions(TypedDict, total=False):
         return_trajectory: whether the whole sequence comes with the reply: `Reply.trajectory`.
         images: the images of the prompt's placeholders, in order: all of the conversation, every turn; for a batch, a list for
             each prompt.
+        expanded: whether the ids of the prompt have a run of placeholders for each image, as sequences of trainers have.
         fields: further fields of the body, as SGLang knows them.
     """
 
@@ -74,6 +75,7 @@ class GenerateOptions(TypedDict, total=False):
     return_sampling_mask: bool
     return_trajectory: bool
     images: Sequence[Image] | Sequence[Sequence[Image]]
+    expanded: bool
     fields: Mapping[str, Any]
 
 
@@ -204,6 +206,8 @@ def _generate_call(
             headers[f"x-{name.replace('_', '-')}"] = given if isinstance(given, str) else ", ".join(given)
     if options.get("group_size") is not None:
         headers["x-group-size"] = str(options.get("group_size"))
+    if options.get("expanded"):
+        headers["x-radix-media"] = "expanded"
     if options.get("rollout_end"):
         headers["x-rollout-end"] = "true"
     parent = options.get("parent")

@@ -117,6 +117,17 @@ def test_batches_streams_and_trajectories(served: Stack, client: Client) -> None
     assert "another image" in client.explain(texts[0], [SUN])["message"]
 
 
+def test_the_ids_of_a_sequence_may_be_sent_on(served: Stack, client: Client) -> None:
+    """They have a run for each image. A client says so; without that they are refused."""
+    text = f"Sent on {IMAGE}"
+    reply = client.generate(text, FEW, images=[CAT])
+    found = client.retrieve(text + reply.text, images=[CAT])
+    with pytest.raises(RefusedError, match=r"^400 media_expanded: "):
+        client.generate(found.tokens, FEW, images=[CAT])
+    again = client.generate(found.tokens, FEW, images=[digest(CAT)], expanded=True)
+    assert record_of(served, again.id).input_ids == found.tokens
+
+
 def test_a_session_takes_parts_of_messages(served: Stack, client: Client) -> None:
     with Session(client) as session:
         said = session.chat([{"role": "user", "content": [image_part(CAT), {"type": "text", "text": "What?"}]}])
