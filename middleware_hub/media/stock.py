@@ -71,10 +71,13 @@ class Stock:
         return held
 
     async def ask(self, tenant: str, digests: Iterable[str]) -> None:
-        """Ask the store once about pictures that are not on the shelf, or whose length is not known, without their bytes."""
+        """Ask the store about pictures that are not on the shelf, or whose length is not known, without their bytes.
+
+        It is asked once about each that it has.
+        """
         if self._store is None:
             return
-        wanted = [one for one in dict.fromkeys(digests) if (tenant, one) not in self._told]
+        wanted = [one for one in dict.fromkeys(digests) if self._told.get((tenant, one)) is None]
         if wanted:
             await self._asked(tenant, wanted, data=False)
 

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 _ABOUT, _DATA, _SIZE, _LENGTH = b"a", b"d", b"s", b"l:"
 _AGAIN: Final = 8
 """How often a file is written again that others remove meanwhile."""
+_FILES_AT_ONCE: Final = 2
+"""Files that are on their way at once: others wait for the same connection."""
 _AT_ONCE: Final = 256
 _PATIENCE: Final = 0.5
 """Seconds after which an apparent fault is checked again: the record may just have been written."""
@@ -60,6 +62,7 @@ class RedisMedia:
         self._servers = servers
         self._keys = keys
         self._reading = reading
+        self._turns = asyncio.Semaphore(_FILES_AT_ONCE)
 
     # Appending and forgetting ------------------------------------------------------------------------------------------------
 
@@ -73,7 +76,8 @@ class RedisMedia:
             lengths = [part for name, length in file.lengths.items() for part in (_LENGTH + name.encode(), length)]
             if not there:
                 fields = (_ABOUT, encode_about(file), _SIZE, file.size, _DATA, file.data)
-                (new,) = await self._servers.write([("HSET", key, *fields, *lengths)])
+                async with self._turns:
+                    (new,) = await self._servers.write([("HSET", key, *fields, *lengths)])
                 if new == len(fields) // 2 + len(file.lengths):  # else another router has written it at the same time
                     await self._count(1, file.size)
             elif lengths:
@@ -130,7 +134,8 @@ class RedisMedia:
             key = self._keys.media(media_key(tenant, digest))
             fields = (_ABOUT, _DATA) if data else (_ABOUT,)
             asked: list[Command] = [("HMGET", key, *fields), ("HKEYS", key)]
-            (about, *rest), names = await self._servers.read(asked)
+            async with self._turns:
+                (about, *rest), names = await self._servers.read(asked)
             if about is None or (data and rest[0] is None):
                 continue
             settings = [name for name in names if name.startswith(_LENGTH)]
