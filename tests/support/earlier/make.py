@@ -2,8 +2,9 @@
 
 The router of that checkout plays conversations of every kind over SQLite and over Redis, and is killed. Kept are the file, the
 keys, what the worker sampled, and a spool file with what waited for a store that was locked. Tests read them with the router of
-today: `tests/integration/test_earlier_stores.py` and `tests/middleware_hub/store/spool/test_earlier.py`. Make further ones when
-the stored format changes, and keep those that are there: somewhere such a store is still in use.
+today: `tests/integration/test_earlier_stores.py` and `tests/middleware_hub/store/spool/test_earlier.py`. With
+`--images` it writes a store with images, of a commit that kept none of their files: `tests/integration/test_earlier_images.py`.
+Make further ones when the stored format changes, and keep those that are there: somewhere such a store is still in use.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ import apsw
 import hiredis
 
 from tests.support.engine_server import free_port
+from tests.support.pictures import data_url, picture
 from tests.support.redis_server import empty_redis
 from worker.demo.rollout import call
-from worker.models.ngram import shipped_tokenizer
+from worker.models.ngram import shipped_image_tokenizer, shipped_tokenizer
 from worker.options import WorkerOptions
 from worker.worker import EmbeddedWorker
 
@@ -108,7 +110,7 @@ class Play:
 
 
 @contextmanager
-def router(checkout: Path, worker: str, store: str, *more: str) -> Iterator[str]:
+def router(checkout: Path, worker: str, store: str, *more: str, tokenizer: Path | None = None) -> Iterator[str]:
     """Run the router of a checkout, and kill it in the end. Yields its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -116,7 +118,7 @@ def router(checkout: Path, worker: str, store: str, *more: str) -> Iterator[str]
         "--worker-urls",
         worker,
         "--tokenizer-path",
-        str(shipped_tokenizer()),
+        str(tokenizer or shipped_tokenizer()),
         "--store",
         store,
         "--port",
@@ -171,6 +173,26 @@ def spooled(checkout: Path, folder: Path) -> bytes:
     return json.dumps({"texts": texts, "sampled": sampled}).encode()
 
 
+def with_images(checkout: Path, store: str) -> bytes:
+    """Return a session with two images and what was sampled in it, as JSON."""
+    folder = shipped_image_tokenizer()
+    with (
+        EmbeddedWorker(folder, WorkerOptions(token_delay=0)) as worker,
+        router(checkout, worker.url, store, tokenizer=folder) as url,
+    ):
+        name = call(url, "/sessions", {})[1]["session_id"]
+        messages: list[dict[str, Any]] = []
+        for seed in (1, 2):
+            image = {"type": "image_url", "image_url": {"url": data_url(picture(40, 30, seed))}}
+            messages.append({"role": "user", "content": [image]})
+            body = {"messages": messages, "max_tokens": 6}
+            reply = call(url, f"/sessions/{name}/v1/chat/completions", body)[1]
+            messages.append(reply["choices"][0]["message"])
+    last = worker.log[-1]
+    found = {"session": name, "messages": messages, "ids": [*last.input_ids, *last.output_ids], "images": last.images}
+    return json.dumps(found).encode()
+
+
 def restore(keys: bytes, address: str) -> None:
     """Write keys into a Redis, given what `dump` returned."""
     pairs = json.loads(keys).items()
@@ -203,6 +225,13 @@ def ask(address: str, *commands: tuple[str | bytes, ...]) -> list[Any]:
 
 def main() -> None:
     checkout, name = Path(sys.argv[1]).resolve(), sys.argv[2]
+    if "--images" in sys.argv[3:]:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "store.sqlite3")
+            _keep(f"{name}.images.truth.json", with_images(checkout, f"sqlite:{file}"))
+            _without_log(apsw.Connection(str(file)))
+            _keep(f"{name}.images.sqlite", file.read_bytes())
+        return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "store.sqlite3")
         _keep(f"{name}.sqlite.truth.json", written(checkout, f"sqlite:{file}"))
