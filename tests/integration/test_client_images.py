@@ -103,6 +103,19 @@ def test_a_conversation_sends_its_images_every_turn(served: Stack, client: Clien
     check(whole, record_of(served, reply.id), pictures, inline=True)
 
 
+def test_a_loop_that_rewrites_has_the_images_of_each_sequence(served: Stack, client: Client) -> None:
+    """`cover` gives all sequences that hold the replies, each with the pictures of its own path."""
+    talk = Conversation(client, f"Rewritten: {IMAGE} what?", FEW, images=[CAT])
+    first = talk.say()
+    talk.transcript.text = talk.text[: -len(first.text)] + "Something else."
+    talk.append(f" And {IMAGE}?", [DOG])
+    last = talk.say()
+    main, other = talk.cover(media="inline")
+    check(main, record_of(served, last.id), [CAT, DOG], inline=True)
+    check(other, record_of(served, first.id), [CAT], inline=True)
+    assert main.text == talk.text
+
+
 def test_batches_streams_and_trajectories(served: Stack, client: Client) -> None:
     texts, images = [f"Row one {IMAGE}", "Row two", f"Row three {IMAGE} {IMAGE}"], [[CAT], [], [DOG, CAT]]
     for (reply,), row in zip(client.generate_batch(texts, FEW, images=images), images, strict=True):
