@@ -19,7 +19,7 @@ class ClaimOptions(TypedDict, total=False):
         wait_seconds: how long to wait for a first complete group.
         allow_partial: whether incomplete groups count.
         partial_after_seconds: incomplete groups count only if nothing happened to them for so long.
-        exact_only, max_staleness: filters for samples.
+        exact_only, max_staleness, kv_staleness: filters for samples.
         media: `inline`: images come with their bytes (default: `ref`, without).
     """
 
@@ -32,6 +32,7 @@ class ClaimOptions(TypedDict, total=False):
     partial_after_seconds: float
     exact_only: bool
     max_staleness: int
+    kv_staleness: bool
     return_routed_experts: bool
     return_indexer_topk: bool
     return_top_p: bool

@@ -25,6 +25,7 @@ from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan
 from middleware_hub.spans.reply_names import check_one
+from middleware_hub.spans.trajectory import kv_versions
 from middleware_hub.store.errors import NOT_SAVED, DamagedRecordError, StoreError, StoreUnreachableError
 from middleware_hub.trajectories.samples import Built, GroupSample, Member
 from router.engines.form.fields import parse_object, typed
@@ -278,6 +279,7 @@ class SessionSamples:
             bool(found) and all(one.exact for one in found),
             tuple(dict.fromkeys(version for one in found for version, _, _ in one.weight_versions)),
             session.reward_info,
+            tuple(kv_versions(turn for one in found for turn in one.turns)),
         )
 
     async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:

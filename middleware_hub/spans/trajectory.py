@@ -48,6 +48,11 @@ class SampledTurn(NamedTuple):
         }
 
 
+def kv_versions(turns: Iterable[SampledTurn]) -> dict[str, None]:
+    """Return the `kv_version` of each turn of which it is known, each once, in order."""
+    return dict.fromkeys(turn.span.kv_version for turn in turns if turn.span.kv_version is not None)
+
+
 @dataclass(frozen=True, slots=True)
 class TokenTrajectory:
     """A flattened chain: aligned arrays, one entry per token.

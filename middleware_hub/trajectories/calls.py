@@ -189,7 +189,16 @@ def wanted_of(fields: dict[str, Raw], media: str | None = None) -> ClaimRequest:
     if staleness is not None and staleness < 0:
         raise BadRequestError(f"`max_staleness` must not be negative, not {staleness}")
     logp = typed(fields, "return_logp", bool, "true or false")
-    switches = ("allow_partial", "exact_only", "return_routed_experts", "return_indexer_topk", "return_top_p")
+    if staleness is None and typed(fields, "kv_staleness", bool, "true or false"):
+        raise BadRequestError("`kv_staleness` needs `max_staleness`: how many weight versions are too many")
+    switches = (
+        "allow_partial",
+        "exact_only",
+        "kv_staleness",
+        "return_routed_experts",
+        "return_indexer_topk",
+        "return_top_p",
+    )
     wanted = ClaimRequest(
         groups=_count(fields, "groups", MOST_SIZE) or (1 if limit is None else MOST_SIZE),
         limit=limit,

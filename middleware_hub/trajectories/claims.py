@@ -57,6 +57,7 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     return_indexer_topk: bool = False
     return_top_p: bool = False
     media: str = "ref"
+    kv_staleness: bool = False
 
     @property
     def retrieval(self) -> dict[str, Any]:
@@ -67,6 +68,7 @@ class ClaimRequest(msgspec.Struct, frozen=True):
 _RETRIEVAL: Final = (
     "return_logp",
     "max_staleness",
+    "kv_staleness",
     "return_routed_experts",
     "return_indexer_topk",
     "return_top_p",
@@ -182,8 +184,10 @@ class Claims:
     def _refusal(self, sample: GroupSample, wanted: ClaimRequest) -> str | None:
         if wanted.exact_only and sample.inexact:
             return "inexact"
-        if wanted.max_staleness is not None and self._stale(sample.versions, wanted.max_staleness):
-            return "stale"
+        if wanted.max_staleness is not None:
+            caches = sample.kv_versions if wanted.kv_staleness else ()
+            if self._stale((*sample.versions, *caches), wanted.max_staleness):
+                return "stale"
         return None
 
     def _stale(self, versions: Sequence[str], most: int) -> bool:
@@ -251,8 +255,15 @@ class Claims:
             await journal.read_on()
             return None
         filtered = wanted.exact_only or wanted.max_staleness is not None
-        if filtered and (sample.inexact is built.exact or set(sample.versions) != set(built.versions)):
-            judged = Judged(sample=sample.id, inexact=not built.exact, versions=built.versions, time=journal.now())
+        known = set(sample.versions), set(sample.kv_versions)
+        if filtered and (sample.inexact is built.exact or known != (set(built.versions), set(built.kv_versions))):
+            judged = Judged(
+                sample=sample.id,
+                inexact=not built.exact,
+                versions=built.versions,
+                kv_versions=built.kv_versions,
+                time=journal.now(),
+            )
             await journal.append(judged)
             await journal.read_on()
             if self._refusal(sample, wanted) is not None:

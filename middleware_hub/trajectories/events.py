@@ -22,8 +22,8 @@ class GroupEvent(msgspec.Struct, tag_field="kind", array_like=True, kw_only=True
     time: float
 
 
-class Sampled(GroupEvent, tag="sampled", frozen=True):
-    """A reply of a group was recorded.
+class _Sampled(GroupEvent, frozen=True):
+    """See `Sampled`.
 
     Attributes:
         key, root: the ids of its record and of its conversation.
@@ -47,6 +47,18 @@ class Sampled(GroupEvent, tag="sampled", frozen=True):
     names: tuple[str, ...]
     inexact: bool
     versions: tuple[str, ...]
+
+
+class Sampled(_Sampled, tag="sampled", kw_only=True, frozen=True):
+    """A reply of a group was recorded.
+
+    A field that is new stands here, so that it comes last: behind the fields of events that are in stores already.
+
+    Attributes:
+        kv_version: see `TokenSpan`.
+    """
+
+    kv_version: str | None = None
 
 
 class Joined(GroupEvent, tag="joined", frozen=True):
@@ -149,12 +161,16 @@ class Released(GroupEvent, tag="released", frozen=True):
     samples: tuple[bytes, ...] = ()
 
 
-class Judged(GroupEvent, tag="judged", frozen=True):
-    """The filters' view of a sample, known since its tokens were laid out."""
-
+class _Judged(GroupEvent, frozen=True):
     sample: bytes
     inexact: bool
     versions: tuple[str, ...]
+
+
+class Judged(_Judged, tag="judged", kw_only=True, frozen=True):
+    """The filters' view of a sample, known since its tokens were laid out. A field that is new stands here, as in `Sampled`."""
+
+    kv_versions: tuple[str, ...] = ()
 
 
 class MembersDropped(TakingEvent, tag="dropped", frozen=True):

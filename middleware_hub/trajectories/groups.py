@@ -172,6 +172,7 @@ def _sampled(lora: str, member: GroupMembership, generation: Generation, now: fl
         names=span.request_ids,
         inexact=bool(_own_flags(span) & _INEXACT_FLAGS),
         versions=tuple(version_names(span.versions)),
+        kv_version=span.kv_version,
         time=now,
     )
 

@@ -47,7 +47,7 @@ from middleware_hub.trajectories.samples import (
     Settled,
     Standing,
     member_of,
-    versions_of,
+    sample_of,
 )
 
 MOST_CLAIMS: Final = 10_000
@@ -116,10 +116,11 @@ class Ledger:
                 yield from self._acknowledge(self._claims.get(claim))
             case Released(claim=claim, samples=samples):
                 self._release(self._claims.get(claim), samples)
-            case Judged(sample=sample, inexact=inexact, versions=versions):
+            case Judged(sample=sample, inexact=inexact, versions=versions, kv_versions=caches):
                 member = self._members.get(sample)
                 if member is not None and member.sample is not None:
                     member.sample.inexact, member.sample.versions = inexact, versions
+                    member.sample.kv_versions = caches
             case MembersDropped(keys=keys, why=why, before=before):
                 yield from self._drop_all(keys, why, before)
 
@@ -187,9 +188,7 @@ class Ledger:
         here = self._known(taken)
         if not here or any(one.sample or one.done or one.group is not here[0].group for one in here):
             return None
-        sample = GroupSample(
-            tuple(here), complete=True, inexact=any(one.inexact for one in here), versions=versions_of(here)
-        )
+        sample = sample_of(tuple(here), complete=True)
         for one in here:
             one.sample = sample
         here[0].group.sealed[sample.id] = sample

@@ -49,6 +49,7 @@ class Member(msgspec.Struct, eq=False, gc=False):
     rewarded: int = 0
     sample: GroupSample | None = None
     done: bool = False
+    kv_version: str | None = None
 
     @property
     def state(self) -> State:
@@ -75,7 +76,7 @@ class GroupSample(msgspec.Struct, eq=False, gc=False):
     Attributes:
         complete: whether a reward, `x-rollout-end` or the session's end has ended it.
         claim: the claim that has it, or had it last.
-        inexact, versions: as known before its tokens are laid out.
+        inexact, versions, kv_versions: as known before its tokens are laid out.
     """
 
     members: tuple[Member, ...]
@@ -83,6 +84,7 @@ class GroupSample(msgspec.Struct, eq=False, gc=False):
     claim: LedgerClaim | None = None
     inexact: bool = False
     versions: tuple[str, ...] = ()
+    kv_versions: tuple[str, ...] = ()
 
     @property
     def id(self) -> bytes:
@@ -269,6 +271,7 @@ class Built(msgspec.Struct, frozen=True):
     exact: bool
     versions: tuple[str, ...]
     rewards: Mapping[str, Any] | None = None
+    kv_versions: tuple[str, ...] = ()
 
 
 class SampleTrajectories(Protocol):
@@ -299,6 +302,7 @@ def member_of(event: Sampled, group: SampleGroup, number: int) -> Member:
         inexact=event.inexact,
         versions=event.versions,
         ended=event.ended,
+        kv_version=event.kv_version,
     )
 
 
@@ -342,7 +346,14 @@ def _draft(free: dict[bytes, Member], taken: set[bytes], ends: list[Member], com
             above = free.get(above.parent or b"")
     taken |= keys
     members = tuple(sorted((free[key] for key in keys), key=lambda one: one.number))
-    return GroupSample(members, complete, inexact=any(one.inexact for one in members), versions=versions_of(members))
+    return sample_of(members, complete=complete)
+
+
+def sample_of(members: tuple[Member, ...], *, complete: bool) -> GroupSample:
+    """Return the sample of just these members."""
+    inexact, versions = any(one.inexact for one in members), versions_of(members)
+    caches = tuple(dict.fromkeys(one.kv_version for one in members if one.kv_version is not None))
+    return GroupSample(members, complete, inexact=inexact, versions=versions, kv_versions=caches)
 
 
 def versions_of(members: Sequence[Member]) -> tuple[str, ...]:

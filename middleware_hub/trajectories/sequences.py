@@ -24,7 +24,7 @@ from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.answer_json import encoded
 from middleware_hub.spans.media import digests_in
-from middleware_hub.spans.trajectory import SharedMask, flatten
+from middleware_hub.spans.trajectory import SharedMask, flatten, kv_versions
 from middleware_hub.trajectories.ledger import STEP
 from middleware_hub.trajectories.samples import Built, GroupSample, Member, SampleTrajectories
 from router.http.offload import offload
@@ -78,7 +78,7 @@ class Sequences:
             viewer = await self._media.look(tenant, digests, inline=options.get("media") == "inline")
         first = flatten(*recall.cut[:2])  # with the reasons that are known now
         masks = SharedMask(first, [one.span for one in others])
-        answers, exact, versions = [], True, dict[str, None]()
+        answers, exact, versions, caches = [], True, dict[str, None](), dict[str, None]()
         for number, (generation, text) in enumerate(chains):
             cut = end_of(generation.span)
             heavy = cut.tokens > MANY_TOKENS
@@ -99,9 +99,10 @@ class Sequences:
             answer = {**await offload(heavy, answer_of), **extras}
             exact = exact and answer["exact"]
             versions.update((version, None) for version, _, _ in flat.weight_versions)
+            caches.update((version, None) for version in kv_versions(flat.turns))
             answers.append(Raw(await offload(heavy, encoded, answer)))
             await asyncio.sleep(0)
-        return Built(answers, exact, tuple(versions))
+        return Built(answers, exact, tuple(versions), kv_versions=tuple(caches))
 
     async def _asked_late(self, ends: Sequence[Generation]) -> list[Sequence[str]]:
         """Return `Memory.asked_late` of each of these chains."""

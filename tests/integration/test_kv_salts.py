@@ -440,3 +440,33 @@ def test_both_legs_of_a_request_have_the_same_salt() -> None:
         assert legs[0] == legs[1]
         assert len(set(legs[0])) == 1
         settle(served)
+
+
+def test_claims_leave_out_what_was_sampled_behind_an_old_cache(served: Stack) -> None:
+    """It waited at its worker over two updates: its tokens are new, what it read of the cache may be old."""
+    (worker,) = served.workers
+    space = {"x-radix-namespace": "claims"}
+    worker.hold(0)
+    body = {"text": "A prompt that waits at its worker.", "sampling_params": sampled()}
+    headers = {**space, "x-group-id": "kept", "x-rollout-id": "one", "x-rollout-end": "true", "x-kv-salt": "version"}
+    asking = Asking(served.url, body, headers=headers)
+    until(lambda: worker.in_flight)
+    update(served, "2")
+    update(served, "3")
+    worker.release()
+    assert asking.answer().status == 200
+
+    def claimed(**more: Any) -> int:
+        answer = served.post("/trajectories/claim", {"allow_partial": True, **more}, headers=space)
+        assert answer.status == 200, answer.content
+        found = answer.json()
+        for sample in found["samples"]:
+            (trajectory,) = sample["trajectories"]
+            assert [(turn["version"], turn["kv_version"]) for turn in trajectory["turns"]] == [("3", "1")]
+            done = {"claim_id": found["claim_id"]}
+            assert served.post("/trajectories/release", done, headers=space).status == 200
+        return len(found["samples"])
+
+    assert claimed(max_staleness=0) == 1
+    assert [claimed(max_staleness=most, kv_staleness=True) for most in (0, 1, 2)] == [0, 0, 1]
+    assert served.post("/trajectories/claim", {"kv_staleness": True}).status == 400
