@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from router.config import WorkersConfig
+from router.config import HealthConfig, WorkersConfig
 from router.engines.vllm.engine import Vllm
 from router.errors import BadRequestError
 from router.http.upstream import AiohttpUpstream
@@ -101,6 +101,21 @@ def test_a_worker_that_was_too_busy_to_say_it_is_asked_again() -> None:
             await until(lambda: len(server.asked) > 3)
             assert count
             assert "/server_info" not in server.asked, "it has said it"
+
+    asyncio.run(main())
+
+
+def test_a_worker_whose_connections_broke_may_be_another_one() -> None:
+    """It is asked at once, and not after a bad probe: a request to a rank that is gone would be refused."""
+
+    async def main() -> None:
+        server = AnsweringServer(server_info={**MODEL, "dp_size": 4}, model_info=MODEL, ping={})
+        async with watching(HealthConfig(interval=60)) as fleet, serving(server) as url:
+            worker = await fleet.admission.admit(url)
+            assert len(worker.targets) == 4
+            server.answers["/server_info"] = {**MODEL, "dp_size": 2}
+            fleet.checks.trouble(worker)
+            await until(lambda: len(worker.targets) == 2)
 
     asyncio.run(main())
 
