@@ -122,7 +122,7 @@ class Fetcher:
                 raise MediaUrlError(
                     f"an image cannot be fetched: {url.host} cannot be reached, or has no public address"
                 ) from None
-            except UpstreamFailure as error:
+            except (UpstreamFailure, ValueError) as error:
                 raise MediaUrlError(f"an image cannot be fetched from {url.host}: {error}") from None
         raise MediaUrlError(f"an image cannot be fetched: more than {_MOST_REDIRECTS} redirects")
 

@@ -277,12 +277,8 @@ def learned(
             run = at
             while run < len(theirs) and theirs[run] == placeholder:
                 run += 1
-            length, rest = divmod(run - at - (behind - done - (same - 1)), same)
-            if rest:
-                raise UnlikePromptError(
-                    f"{same} times the same picture have a number of ids that is no multiple of that"
-                )
-            found[digest] = length
+            # If it is no multiple, ids are left over behind the last picture.
+            length = found[digest] = (run - at - (behind - done - (same - 1))) // same
         if length < least:
             raise UnlikePromptError(
                 f"a picture has {length} ids, fewer than the {least} of the smallest: it was left out"

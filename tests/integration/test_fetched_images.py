@@ -231,6 +231,14 @@ def test_only_the_named_hosts(site: Site) -> None:
         assert len(site.asked) == 1
 
 
+@pytest.mark.parametrize(
+    "url", ["http://", "http:///cat", "http://a b/cat", "http://127.0.0.1:99999/cat", "https://a\u0001"]
+)
+def test_a_malformed_address_is_told(served: Stack, url: str) -> None:
+    answer = served.post("/generate", generated(url))
+    assert (answer.status, answer.json()["error"]["code"]) == (400, "media_url"), answer.content
+
+
 @pytest.mark.parametrize("url", ["file:///cat", "ftp://127.0.0.1/cat", "/cat", "cat.png"])
 def test_other_schemes_and_paths_stay_refused(served: Stack, url: str) -> None:
     answer = served.post("/generate", generated(url))
@@ -257,6 +265,9 @@ def test_the_files_of_a_request_are_limited_together(site: Site) -> None:
             error = served.post("/generate", generated(*images)).json()["error"]
             assert error["code"] == "media_invalid"
             assert "--media-max-request-bytes" in error["message"]
+        # Not even one that never ends is read further than that.
+        error = served.post("/generate", generated(f"{site.url}/endless")).json()["error"]
+        assert "--media-max-request-bytes" in error["message"]
         many = served.post("/generate", generated(*(f"{site.url}/{number}" for number in range(300))))
         assert many.json()["error"]["code"] == "media_url"
 
