@@ -285,3 +285,27 @@ def test_while_the_store_is_away_what_is_only_there_is_unknown(tmp_path: Path) -
             assert (answer.status, answer.json()["error"]["code"]) == (400, "media_unknown")
             turn(served, name, [*messages, user(text="And?")])
             server.start()
+
+
+def test_what_the_store_has_forgotten_is_written_again_with_its_pictures(store: StoreConfig) -> None:
+    """The conversations go on at a router that still has them: a session, and a text."""
+    assert store.url is not None
+    with product(store) as served:
+        name = str(ok(served, "/sessions", {})["session_id"])
+        messages = [user(CAT)]
+        messages.append(turn(served, name, messages))
+        text = f"Text: {IMAGE}"
+        body: Json = {"image_data": [data_url(DOG)], "sampling_params": {"max_new_tokens": 5}}
+        text += served.generate(body | {"text": text}).record.text
+        assert status("prune", "--store", store.url, "--unused-for", "2100-01-01", "--unretrieved") == 0
+        assert status("stats", "--store", store.url) == 0
+        turn(served, name, [*messages, user(SUN)])
+        text += " more"
+        text += served.generate(body | {"text": text}).record.text
+    with product(store) as served:
+        for content in (CAT, DOG, SUN):
+            assert served.exchange("GET", f"/media/{digest(content)}").content == content
+        (found,) = served.get(f"/sessions/{name}/trajectories?media=inline").json()["trajectories"]
+        check(found, [CAT, SUN])
+        check(ok(served, "/retrieve_from_text?media=inline", {"text": text, "image_data": [digest(DOG)]}), [DOG])
+    assert status("verify", "--store", store.url) == 0
