@@ -248,14 +248,27 @@ def test_a_worker_without_a_cache_of_images_gets_the_bytes_always(stream: bool) 
     failed_at_names()
     answered(exchange(engine, body, at))  # an accident: here the name is enough
     failed_at_names()
+    at.images.note([DOG])
     failed_at_names()
     for _ in range(3):
         found = exchange(engine, body, at)
         assert parts(found) == [[(CAT, True)]]
         answered(found)
+    assert DOG not in at.images
     at.images.forget()  # it was started again
     answered(exchange(engine, body, at))
     assert parts(exchange(engine, body, at)) == [[(CAT, False)]]
+
+
+def test_a_worker_that_forgets_often_is_sent_names_all_the_same() -> None:
+    engine, at = Vllm(), worker(CAT)
+    for _ in range(4):
+        found = exchange(engine, with_pictures(engine, [CAT]), at)
+        assert parts(found) == [[(CAT, False)]]
+        assert not isinstance(found, EngineAnswer)
+        again = found.whole([EngineAnswer(400, MISS)])
+        assert not isinstance(again, EngineAnswer)
+        again.whole([EngineAnswer(200, answer([7, 9, 9], [(1, 2)]))])
 
 
 def test_each_tenant_has_names_of_its_own() -> None:
