@@ -66,7 +66,7 @@ class Faults:
     def _new_weights(self) -> None:
         """Cause no fault, but a change that all routers have to learn of."""
         self._version += 1
-        for worker in self._machines.workers:
+        for worker in (*self._machines.prefills, *self._machines.workers):
             worker.set_weight_version(str(self._version))
 
     def _kill_redis(self) -> None:

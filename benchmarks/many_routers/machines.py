@@ -14,6 +14,7 @@ from tests.support.client import call
 from tests.support.engine_server import free_port
 from tests.support.programs import Process, Program
 from tests.support.vocabularies import vocabulary
+from worker.options import Role, StreamStyle
 from worker.worker import EmbeddedWorker, LoopThread
 
 TENANTS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
@@ -48,20 +49,36 @@ class Machines:
 
     Attributes:
         url: of the balancer.
+        workers: those whose replies clients get; `prefills`: beside them, those that prefill.
         routers, redis: processes; redis is None with a store of another kind.
         wires: from each router to Redis.
     """
 
     def __init__(
-        self, store: str, folder: Path, routers: int = 3, fsync: str = "everysec", flags: Sequence[str] = ()
+        self,
+        store: str,
+        folder: Path,
+        routers: int = 3,
+        fsync: str = "everysec",
+        flags: Sequence[str] = (),
+        *,
+        apart: bool = False,
     ) -> None:
-        """`store`: `sqlite` or `redis`."""
+        """`store`: `sqlite` or `redis`. `apart`: the workers only decode, and there are as many that prefill."""
         self._entered = contextlib.ExitStack()
         self._folder, self._flags = folder, flags
-        self.workers = [
-            EmbeddedWorker(vocabulary("qwen"), stream_style=style, seed=number, token_delay=0.002)
-            for number, style in enumerate(("cumulative", "incremental"))
-        ]
+
+        def workers(role: Role) -> list[EmbeddedWorker]:
+            styles: tuple[StreamStyle, ...] = ("cumulative", "incremental")
+            return [
+                EmbeddedWorker(
+                    vocabulary("qwen"), stream_style=style, seed=number, token_delay=0.002, disaggregation_mode=role
+                )
+                for number, style in enumerate(styles)
+            ]
+
+        self.workers = workers("decode" if apart else "null")
+        self.prefills = workers("prefill") if apart else []
         self.redis: Process | None = None
         self.redis_port = free_port()
         if store == "redis":
@@ -89,7 +106,7 @@ class Machines:
 
     def __enter__(self) -> Machines:
         with contextlib.ExitStack() as stack:
-            for worker in self.workers:
+            for worker in (*self.prefills, *self.workers):
                 stack.enter_context(worker)
             if self.redis is not None:
                 stack.enter_context(self.redis).wait_until_up()
@@ -131,7 +148,9 @@ class Machines:
         flags += ["--admin-key", ADMIN, "--verify-rate", "0", "--abort-retry-wait", "0.2"]
         flags += ["--radix-max-tokens", "40000", "--shutdown-grace", "10"]
         flags += ["--store-spool", str(self._folder / "spool"), *self._flags]
-        return Program(name, *flags, "--worker-urls", *(one.url for one in self.workers), folder=self._folder)
+        return Program(
+            name, *flags, "--worker-urls", *(one.url for one in (*self.prefills, *self.workers)), folder=self._folder
+        )
 
     def heal(self) -> None:
         """Let all machines run, and wait until everything that waits for the store is in it. Raises TimeoutError."""

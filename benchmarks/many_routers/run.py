@@ -42,6 +42,7 @@ class Plan:
     Attributes:
         store: `sqlite` or `redis`; `fsync` is Redis' `appendfsync`.
         flags: further flags of the routers.
+        apart: prefill and decode workers, two of each.
     """
 
     store: str = "sqlite"
@@ -51,6 +52,7 @@ class Plan:
     fsync: str = "always"
     seed: int = 0
     flags: Sequence[str] = ()
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Result:
 def run(plan: Plan, folder: Path, progress: float = 30.0) -> Result:
     """Run the routers, clients and faults, then count. All files are below `folder`."""
     ledger = Ledger()
-    with Machines(plan.store, folder, plan.routers, plan.fsync, plan.flags) as machines:
+    with Machines(plan.store, folder, plan.routers, plan.fsync, plan.flags, apart=plan.apart) as machines:
         truth = Truth(machines.workers)
         shared = Shared(machines.url, ledger, truth)
         clients = [Client(shared, number, plan.seed) for number in range(plan.clients)]
@@ -143,6 +145,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--fsync", choices=FSYNCS, default="always", help="Redis' appendfsync (%(default)s)")
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--folder", type=Path, help="where logs and the store stay")
+    found.add_argument("--apart", action="store_true", help="prefill and decode workers, two of each")
     found.add_argument("flags", nargs="*", help="further flags of the routers, behind --")
     return found
 
@@ -150,7 +153,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Run what the command line says."""
     args = parser().parse_args()
-    plan = Plan(args.store, args.minutes, args.routers, args.clients, args.fsync, args.seed, args.flags)
+    plan = Plan(args.store, args.minutes, args.routers, args.clients, args.fsync, args.seed, args.flags, args.apart)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

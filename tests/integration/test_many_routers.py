@@ -13,9 +13,12 @@ MINUTES = float(os.environ.get("TITO_MINUTES", "1"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["sqlite", "redis"])
-def test_nothing_that_was_answered_is_lost_doubled_wrong_or_seen_by_others(store: str, tmp_path: Path) -> None:
-    result = run(Plan(store, MINUTES), tmp_path)
+@pytest.mark.parametrize(("store", "apart"), [("sqlite", False), ("redis", False), ("redis", True)])
+def test_nothing_that_was_answered_is_lost_doubled_wrong_or_seen_by_others(
+    store: str, apart: bool, tmp_path: Path
+) -> None:
+    """Also of workers that prefill or decode."""
+    result = run(Plan(store, MINUTES, apart=apart), tmp_path)
     print(result)
     assert not result.wrong, "\n".join(result.wrong)
     assert result.counts["count: answered"] > 300 * MINUTES
