@@ -234,7 +234,7 @@ class Fleet:
     async def begin(self) -> None:
         """Take over what the routers' log says: the weight version, and calls in progress."""
         state = self.peers.log.state
-        self._pool.version = state.version
+        self._pool.begin(state.version)
         self.version.take_over(paused=state.paused)
         for call in state.calls.values():
             await self._began_elsewhere(call, 0, False)

@@ -98,6 +98,10 @@ class PairedPool(WorkerPool):
         else:
             super().probed(worker, complaint, version, absent=absent)
 
+    def begin(self, version: str | None) -> None:
+        super().begin(version)
+        self.prefills.begin(version)
+
     def new_version(self, version: str, taken_by: AbstractSet[str], unsure: AbstractSet[str] = frozenset()) -> None:
         super().new_version(version, taken_by, unsure)
         self.prefills.new_version(version, taken_by, unsure)

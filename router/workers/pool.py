@@ -237,6 +237,10 @@ class WorkerPool:
         if changed and worker.state is WorkerState.QUARANTINED:
             self.on_quarantine(worker)
 
+    def begin(self, version: str | None) -> None:
+        """Note the weight version that the fleet has when this router starts."""
+        self.version = version
+
     def new_version(self, version: str, taken_by: AbstractSet[str], unsure: AbstractSet[str] = frozenset()) -> None:
         """Note that a call through this router set the weights of the workers with the ids `taken_by` to this version.
 
