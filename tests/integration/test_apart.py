@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from router.app import create_app
-from router.config import AbortConfig, QueueConfig, RouterConfig, WorkersConfig
+from router.config import AbortConfig, HealthConfig, QueueConfig, RouterConfig, WorkersConfig
 from router.errors import BadRequestError
 from tests.support.asking import Asking, calls, until
 from tests.support.client import call
@@ -170,9 +170,13 @@ def test_an_abort_goes_to_both(pair: Stack, at: str, stream: bool) -> None:
     held.hold(after)
     asking = Asking(pair.url, {"text": PROMPT, "rid": "mine", "sampling_params": LONG, "stream": stream})
     held.wait_for_arrivals(1)
-    if at == "decode":
-        until(lambda: not prefill.in_flight)
-    assert pair.post("/abort_request", {"rid": "mine"}).status == 200
+    if at == "decode":  # the prefill worker is free when it has handed over
+        loads = {prefill.url: 0, decode.url: 1}
+        until(lambda: {one["url"]: one["load"] for one in pair.get("/workers").json()["workers"]} == loads)
+    told = pair.post("/abort_request", {"rid": "mine"})
+    assert told.status == 200
+    assert [one["url"] for one in told.json()["workers"]][-1] == decode.url
+    assert len(told.json()["workers"]) == (2 if at == "prefill" else 1)
     held.release()
     body = asking.events()[-1] if stream else asking.answer().json()
     asking.close()
@@ -212,6 +216,23 @@ def test_a_leg_that_dies_ends_the_other_at_once(pair: Stack, dies: str, stream: 
     dead.restart()
     prefill.release()
     until(pair.idle, pair.inflight)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_decode_worker_that_notices_nothing_is_not_waited_for(pair: Stack, stream: bool) -> None:
+    prefill, decode = both(pair)
+    decode.fault("no_answer")
+    prefill.hold()
+    asking = Asking(pair.url, {"text": PROMPT, "sampling_params": LONG, "stream": stream})
+    prefill.wait_for_arrivals(1)
+    until(lambda: decode.in_flight)
+    begun = time.monotonic()
+    prefill.kill()
+    assert asking.answer().status == 502
+    assert time.monotonic() - begun < 1
+    until(lambda: not decode.in_flight)
+    prefill.restart()
+    prefill.release()
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -326,13 +347,11 @@ def test_a_switched_role_is_found() -> None:
     with ExitStack() as entered:
         one = entered.enter_context(EmbeddedWorker(disaggregation_mode="prefill"))
         two = entered.enter_context(EmbeddedWorker(disaggregation_mode="decode"))
-        url = fleet(entered, urls=(one.url, two.url))
+        url = fleet(entered, urls=(one.url, two.url), health=HealthConfig(interval=0.05))
         one.switch_role("decode")
         two.switch_role("prefill")
-        one.kill()  # so that it is probed now
-        call(f"{url}/generate", {"text": PROMPT})
-        one.restart()
-        until(lambda: roles(url)[one.url] == "decode", lambda: roles(url))
+        until(lambda: roles(url) == {one.url: "decode", two.url: "prefill"}, lambda: roles(url))
+        assert call(f"{url}/generate", {"text": PROMPT, "sampling_params": SHORT}).status == 200
 
 
 def test_each_role_has_a_policy() -> None:
