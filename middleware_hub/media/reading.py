@@ -97,7 +97,8 @@ class BodyReader:
             fetched = await self._fetcher.pictures(dict.fromkeys(urls.values()))
             found |= {place: fetched[url] for place, url in urls.items()}
             self._check(sum(len(one.data) for one in found.values()))
-        return await offload(heavy, without, body, found) if found else LiftedBody(body, body, {})
+        left = len(body) - sum(place.end - place.start for place in found)
+        return await offload(left > LIGHT, without, body, found) if found else LiftedBody(body, body, {})
 
     def _decoded(self, body: bytes, wanted: Mapping[Place, Picture | None]) -> dict[Place, Picture]:
         """Return the pictures at these places, each with a held picture that it may be."""
