@@ -164,12 +164,12 @@ async def measure(rounds: int, ways: list[str]) -> list[Json]:
     with processes() as (url, process):
         client = await CLIENTS["raw"].connect(url)
         for number in range(rounds + 1):  # the first one warms everything up
-            for way in ways:
+            for place, way in enumerate(ways):
                 play, named = WAYS[way]
+                first = CONVERSATIONS * (number * len(ways) + place)  # no way meets an image of another one
                 row: Json = {}
                 for images in (False, True):
-                    seeds = range(CONVERSATIONS * number, CONVERSATIONS * (number + 1))
-                    asked = [turns(seed, images=images) for seed in seeds]
+                    asked = [turns(seed, images=images) for seed in range(first, first + CONVERSATIONS)]
                     before = cpu_seconds(process)
                     for one in asked:
                         await play(client, one, named)
