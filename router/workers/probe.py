@@ -197,21 +197,21 @@ class Prober:
         """Return the number of ranks of a worker that need not be asked; else None."""
         return 1 if self._ranks is None else self._ranks.get(url)
 
-    async def _told_ranks(self, url: str, engine: Engine) -> int:
-        """Return the number of ranks that a worker tells; one if it tells none.
+    async def _told_ranks(self, url: str, engine: Engine) -> int | None:
+        """Return the number of ranks that a worker tells; one if it tells none, and None if an answer that may tell it is late.
 
         All places are asked at once. The one that comes first in order counts, but the others wait only a moment for it.
         """
         asked = [asyncio.create_task(self.answer(url, EngineCall("GET", path))) for path in engine.rank_questions]
         try:
             if asked[1:]:
-                await asyncio.wait(asked[1:])
+                await asyncio.wait(asked[1:], timeout=4 * _QUICK)
             await asyncio.wait(asked, timeout=_QUICK)
             for path, task in zip(engine.rank_questions, asked, strict=True):
                 said = task.result() if task.done() else None
                 if said is not None and (found := engine.ranks(path, said)) is not None:
                     return max(1, found)
-            return 1
+            return 1 if all(task.done() for task in asked) else None
         finally:
             for task in asked:
                 task.cancel()

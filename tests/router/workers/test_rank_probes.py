@@ -79,11 +79,13 @@ PLACES = {"server_info": INFO, "kv_event_sources": b'{"0": {}, "1": {}, "2": {}}
         (VllmServer(kv_event_sources=b"{}", metrics=b'vllm:a{engine="0"} 1\nvllm:a{engine="1"} 1\n'), 2),
         (VllmServer(server_info=b'{"vllm_config": "text"}'), 1),
         (VllmServer(), 1),
+        (VllmServer("/server_info"), None),
+        (VllmServer("/metrics"), None),
     ],
-    ids=["description", "late description", "events", "metrics", "nothing of use", "nothing"],
+    ids=["description", "late", "events", "metrics", "nothing of use", "nothing", "only late", "late metrics"],
 )
-def test_of_a_vllms_places_the_first_that_says_it_counts(server: VllmServer, ranks: int) -> None:
-    """A description that takes seconds, as in development mode, holds nothing up."""
+def test_of_a_vllms_places_the_first_that_says_it_counts(server: VllmServer, ranks: int | None) -> None:
+    """A description that takes seconds, as in development mode, holds nothing up. It is asked again if nothing else says it."""
     assert asyncio.run(told(server)) == ranks
     assert asyncio.run(told(server, 5)) == 5
 
