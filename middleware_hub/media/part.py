@@ -39,7 +39,10 @@ _IMAGES = frozenset({"image_url", "input_image", "image"})
 
 def is_image(part: Any) -> bool:
     """Return whether a client's part is a picture, in the form of any dialect."""
-    return type(part) is dict and part.get("type") in _IMAGES
+    if type(part) is not dict:
+        return False
+    kind = part.get("type")
+    return type(kind) is str and kind in _IMAGES
 
 
 def given_in(part: Mapping[str, Any]) -> Any:

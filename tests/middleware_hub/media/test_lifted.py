@@ -74,6 +74,13 @@ def test_slashes_may_be_escaped() -> None:
         {"messages": [], "metadata": {"content": [url_part(data_url(CAT))]}},
         {"image_data": {"url": data_url(CAT)}},
         {"image_data": 7, "messages": {"content": []}, "input": "image"},
+        chat({"type": ["image"], "image_url": data_url(CAT)}),
+        chat({"type": {"image": data_url(CAT)}}),
+        chat({"type": "image", "source": [data_url(CAT)]}),
+        chat({"type": "tool_result", "content": data_url(CAT)}),
+        chat([url_part(data_url(CAT))]),
+        {"messages": [[url_part(data_url(CAT))], data_url(CAT), None]},
+        {"image_data": [[[data_url(CAT)]], {"a": data_url(CAT)}]},
     ],
 )
 def test_what_is_no_picture_stays(body: Json) -> None:
