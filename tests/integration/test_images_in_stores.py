@@ -309,3 +309,23 @@ def test_what_the_store_has_forgotten_is_written_again_with_its_pictures(store: 
         check(found, [CAT, SUN])
         check(ok(served, "/retrieve_from_text?media=inline", {"text": text, "image_data": [digest(DOG)]}), [DOG])
     assert status("verify", "--store", store.url) == 0
+
+
+def test_what_redis_has_lost_is_written_again_with_its_pictures(tmp_path: Path) -> None:
+    """It was emptied under a router that still has everything."""
+    with redis_server(tmp_path) as server:
+        store = StoreConfig(url=f"redis://127.0.0.1:{server.port}/0", spool=str(tmp_path / "spool"))
+        with product(store) as served:
+            name = str(ok(served, "/sessions", {})["session_id"])
+            messages = [user(CAT)]
+            messages.append(turn(served, name, messages))
+            text = f"Text: {IMAGE}"
+            body: Json = {"image_data": [data_url(DOG)], "sampling_params": {"max_new_tokens": 5}}
+            text += served.generate(body | {"text": text}).record.text
+            server.say("FLUSHALL")
+            turn(served, name, [*messages, user(SUN)])
+        with product(store) as served:
+            for content in (CAT, DOG, SUN):
+                assert served.exchange("GET", f"/media/{digest(content)}").content == content
+            (found,) = served.get(f"/sessions/{name}/trajectories?media=inline").json()["trajectories"]
+            check(found, [CAT, SUN])
