@@ -106,6 +106,7 @@ class Legs:
         self.headers: Headers = []
         self.stream = False
         self._begun = False
+        self._over = False  # whether the prefill leg has ended well
         self._response: UpstreamResponse | None = None
         self._first_leg: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
@@ -216,7 +217,8 @@ class Legs:
             self._fail(LegRefusedError(answer))
         else:
             self._take(answer)
-            if self._aborted():
+            self._over = not self._aborted()
+            if not self._over:
                 self._abandon(self._in_flight, self._decode)
                 if self._prefilled is not None and all(one.aborted for one in self._prefilled):
                     self._later(GRACE, LegRefusedError(self._ended()))
@@ -257,7 +259,7 @@ class Legs:
     async def _unless_prefill_fails(self, waiting: Callable[[], Awaitable[T]]) -> T:
         """Return what is waited for. Raises the failure of the prefill leg, if that comes first."""
         self._check()
-        if self._first_leg is None or self._first_leg.done():
+        if self._first_leg is None or self._over:
             return await waiting()
         try:
             async with asyncio.timeout(None) as self._waiting:

@@ -235,6 +235,29 @@ def test_a_decode_worker_that_notices_nothing_is_not_waited_for(pair: Stack, str
     prefill.release()
 
 
+@pytest.mark.parametrize("fault", ["http_500", "abort"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_nor_after_a_prefill_that_failed(pair: Stack, stream: bool, fault: Any) -> None:
+    """A decode worker of SGLang waits for minutes for a prompt that was refused."""
+    prefill, decode = both(pair)
+    decode.fault("no_answer")
+    if fault == "abort":
+        prefill.hold()
+    else:
+        prefill.fault(fault)
+    asking = Asking(pair.url, {"text": PROMPT, "sampling_params": LONG, "stream": stream})
+    begun = time.monotonic()
+    if fault == "abort":
+        prefill.wait_for_arrivals(1)
+        call(prefill.url + "/abort_request", {"abort_all": True})
+    answer = asking.answer()
+    assert time.monotonic() - begun < 1.5
+    assert answer.status == (200 if fault == "abort" else 500), answer.content
+    assert fault != "abort" or b'"type":"abort"' in answer.content
+    prefill.release()
+    until(lambda: not decode.in_flight)
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_another_pair_serves_what_a_dead_worker_lost(pairs: Stack, role: str) -> None:
     worker = (pairs.prefills if role == "prefill" else pairs.workers)[0]
