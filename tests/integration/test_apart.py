@@ -17,8 +17,10 @@ from router.config import AbortConfig, HealthConfig, QueueConfig, RouterConfig, 
 from router.errors import BadRequestError
 from tests.support.asking import Asking, calls, until
 from tests.support.client import call
+from tests.support.pictures import data_url, digest, picture
 from tests.support.serving import serve
 from tests.support.stack import Stack, stack
+from worker.models.ngram import shipped_image_tokenizer
 from worker.worker import EmbeddedWorker
 
 PROMPT = "Once upon a time"
@@ -58,6 +60,18 @@ def test_a_conversation_is_exact(pairs: Stack, stream: bool) -> None:
         assert found["exact"], (turn, found)
         assert found["tokens"] == known
         text += f"\nand {turn}"
+
+
+def test_pictures_go_to_both() -> None:
+    image = picture(40, 30, 1)
+    with stack("qwen", styles=("cumulative",), folder=shipped_image_tokenizer(), apart=True) as pair:
+        text = "Look: <|vision_start|><|image_pad|><|vision_end|> what?"
+        reply = pair.generate({"text": text, "image_data": data_url(image), "sampling_params": SHORT})
+        assert [worker.log[-1].images for worker in both(pair)] == [(digest(image),)] * 2
+        found = pair.retrieve(text + reply.record.text, image_data=[digest(image)])
+        assert found["exact"], found["reasons"]
+        assert found["tokens"] == reply.record.input_ids + reply.record.output_ids
+        until(pair.idle, pair.inflight)
 
 
 def test_both_workers_get_the_same_request(pairs: Stack) -> None:
