@@ -137,3 +137,11 @@ def test_a_limit_counts_for_what_is_held() -> None:
     Reader(shelf).read([data_url(CAT)])
     with pytest.raises(MediaInvalidError):
         Reader(shelf, max_image_bytes=len(CAT) - 1).read([data_url(CAT)])
+
+
+def test_a_file_that_another_one_begins_with_is_another_one() -> None:
+    short = CAT + bytes(3_000 - len(CAT) % 3)
+    long = short + bytes(3_000)
+    reader = Reader(Shelf(10_000_000))
+    for one in (short, long, short, long):
+        assert reader.read([bare(one)]).pictures[digest(one)].data == one
