@@ -140,6 +140,31 @@ def test_conversations_that_evict_each_other(worker: SGLangServer) -> None:
     asyncio.run(scenario())
 
 
+def test_salted_blocks_are_those_of_their_salt(worker: SGLangServer) -> None:
+    """As a router sends a salt whose events it follows: `cache_salt` is what the events tell."""
+    ids = list(range(300, 400))
+
+    async def cached(salt: str | None) -> int:
+        salted = {} if salt is None else {"extra_key": salt, "cache_salt": salt}
+        body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2, "ignore_eos": True}, **salted}
+        answer = await asyncio.to_thread(call, f"{worker.url}/generate", body)
+        found: int = answer.json()["meta_info"]["cached_tokens"]
+        return found
+
+    async def scenario() -> None:
+        async with following(worker) as follower:
+            for salt in ("v1:1", "v1:2", None):
+                assert follower.index.overlaps(ids, salt=salt) == {}
+                assert await cached(salt) == 0
+                async with asyncio.timeout(30):
+                    while not follower.index.overlaps(ids, salt=salt):  # noqa: ASYNC110 - as above
+                        await asyncio.sleep(0.01)
+                told = min(follower.index.overlaps(ids, salt=salt)[worker.url], (len(ids) - 1) // PAGE) * PAGE
+                assert await cached(salt) == told > 0
+
+    asyncio.run(scenario())
+
+
 def test_a_flush_empties_the_index(worker: SGLangServer) -> None:
     async def scenario() -> None:
         async with following(worker) as follower:

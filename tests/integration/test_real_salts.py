@@ -54,7 +54,7 @@ class Talk:
         if not self.path:
             self.path = f"{self.router}/sessions/{call(f'{self.router}/sessions', {}).json()['session_id']}"
         self.messages.append({"role": "user", "content": text})
-        body = {"model": "m", "messages": self.messages, "max_tokens": 8, "temperature": 0.7}
+        body = {"model": "m", "messages": self.messages, "max_tokens": 8, "temperature": 0}
         answer = call(f"{self.path}/v1/chat/completions", body, headers={"x-kv-salt": self.mode})
         assert answer.status == 200, answer.content
         found = answer.json()
