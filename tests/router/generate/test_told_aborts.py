@@ -11,10 +11,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
-from router.config import AbortConfig, ServerConfig
+from router.config import AbortConfig, KvSaltConfig, ServerConfig
 from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
+from router.kv_cache.salts import KvSalts
 from router.observability.metrics import RouterMetrics
 from router.peers.events import Abort, CallBegan, CallOver, ControlEvent, FleetState
 from router.peers.peers import Peers
@@ -74,6 +75,7 @@ def reply_to(body: bytes, before: Callable[[Peers], Awaitable[object]], away: bo
             RouterMetrics(CollectorRegistry()),
             AbortConfig(attempts=3, wait=0),
             ServerConfig(),
+            salts=KvSalts(KvSaltConfig(), fleet.version, {}),
         )
         async with asyncio.timeout(30):
             await app({"type": "http", "method": "POST", "path": "/generate", "headers": []}, receive, send)
