@@ -268,3 +268,17 @@ def test_what_a_stream_says_of_the_prompt(served: Stack, stream: bool) -> None:
             ((offset, length),) = event["prompt_images"]
             assert set(asked.record.input_ids[offset : offset + length]) == {4097}
         assert sum("prompt_token_ids" in event for event in events) == (2 if stream else 1)
+
+
+def test_weights_of_another_version_are_shown_pictures_anew() -> None:
+    """What a vision tower made of a picture is found by its name alone: under another salt it has another name."""
+    with vllm(kv_salt={"mode": "version"}) as served:
+        names = []
+        for version in ("one", "two"):
+            assert call(f"{served.url}/update_weight_version", {"new_version": version}).status == 200
+            for turn in turns(served, 2):
+                assert turn["record"].images == tuple(map(digest, turn["pictures"]))
+                names.append(parts(turn["record"]))
+        (first, _), (other, _) = names[0][0], names[2][0]
+        assert first != other
+        assert [sent for each in names for _, sent in each] == [True, False, True] * 2

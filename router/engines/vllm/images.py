@@ -4,7 +4,7 @@
 
 The ids have one placeholder for each picture, in order. `uuid` names a picture in the caches of the worker. Once it has
 answered with it, the name alone is enough. A worker does not compare a known name with the bytes beside it: it takes the
-picture that it has. So a name is made of the digest of the bytes, and here alone.
+picture that it has. So a name is made of the digest of the bytes, and here alone; under a cache salt of the salt, too.
 
 In the common form `image_data` has names, too, and no bytes: most of them a worker knows. A name means the file that it was
 made for, as long as a caller keeps that. A client that writes a name, where no middleware reads `image_data`, names nothing.
@@ -53,6 +53,17 @@ class NamedImages:
             return [[(name, self._files[name]) for name in each] for each in names]
         except (KeyError, TypeError):
             return None
+
+
+def salted(images: Sequence[NamedImage], salt: str | None) -> Sequence[NamedImage]:
+    """Return pictures with names of their own under a cache salt.
+
+    The cache of the vision tower's output goes by name alone, and outlives the weights: the salt of a request, which parts the
+    rest of the worker's caches, does not part this one.
+    """
+    if not salt:
+        return images
+    return [(f"sha256:{sha256(f'{salt}/{name}'.encode()).hexdigest()}", file) for name, file in images]
 
 
 def content_parts(images: Sequence[NamedImage], known: Container[str]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from router.engines.form import media
 from router.engines.form.fields import parse_object, typed
 from router.engines.form.worker_request import new_rid
 from router.engines.json import is_list, is_nested, is_null
-from router.engines.vllm.images import NamedImage, NamedImages, content_parts
+from router.engines.vllm.images import NamedImage, NamedImages, content_parts, salted
 from router.engines.vllm.parameters import Params, translated
 from router.errors import BadRequestError
 
@@ -249,6 +249,8 @@ class _Reader:
         if native:
             call = _generate(body, prompt, params, logprobs=logprobs, prompt_logprobs=prompt_from is not None)
             if images:
+                salt = body.get("cache_salt")
+                images = salted(images, self._own("cache_salt", str, "a string") if isinstance(salt, Raw) else salt)
                 call["content_parts"] = content_parts(images, known)
         else:
             if params["max_tokens"] is None:  # here null means 16, and more than there is room for is cut to it
