@@ -375,7 +375,10 @@ def test_a_file_of_a_router_that_writes_no_news_gets_them(tmp_path: Path) -> Non
     before, theirs = (world.turn(None, f"user {number}", "reply") for number in range(2))
     with_store(sqlite(tmp_path), lambda store: store.append(before.batch))
     with closing(connect(tmp_path / "store.sqlite3")) as connection:
-        for change in ("DROP TABLE news", "DROP TRIGGER forgotten", "DELETE FROM meta WHERE key = 'forgotten'"):
+        triggers = ("forgotten", "media_of_root", "media_without_name")
+        tables = ("news", "media", "media_lengths", "media_named")
+        made_since = [f"DROP TRIGGER {one}" for one in triggers] + [f"DROP TABLE {one}" for one in tables]
+        for change in (*made_since, "DELETE FROM meta WHERE key = 'forgotten'"):
             connection.execute(change)
 
     async def work(mine: Store, other: Store) -> None:
