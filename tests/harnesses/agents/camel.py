@@ -3,7 +3,7 @@
 # [tool.harness]
 # dialect = "chat"
 # trajectories = 2
-# because = "its memory gives the messages of an earlier step in another order"
+# because = "its memory gives the messages of an earlier step in another order: [memory-order](../findings/memory-order.sh)"
 # ///
 import os
 import sys

@@ -3,7 +3,7 @@
 # npm = ["opencode-ai@1.18.33"]
 # dialect = "chat"
 # trajectories = 2
-# because = "the call of an unknown tool comes back as a call of `invalid`"
+# because = "the call of an unknown tool comes back as a call of `invalid`: [unknown-tools](../findings/unknown-tools.sh)"
 # tool = "bash"
 # first = {command = "echo there 2", description = "Looks"}
 # second = {command = "echo here", description = "Looks"}

@@ -4,7 +4,7 @@
 # dialect = "chat"
 # marks = '"name": "agent"'
 # trajectories = 2
-# because = "a resume writes the first message of the user anew"
+# because = "a resume writes the first message of the user anew: [resumed-first-message](../findings/resumed-first-message.sh)"
 # tool = "run_shell_command"
 # first = {command = "echo there 2", is_background = false}
 # second = {command = "echo here", is_background = false}
