@@ -47,6 +47,7 @@ class WorkerAdded(ControlEvent, frozen=True):
     abilities: tuple[str, ...] = ()
     role: str | None = None
     bootstrap_port: int | None = None
+    ranks: int | None = None
 
 
 class WorkerRemoved(ControlEvent, frozen=True):

@@ -115,7 +115,13 @@ class Admission:
         checked = self._prober.checked(url, found)
         worker = self._pool.add(url, checked.role or WorkerRole.REGULAR)
         worker.bootstrap_port = checked.bootstrap_port or worker.bootstrap_port
-        found = replace(checked, complaint=checked.refusal or checked.complaint, refusal=None)
+        given = self._prober.given_ranks(url)  # another router, which found this, may be told otherwise
+        found = replace(
+            checked,
+            complaint=checked.refusal or checked.complaint,
+            refusal=None,
+            ranks=checked.ranks if given is None else given,
+        )
         if found.complaint is None:
             self._pool.introduced(worker, found)
         if found.stranger:

@@ -166,6 +166,7 @@ class FleetMembership:
             absent=event.absent,
             engine=event.engine,
             abilities=frozenset(event.abilities),
+            ranks=event.ranks,
             role=None if event.role is None else WorkerRole(event.role),
             bootstrap_port=event.bootstrap_port,
         )
@@ -216,4 +217,5 @@ def _told(url: str, found: ProbeResult | Worker) -> WorkerAdded:
         tuple(sorted(found.abilities)),
         None if found.role is None or found.role is WorkerRole.REGULAR else found.role.value,
         found.bootstrap_port,
+        found.ranks,
     )

@@ -186,14 +186,14 @@ class Prober:
             return self._failed(error)
         found: Introduction = engine.introduction(answers)
         refusal = None if found.refusal is None else f"worker {url} {found.refusal}"
-        ranks = self._given(url) if refusal is None else 1
+        ranks = self.given_ranks(url) if refusal is None else 1
         if ranks is None:
             ranks = await self._told_ranks(url, engine)
         return ProbeResult(
             refusal=refusal, version=found.version, engine=engine.name, abilities=found.abilities, ranks=ranks
         )
 
-    def _given(self, url: str) -> int | None:
+    def given_ranks(self, url: str) -> int | None:
         """Return the number of ranks of a worker that need not be asked; else None."""
         return 1 if self._ranks is None else self._ranks.get(url)
 
@@ -225,17 +225,17 @@ class Prober:
                 return ProbeResult(refusal=f"worker {url} {info.refusal}")
             return await self._with_role(url, info)
         if found.complaint is None:
-            return replace(found, engine=SGLANG.name, ranks=self._given(url) or 1)  # it tells us nothing
+            return replace(found, engine=SGLANG.name, ranks=self.given_ranks(url) or 1)  # it tells us nothing
         # The description comes from the worker's scheduler, which may be busy for long; its model's does not.
         model = await self._ask(url, _MODEL, self._is_engine, known=False)
         if not isinstance(model, bytes):
             return found
         told = _decoded(model)
-        return ProbeResult(version=told.weight_version, engine=SGLANG.name, role=told.role, ranks=self._given(url))
+        return ProbeResult(version=told.weight_version, engine=SGLANG.name, role=told.role, ranks=self.given_ranks(url))
 
     async def _with_role(self, url: str, started: _Description) -> ProbeResult:
         """Return what a worker of SGLang is now. A server that was started as one of a pair may have another role by now."""
-        ranks = self._given(url) or started.ranks
+        ranks = self.given_ranks(url) or started.ranks
         found = ProbeResult(version=started.weight_version, engine=SGLANG.name, role=started.role, ranks=ranks)
         if started.role is WorkerRole.REGULAR:
             return found
@@ -296,7 +296,7 @@ class Prober:
             return self._failed(error)
         if _answers_as_an_engine(status, body):
             self._mute.add(url)
-            return ProbeResult(engine=SGLANG.name, ranks=self._given(url) or 1)
+            return ProbeResult(engine=SGLANG.name, ranks=self.given_ranks(url) or 1)
         for question, code in (("POST /generate", status), ("GET /health", health)):
             if code == 429 or (code > 500 and code not in NONE_SUCH):
                 return ProbeResult(f"{question} is answered with {code}")

@@ -188,6 +188,11 @@ class Worker:
         self._contact = Contact.THERE
 
     @property
+    def ranks(self) -> int | None:
+        """The number of its data-parallel ranks; None if it did not say."""
+        return len(self.targets) if self.told_ranks else None
+
+    @property
     def routable(self) -> bool:
         return self.state in ROUTABLE and self.breaker.state is BreakerState.CLOSED and not self.outdated
 

@@ -118,6 +118,16 @@ HEARD = {"told": True, "missing": [], "error": None}
 # -- workers ------------------------------------------------------------------------------------------------------------
 
 
+def test_an_added_worker_has_its_ranks_everywhere(started: Routers) -> None:
+    one, *_ = started.urls
+    with EmbeddedWorker(shipped_tokenizer(), dp_size=3) as worker:
+        ok(call(f"{one}/add_worker", {"url": worker.url}))
+        for url in started.urls:
+            (told,) = [found for found in ok(call(f"{url}/workers"))["workers"] if found["url"] == worker.url]
+            assert [target["rank"] for target in told["targets"]] == [0, 1, 2]
+        ok(call(f"{one}/remove_worker", {"url": worker.url}))
+
+
 def test_an_added_worker_is_known_everywhere_when_the_call_is_answered(started: Routers) -> None:
     one, two, three = started.urls
     for number in range(5):

@@ -23,7 +23,7 @@ from router.config import (
 from tests.support.asking import Asking, until
 from tests.support.client import Answer, call
 from tests.support.serving import serve
-from worker.options import Interface
+from worker.options import Interface, Role
 from worker.worker import EmbeddedWorker
 
 BOTH = pytest.mark.parametrize("interface", ["sglang", "vllm"])
@@ -208,6 +208,22 @@ def test_a_worker_that_comes_back_with_other_ranks_has_these() -> None:
         assert generate(url, routed_dp_rank=1).status == 200
         assert generate(url, routed_dp_rank=3).status == 400
         assert [record.rank for record in second.log] == [1]
+
+
+@pytest.mark.parametrize(("interface", "role"), [("sglang", "null"), ("vllm", "null"), ("sglang", "prefill")])
+def test_an_added_worker_has_its_ranks_at_once(interface: Interface, role: Role) -> None:
+    """Also one that was removed. No probe is due in this test."""
+    with EmbeddedWorker(interface=interface, dp_size=2, disaggregation_mode=role) as worker:
+        config = RouterConfig(workers=WorkersConfig(health=HealthConfig(interval=60)), middlewares=())
+        with serve(create_app(config)) as url:
+            for _ in range(2):
+                assert call(f"{url}/add_worker?url={worker.url}", {}).status == 200
+                assert [target["rank"] for target in described(url)[0]["targets"]] == [0, 1]
+                if role == "null":
+                    assert generate(url, routed_dp_rank=1).status == 200
+                    assert worker.log[-1].rank == 1
+                assert call(f"{url}/remove_worker?url={worker.url}", {}).status == 200
+                assert described(url) == []
 
 
 @BOTH

@@ -13,7 +13,12 @@ from router.config import HealthConfig, WorkersConfig
 from router.engines.vllm.engine import Vllm
 from router.errors import BadRequestError
 from router.http.upstream import AiohttpUpstream
+from router.policies.least_inflight import LeastInflight
+from router.workers.admission import Admission
+from router.workers.health import HealthChecks
+from router.workers.pool import WorkerPool
 from router.workers.probe import Prober
+from router.workers.worker import ProbeResult
 from tests.router.conftest import MODEL, answer
 from tests.router.workers.watched import AnsweringServer, until, watching
 from tests.support.serving import serving
@@ -118,6 +123,19 @@ def test_a_worker_whose_connections_broke_may_be_another_one() -> None:
             server.answers["/server_info"] = {**MODEL, "dp_size": 2}
             fleet.checks.trouble(worker)
             await until(lambda: len(worker.targets) == 2)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("ranks", "count"), [({}, 4), ({"http://w:1": 2}, 2), (None, 1)])
+def test_what_another_router_found_does_not_win_over_flags(ranks: dict[str, int] | None, count: int) -> None:
+    async def main() -> None:
+        async with AiohttpUpstream(connect_timeout=1) as upstream:
+            pool, prober = WorkerPool(LeastInflight()), Prober(upstream, seconds=5, ranks=ranks)
+            checks = HealthChecks(pool, prober, HealthConfig(interval=60))
+            worker = Admission(pool, prober, checks).take_in("http://w:1", ProbeResult(engine="sglang", ranks=4))
+            assert (len(worker.targets), worker.ranks) == (count, count)
+            await checks.close()
 
     asyncio.run(main())
 
