@@ -131,10 +131,12 @@ class PairedPool(WorkerPool):
         """Add the lease of a prefill worker. Raises what `lease` raises; the first lease is over then."""
         try:
             lease.prefill = self.prefills.lease(query, exclude, limited=limited)
-        except BaseException:
+        except BaseException as error:
             on_room, self.on_room = self.on_room, None  # nothing has changed for those who wait
             lease.release()
             self.on_room = on_room
+            if isinstance(error, NoWorkerError) and not self.prefills._workers:
+                raise self.no_worker_error() from None  # the prefill workers' pool does not know that it is of one kind
             raise
         return lease
 

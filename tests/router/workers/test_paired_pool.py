@@ -88,6 +88,9 @@ def test_what_is_missing_is_named() -> None:
         pool.lease(QUERY)
     pool.probed(pool.add("http://d:1", DECODE), None)
     pool.lease(QUERY).release()
+    pool.remove("http://p:1")
+    with pytest.raises(NoWorkerError, match="no prefill worker is registered"):
+        pool.lease(QUERY)
     with pytest.raises(NotFoundError):
         pool.get("http://other:1")
 
