@@ -119,13 +119,16 @@ def test_samples_and_batches_have_a_room_for_each(pair: Stack, stream: bool) -> 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_of_the_prompt_are_the_prefill_workers(pair: Stack, stream: bool) -> None:
+    """Those of the reply are the decode worker's. Each token has one entry in each list."""
     asked = {"text": PROMPT, "return_logprob": True, "logprob_start_len": 0, "sampling_params": SHORT, "stream": stream}
+    asked |= {"top_logprobs_num": 2, "token_ids_logprob": [5]}
     before = len(pair.workers[0].log)
     reply = pair.generate(asked)
     meta = (reply.body[-1] if stream else reply.body)["meta_info"]
     ids = pair.workers[0].log[before].input_ids
-    # The embedded decode worker scores the prompt as well: the real one has nothing of it.
-    assert [entry[1] for entry in meta["input_token_logprobs"]] == ids * 2
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == ids
+    assert [entry[1] for entry in meta["output_token_logprobs"]] == pair.workers[0].log[before].output_ids
+    assert {len(meta[f"input_{key}"]) for key in ("top_logprobs", "token_ids_logprobs")} == {len(ids)}
 
 
 def test_rows_of_experts_are_joined(pair: Stack) -> None:

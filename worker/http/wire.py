@@ -108,9 +108,11 @@ class Wire:
     def _logprobs(self, job: EngineJob, start: int, end: int) -> dict[str, Any]:
         """Return the logprobs of the whole prompt and of a part of the reply."""
         sample, returns, details = job.sample, job.sample.request.returns, job.sample.details
+        # SGLang's decode workers have none of the prompt, which the prefill workers compute.
+        decodes = job.leg is not None and not job.leg.prefill
         outputs: list[Any] = sample.entries(start, end)
         found: dict[str, Any] = {
-            "input_token_logprobs": self._entries(details.prompt, texts=returns.texts),
+            "input_token_logprobs": [] if decodes else self._entries(details.prompt, texts=returns.texts),
             "output_token_logprobs": outputs
             if not returns.texts
             else [(logprob, token, self._text(token)) for logprob, token, _ in outputs],
@@ -121,7 +123,8 @@ class Wire:
             ("token_ids_logprobs", returns.chosen, details.prompt_chosen, details.output_chosen),
         ):
             if asked_for:
-                found[f"input_{key}"] = [one and self._entries(one, texts=returns.texts) for one in inputs]
+                prompt = [] if decodes else [one and self._entries(one, texts=returns.texts) for one in inputs]
+                found[f"input_{key}"] = prompt
                 found[f"output_{key}"] = [self._entries(one, texts=returns.texts) for one in output[start:end]]
         return found
 
