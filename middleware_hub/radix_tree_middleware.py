@@ -87,7 +87,9 @@ class RadixTreeMiddleware:
         self.tokenizer = hub.tokenizer
         self.tree = hub.open_tree(config)
         self.memory = self._open_memory(hub, context)
-        self.recorder = Recorder(self.tree, hub.judge, context.tracer, self.memory, hub.groups)
+        self.recorder = Recorder(
+            self.tree, hub.judge, context.tracer, self.memory, hub.groups, sees=hub.media is not None
+        )
         self.metrics = RadixMetrics(context.registry, self.tree)
         self.force_logprobs = config.force_logprobs
         hub.recorded = self.generate
@@ -290,6 +292,9 @@ class RadixTreeMiddleware:
             raise BadRequestError("`x-radix-media` must be `expanded`, or left out")
         media.check_fields(request.fields)
         texts, given = request.texts, request.images()
+        segments = [[one for one in each if isinstance(one, str)] for each in request.segments or ()]
+        for text in chain.from_iterable(segments):
+            media.check_text(text)
         if given is None:
             for text in texts or ():
                 media.key(text, ())
@@ -299,6 +304,9 @@ class RadixTreeMiddleware:
         held = await media.bring(tenant, chain.from_iterable(given), pictures)
         shown = [media.shown(tenant, one, pictures) for one in given]
         del held  # those that are shown hold them now
+        for spelled, one in zip(segments, shown, strict=False):
+            if one.pictures:
+                media.check_words(spelled)
         if texts is not None:
             media.check_words([text for text, one in zip(texts, shown, strict=True) if one.pictures])
             texts = [media.key(text, one.digests) for text, one in zip(texts, shown, strict=True)]

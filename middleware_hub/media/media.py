@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from middleware_hub.chat.messages import Message
+from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.media.errors import (
     MediaCountError,
     MediaExpandedError,
@@ -38,6 +38,7 @@ from middleware_hub.spans.media import (
     MediaSpan,
     Pictures,
     collapsed,
+    is_reserved,
     keyed_text,
     plain_length,
     plain_text,
@@ -309,7 +310,7 @@ class Media:
     @staticmethod
     def check_text(text: str) -> None:
         """Refuse a text with a character that stands for pictures in keys. Raises ReservedCharacterError."""
-        if OPEN in text or CLOSE in text:
+        if is_reserved(text):
             raise ReservedCharacterError("the text has U+FDD0 or U+FDD1, which stand for images here")
 
     def pictures(self, digests: Sequence[str]) -> Pictures:
@@ -382,10 +383,9 @@ class Media:
         placeholder, found, told = self.family.placeholder, list[Picture](), list[str]()
         for message in messages:
             content = message.get("content")
-            if type(content) is str:
-                texts = [content]
-            else:
-                texts = [part["text"] for part in content or () if type(part.get("text")) is str]
+            texts = [value for value in message.values() if type(value) is str]
+            if type(content) is list:
+                texts += [part["text"] for part in content if type(part.get("text")) is str]
             for text in texts if message["role"] != "assistant" else ():
                 if placeholder in text:
                     raise PlaceholderInTextError(
@@ -399,6 +399,23 @@ class Media:
             self.check_words(told)
             self._check_size(found)
         return found
+
+    def check_beside(self, request: ChatRequest) -> None:
+        """Refuse what a template writes beside the messages, tools and its variables, as `shelve` refuses a message.
+
+        Raises PlaceholderInTextError, and ReservedCharacterError.
+        """
+        if not request.tools and not request.template:
+            return
+        text = msgspec.json.encode((request.tools, request.template)).decode()
+        if self.family.placeholder in text:
+            raise PlaceholderInTextError(
+                f"a tool, or a variable of the template, spells {self.family.placeholder}, which stands for an image: "
+                "leave it out"
+            )
+        self.check_text(text)
+        if request.pictures:
+            self.check_words((text,))
 
     def _shelve(self, tenant: str, role: str, part: dict[str, Any], sent: Mapping[str, Picture]) -> Picture:
         picture = sent.get(part["digest"])

@@ -15,6 +15,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from middleware_hub.affinity import HEADER as AFFINITY
+from middleware_hub.media.errors import ReservedCharacterError
 from middleware_hub.media.media import ABOUT_PROMPT, MEDIA_MISMATCH, OURS, Media
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix import retrieval
@@ -33,7 +34,7 @@ from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import SampledReply
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import ID_BYTES, Versions
-from middleware_hub.spans.media import UnlikePromptError
+from middleware_hub.spans.media import CLOSE, OPEN, UnlikePromptError, is_reserved
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from middleware_hub.trajectories.groups import Groups
@@ -57,6 +58,7 @@ from router.proxy.worker_reply import EventEditor, WorkerReply
 
 logger = logging.getLogger(__name__)
 
+_OTHER_MARKS = "the ids spell U+FDD0 or U+FDD1, which stand for images in texts"
 KvVersion = Callable[[Versions], str | None]
 
 
@@ -64,7 +66,7 @@ class Recorder:
     """Puts replies that pass the judge into the radix tree, and into the store behind it, if there is one (`memory`).
 
     Those that belong to a group are entered in its ledger (`groups`). The order of recording is its time, in nanoseconds since
-    1970, as it is with a store.
+    1970, as it is with a store. `sees`: the model reads pictures, so that marks stand for them in texts.
     """
 
     def __init__(
@@ -74,12 +76,15 @@ class Recorder:
         tracer: Tracer | None = None,
         memory: Memory | None = None,
         groups: Groups | None = None,
+        *,
+        sees: bool = False,
     ) -> None:
         self.tracer = tracer
         self.tree = tree
         self.judge = judge
         self.memory = memory
         self.groups = groups
+        self.sees = sees
         self._last = 0
 
     def record(
@@ -93,13 +98,16 @@ class Recorder:
             tracer = self.tracer
             with untraced if tracer is None else tracer.span("record", tokens=len(reply.ids)) as span:
                 found = self.judge.judge(asked, reply, worker)
-                if (sampled := found.reply) is not None:
+                verdict, sampled = found.verdict, found.reply
+                if sampled is not None and self.sees and not _has_own_marks(prompt, sampled.text):
+                    verdict, sampled = Verdict("no", ReservedCharacterError.code, _OTHER_MARKS), None
+                if sampled is not None:
                     if kv_version is not None:
                         sampled = replace(sampled, kv_version=kv_version(sampled.versions))
-                    self._keep(prompt, sampled, found.verdict)
+                    self._keep(prompt, sampled, verdict)
                 if span is not None:
-                    span.set(outcome=found.verdict.outcome)
-            return found.verdict
+                    span.set(outcome=verdict.outcome)
+            return verdict
         except Exception:
             logger.exception("a reply could not be recorded")
             return Verdict("no", INTERNAL_ERROR)
@@ -115,6 +123,15 @@ class Recorder:
             return
         beside = None if groups is None or member is None else partial(groups.sampled, namespace, member)
         verdict.generation, verdict.saving = self.memory.record(prompt.match, prompt.context, reply, beside)
+
+
+def _has_own_marks(prompt: Prompt, reply: str) -> bool:
+    """Return whether all marks of a chain's text are those of its pictures, so that the text answers for no other picture.
+
+    No text of a client has any, but ids may spell one: a client's own, and those that the model sampled.
+    """
+    text, pictures = prompt.match.text, len(prompt.media)
+    return not is_reserved(reply) and text.count(OPEN) == pictures == text.count(CLOSE)
 
 
 class Tally(Protocol):

@@ -114,6 +114,8 @@ class Chats:
             await self._models.ask(scope)
             session.require(Act.GENERATE)
         request = session.defaults.complete(request, self._models.adapter_of)
+        if self._media is not None:
+            self._media.check_beside(request)
         if request.ignored_tools:
             logger.info("tools are left out, because nobody runs them here: %s", ", ".join(request.ignored_tools))
         headers = first_values(scope["headers"])
@@ -234,6 +236,8 @@ class Chats:
             await self._warmed(self._warming)
         request = await self._shelved(session, request, sent)
         request = session.defaults.complete(request, self._models.adapter_of)
+        if self._media is not None:
+            self._media.check_beside(request)
         if session.notes is not None:
             await session.notes.recall(request, None, self._composer.recognizer(session.trie.key, request))
         session.require(Act.GENERATE)

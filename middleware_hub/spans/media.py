@@ -48,6 +48,11 @@ def mark(digest: str) -> str:
     return f"{OPEN}{digest}{CLOSE}"
 
 
+def is_reserved(text: str) -> bool:
+    """Return whether a text holds a character of marks. A client's text must not: it would become a picture."""
+    return OPEN in text or CLOSE in text
+
+
 def digests_in(keyed: str) -> list[str]:
     """Return the digests of the pictures of a keyed text, in order."""
     return _MARK.findall(keyed) if OPEN in keyed else []

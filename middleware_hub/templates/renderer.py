@@ -16,8 +16,9 @@ from jinja2 import Environment
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from middleware_hub.chat.messages import Message, Tool, argument_texts
+from middleware_hub.media.errors import ReservedCharacterError
 from middleware_hub.media.part import image_parts
-from middleware_hub.spans.media import keyed_text
+from middleware_hub.spans.media import is_reserved, keyed_text
 from middleware_hub.templates.source import differs_with_tools
 from middleware_hub.templates.trials import ONE, RESULT, SHORT, TOOL, calling
 from middleware_hub.tokenizer.loaded import quiet_libraries
@@ -260,7 +261,12 @@ class Renderer:
         return self._with_marks(text, messages) if self.placeholder else text
 
     def _with_marks(self, text: str, messages: list[Message]) -> str:
-        """Return a rendering with the mark of each picture in place of its placeholder."""
+        """Return a rendering with the mark of each picture in place of its placeholder.
+
+        Raises BadRequestError for a mark in the rendering, whoever wrote it: nothing but a picture may have one.
+        """
+        if is_reserved(text):
+            raise ReservedCharacterError("the conversation has U+FDD0 or U+FDD1, which stand for images here")
         digests = [part["digest"] for one in messages for part in image_parts(one)]
         if not digests:
             return text
