@@ -109,6 +109,8 @@ class RadixTreeMiddleware:
             **trajectories.routes,
             **dict.fromkeys(routes.SAMPLED_ELSEWHERE, self._elsewhere),
         }
+        if self._bodies is not None:
+            self._routes |= dict.fromkeys(routes.READ_ELSEWHERE, self._unsampled)
         self._media = MediaCalls.of(context, hub.stock).serve
         if context.peers is not None:
             context.peers.on_version = self._new_version
@@ -394,8 +396,16 @@ class RadixTreeMiddleware:
 
     async def _elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send on what a worker samples for at a path of its own. Its reply gains the same header."""
+        if self._bodies is not None and scope["method"] in ("POST", "PUT"):
+            scope, receive = await self._bodies.passed_on(scope, receive)
         self.metrics.replies.counts["no", OTHER_PATH] += 1
         await self.app(scope, receive, unrecorded(send, OTHER_PATH))
+
+    async def _unsampled(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send on what a worker reads at a path of its own, media perhaps."""
+        if self._bodies is not None and scope["method"] in ("POST", "PUT"):
+            scope, receive = await self._bodies.passed_on(scope, receive)
+        await self.app(scope, receive, send)
 
     @staticmethod
     def _namespace(scope: Scope, lora_path: str = "") -> Namespace:

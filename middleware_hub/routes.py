@@ -43,6 +43,15 @@ SAMPLED_ELSEWHERE: Final = (
 """Paths of workers that sample. `RadixTreeMiddleware` sends on what comes here, whatever its method, and says that it is not
 recorded: the middleware of sessions, which stands outside, has not turned it into a `/generate`."""
 
+READ_ELSEWHERE: Final = (
+    *("/v1/messages/count_tokens", "/tokenize", "/v1/tokenize"),
+    *(f"/v1/{call}/render" for call in ("chat/completions", "completions", "messages", "responses")),
+    *("/encode", "/v1/embeddings", "/v2/embed", "/classify", "/v1/classify", "/pooling", "/score", "/v1/score"),
+    *("/rerank", "/v1/rerank", "/v2/rerank"),
+)
+"""Paths of workers that read without sampling, perhaps images. With a model that sees, `RadixTreeMiddleware` checks what media
+is in them, and sends them on."""
+
 CHATS: Final[Table] = {
     "/v1/chat/completions": {"POST": "talk"},  # OpenAI
     "/v1/messages": {"POST": "talk"},  # Anthropic

@@ -296,7 +296,10 @@ class SessionsMiddleware:
         return self.open_chats.of(tenant, header(scope, b"x-radix-namespace") or "")
 
     async def _pass_on(self, why: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(with_body(scope, body), Replay(body, receive), unrecorded(send, why))
+        scope, receive = with_body(scope, body), Replay(body, receive)
+        if self._bodies is not None and self._hub.recorded is None:  # else the layer inside does
+            scope, receive = await self._bodies.passed_on(scope, receive)
+        await self.app(scope, receive, unrecorded(send, why))
 
     async def _show_models(self, _: str, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         path = f"/v1/{_without_v1([*filter(None, scope['path'][len(PREFIX) :].split('/'))][1:])}"

@@ -46,6 +46,7 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.media.fetching",
         "middleware_hub.media.image_header",
         "middleware_hub.media.lifted",
+        "middleware_hub.media.passed_on",
         "middleware_hub.inspector.conversations.text_conversation",
         "middleware_hub.inspector.finding",
         "middleware_hub.persistence.turn_writer",

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import Raw
 
+from middleware_hub.media.errors import MultimodalUnsupportedError
 from router.engines.form.fields import parse_object
 from router.engines.json import JSON_ERRORS, decode_any, is_null, json_fault
 from router.errors import BadRequestError
@@ -37,7 +38,11 @@ _REASONING_SWITCHES = ("separate_reasoning", "include_reasoning")
 """SGLang's and vLLM's switches for how a chat completion shows reasoning; both are true by default."""
 
 _PROMPT = "the prompt of a chat is made of its `messages`"
-_MEDIA = "the images of a chat are parts of its messages, and this router records no other media"
+_MEDIA = frozenset({"image_data", "video_data", "audio_data"})
+_ONLY_IMAGES = (
+    "the images of a chat are parts of its messages, those of a text are `image_data` of /generate, and this router records"
+    " no other media"
+)
 _REFUSED = {
     "text": _PROMPT,
     "input_ids": _PROMPT,
@@ -46,9 +51,6 @@ _REFUSED = {
     "session_params": "a session is named by the path, or by `x-session-id`",
     "sampling_params": "write its fields at the top level of a chat request",
     "chat_template": "the template is the tokenizer's own; `chat_template_kwargs` are its variables",
-    "image_data": _MEDIA,
-    "video_data": _MEDIA,
-    "audio_data": _MEDIA,
 }
 """Fields that would not do what their names say. Ignoring them silently would surprise the client."""
 
@@ -148,6 +150,8 @@ class Fields:
         for key, raw in self._left.items():
             if key in _WRITTEN_HERE or key in _ONLY_SHOWN or is_null(raw):
                 continue
+            if key in _MEDIA:
+                raise MultimodalUnsupportedError(f"`{key}` cannot be used here: {_ONLY_IMAGES}", param=key)
             if key in _REFUSED:
                 raise BadRequestError(f"`{key}` cannot be used here: {_REFUSED[key]}", param=key)
             if key == "lora_path":  # what is remembered is kept apart by it

@@ -22,7 +22,8 @@ from middleware_hub.chat.call_ids import rejoined
 from middleware_hub.chat.memo import Memo, Recalled
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.dialects.fields import RAWS, Fields, string, unsupported, wrong
-from middleware_hub.media.errors import MediaError, MediaFieldError, MediaInvalidError
+from middleware_hub.media.errors import MediaError, MediaInvalidError
+from middleware_hub.media.fields import check_part
 from middleware_hub.media.part import ImagePart, given_in, is_image
 from middleware_hub.media.picture import is_digest, read_picture
 from router.engines.json import JSON_ERRORS, decode_any, json_fault
@@ -182,8 +183,7 @@ def _with_images(place: str, content: Any) -> list[Message] | None:
 def _image(place: str, part: dict[str, Any]) -> ImagePart:
     """Read a picture: `image_url` of chats, `input_image` of responses, or Anthropic's `image`. See `ImagePart` for faults."""
     try:
-        if "uuid" in part:
-            raise MediaFieldError("`uuid` is built by the router: leave it out")
+        check_part(part)
         given = _given(part)
         if is_digest(given):
             return ImagePart(place, part["type"], given)

@@ -26,6 +26,7 @@ from middleware_hub.media.errors import (
     ReservedCharacterError,
 )
 from middleware_hub.media.family import Family
+from middleware_hub.media.fields import OF_GENERATE
 from middleware_hub.media.lengths import Lengths
 from middleware_hub.media.part import ImagePart, image_parts
 from middleware_hub.media.picture import Picture, is_digest, read_picture
@@ -62,10 +63,6 @@ BAN = -100.0
 """The least bias that engines take."""
 OURS = "return_prompt_token_ids"
 """Switched on while a length is unknown, and for every reply in one piece."""
-_REFUSED = frozenset(
-    "uuid features mm_hashes mm_content_hashes content_parts multi_modal_data multi_modal_uuids mm_processor_kwargs "
-    "pixel_values image_embeds precomputed_features".split()
-)
 _PART_OF_MARK = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}?|^[^{OPEN}]*{CLOSE}")
 
 
@@ -205,9 +202,9 @@ class Media:
 
     def check_fields(self, fields: Mapping[str, Raw]) -> None:
         """Refuse the fields of media that the router builds by itself, or cannot record. Raises BadRequestError."""
-        for name in sorted(_REFUSED & fields.keys()):
-            if fields_of_media.asks(fields, name):
-                raise MediaFieldError(f"`{name}` is built by the router from `image_data`: leave it out")
+        for name in sorted(OF_GENERATE & fields.keys()):
+            if fields_of_media.asks(fields, name) and bytes(fields[name]) != b"false":
+                raise MediaFieldError(f"`{name}` is built by the router from the images: leave it out", param=name)
         for name in fields_of_media.OTHERS:
             if fields_of_media.asks(fields, name):
                 raise MultimodalUnsupportedError(f"`{name}`: of media only images are supported here")

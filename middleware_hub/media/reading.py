@@ -9,6 +9,7 @@ from typing import Final
 
 from starlette.types import Receive, Scope
 
+from middleware_hub.media import passed_on
 from middleware_hub.media.errors import MediaInvalidError
 from middleware_hub.media.fetching import Fetcher
 from middleware_hub.media.lifted import LiftedBody, Place, address, picture_at, places, without
@@ -16,7 +17,7 @@ from middleware_hub.media.picture import Picture, Sample, payload
 from middleware_hub.media.shelf import Shelf
 from router.config.media import MediaConfig
 from router.engines.json_cost import LIGHT
-from router.http.bodies import read_json, too_large
+from router.http.bodies import Replay, read_json, too_large, with_body
 from router.http.offload import offload
 from router.http.request_state import request_state
 from router.plugins import MiddlewareContext
@@ -84,6 +85,15 @@ class BodyReader:
         if len(lifted.body) > self._max_body and not inside:
             raise too_large(self._max_body)
         return lifted
+
+    async def passed_on(self, scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
+        """Return a request that goes to a worker as its client wrote it, with its body checked; see `passed_on.check`.
+
+        Raises MediaError, and what `read_json` raises.
+        """
+        body = await read_json(scope, receive, self._max_body, ids=True)
+        await offload(len(body) > LIGHT, passed_on.check, body)
+        return with_body(scope, body), Replay(body, receive)
 
     async def _lifted(self, body: bytes, tenant: str) -> LiftedBody:
         heavy = len(body) > LIGHT

@@ -181,6 +181,7 @@ class Chats:
         """
         media, messages = self._media, request.messages
         if media is not None:
+            media.check_fields(request.extra)
             parts = [part for message in messages for part in image_parts(message)]
             named, held = [part["digest"] for part in parts], list[Picture]()
             if parts:

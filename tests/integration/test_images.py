@@ -327,6 +327,23 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "hashes": (ONE | {"mm_content_hashes": [digest(CAT)]}, "media_field"),
     "uuid": (ONE | {"uuid": "x"}, "media_field"),
     "features": ({"text": "a", "features": [1]}, "media_field"),
+    **{
+        name: (ONE | {name: given}, "media_field")
+        for name, given in {
+            "modalities": ["multi-images"],
+            "max_dynamic_patch": 1,
+            "min_dynamic_patch": 1,
+            "image_max_dynamic_patch": 1,
+            "video_max_dynamic_patch": 1,
+            "need_wait_for_mm_inputs": True,
+            "num_items_assigned": {"IMAGE": [1]},
+            "encoder_urls": ["http://127.0.0.1:9"],
+            "images_config": {"a": 1},
+            "video_config": {"fps": 1},
+            "use_audio_in_video": True,
+            "mm_processor_kwargs": {"a": 1},
+        }.items()
+    },
     "video": (ONE | {"video_data": ["v"]}, "multimodal_unsupported"),
     "audio": ({"text": "a", "audio_data": "a"}, "multimodal_unsupported"),
     "reserved": ({"text": "a\ufdd0b"}, "reserved_character"),
@@ -342,11 +359,18 @@ def test_what_is_refused_reaches_no_worker(served: Stack, name: str) -> None:
     assert (answer.status, answer.json()["error"]["code"]) == (400, code), answer.content
     if (
         name not in ("no text", "a number")
-        and not {"input_ids", "video_data", "audio_data", "features", "uuid", "mm_content_hashes"} & body.keys()
+        and code != "media_field"
+        and not {"input_ids", "video_data", "audio_data"} & body.keys()
     ):
         again = served.post("/retrieve_from_text", body)
         assert (again.status, again.json()["error"]["code"]) == (400, code), again.content
     assert [worker.received for worker in served.workers] == before
+
+
+def test_fields_that_ask_for_nothing_are_served(served: Stack) -> None:
+    """A client may send each field of `GenerateReqInput` with its default."""
+    nothing = {"use_audio_in_video": False, "modalities": None, "mm_hashes": [None], "need_wait_for_mm_inputs": None}
+    served.generate(ONE | nothing | {"sampling_params": sampling()})
 
 
 def test_a_sampled_placeholder_ends_the_use_of_pictures(served: Stack) -> None:

@@ -15,10 +15,14 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from router.config import StoreConfig
+from router.app import create_app
+from router.config import SESSIONS_MIDDLEWARE, RadixConfig, RouterConfig, StoreConfig, WorkersConfig
+from tests.support.oracle import speller
 from tests.support.pictures import data_url, digest, picture
+from tests.support.serving import serve
 from tests.support.stack import Stack, events, stack
 from worker.models.ngram import shipped_image_tokenizer, shipped_tokenizer
+from worker.worker import EmbeddedWorker
 
 Json = dict[str, Any]
 FOLDER = shipped_image_tokenizer()
@@ -240,6 +244,11 @@ def test_a_session_goes_on_after_a_restart(tmp_path: Path) -> None:
         ([{"type": "image_url", "image_url": {"url": "sha256:" + "0" * 64}}], "media_unknown"),
         ([{"type": "image_url", "image_url": {}}], "media_invalid"),
         ([{"type": "image_url", "image_url": {"url": data_url(CAT)}, "uuid": "mine"}], "media_field"),
+        ([{"type": "image_url", "image_url": {"url": data_url(CAT), "uuid": "mine"}}], "media_field"),
+        ([{"type": "image_url", "image_url": {"url": data_url(CAT)}, "max_pixels": 784}], "media_field"),
+        ([{"type": "image_url", "image_url": {"url": data_url(CAT), "min_pixels": 784}}], "media_field"),
+        ([{"type": "image_url", "image_url": {"url": data_url(CAT), "detail": 7}}], "media_invalid"),
+        ([{"type": "input_image", "image_url": data_url(CAT), "detail": ["low"]}], "media_invalid"),
         ("It says <|image_pad|> here", "placeholder_in_text"),
         ("It says \ufdd0 here", "reserved_character"),
     ],
@@ -248,6 +257,93 @@ def test_what_is_refused_never_reaches_a_worker(product: Stack, content: Any, co
     for path in ("/v1/chat/completions", f"/sessions/{session(product)}/v1/chat/completions"):
         found = error(product, path, {"messages": [{"role": "user", "content": content}], **SAMPLING})
         assert found["code"] == code
+
+
+@pytest.mark.parametrize("field", ["uuid", "mm_hashes", "multi_modal_data", "mm_processor_kwargs", "content_parts"])
+def test_fields_of_the_router_reach_no_worker(product: Stack, field: str) -> None:
+    """In sessions as without one, in every dialect, whether the turn has pictures or not."""
+    name, given = session(product), {field: ["x"]}
+    for content in ([block(CAT)], "Hi"):
+        messages = {"messages": [{"role": "user", "content": content}], **SAMPLING, **given}
+        for path in ("chat/completions", "messages", "messages/count_tokens"):
+            assert error(product, f"/sessions/{name}/v1/{path}", messages)["code"] == "media_field"
+            assert error(product, f"/v1/{path}", messages)["code"] == "media_field"
+        items = {"input": [{"role": "user", "content": "Hi"}], **given}
+        assert error(product, f"/sessions/{name}/v1/responses", items)["code"] == "media_field"
+        assert error(product, "/v1/responses", items)["code"] == "media_field"
+    ok(product, f"/sessions/{name}/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], field: None})
+
+
+@pytest.mark.parametrize("field", ["image_data", "video_data", "audio_data"])
+def test_media_beside_messages_and_texts_are_refused_by_name(product: Stack, field: str) -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}], **SAMPLING}
+    for path, body in (("completions", {"prompt": "a"}), ("chat/completions", chat), ("messages", chat)):
+        assert error(product, f"/v1/{path}", {**body, field: [data_url(CAT)]})["code"] == "multimodal_unsupported"
+
+
+def picture_parts(source: str) -> list[Json]:
+    coded = {"type": "base64", "media_type": "image/png", "data": source}
+    return [{"type": "image_url", "image_url": {"url": source}}, {"type": "image", "source": coded}]
+
+
+@pytest.mark.parametrize(
+    "source", ["file:///x", "http://127.0.0.1:9/a.png", " http://127.0.0.1:9/a", "ftp://h/a", "/a.png"]
+)
+def test_no_worker_gets_an_address_in_what_is_passed_on(product: Stack, source: str) -> None:
+    """Whatever keeps the router from serving a request: it is for the worker's own chat, and the address is for nobody."""
+    for part in picture_parts(source):
+        for beside in ({"type": "foo"}, {"type": "document"}, {"type": "file", "file": {"file_id": "f"}}):
+            messages = [{"role": "user", "content": [beside, part]}]
+            for path in ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"):
+                assert error(product, path, {"messages": messages, **SAMPLING})["code"] == "media_url"
+        for path in ("/api/chat", "/invocations", "/v1/embeddings", "/tokenize", "/v1/chat/completions/render"):
+            assert error(product, path, {"messages": [{"role": "user", "content": [part]}]})["code"] == "media_url"
+    item = {"role": "user", "content": [{"type": "input_image", "image_url": source}]}
+    assert error(product, "/v1/responses", {"input": [item]})["code"] == "media_url"
+    for path in ("/vertex_generate", "/encode"):
+        assert error(product, path, {"instances": [{"text": "a", "image_data": source}]})["code"] == "media_url"
+
+
+def test_without_the_memory_of_texts_no_worker_gets_an_address_either() -> None:
+    """The middleware of sessions stands alone: nothing inside of it checks what it passes on."""
+    with EmbeddedWorker(FOLDER) as worker:
+        config = RouterConfig(
+            workers=WorkersConfig(urls=(worker.url,)),
+            radix=RadixConfig(tokenizer_path=str(FOLDER)),
+            middlewares=(SESSIONS_MIDDLEWARE,),
+        )
+        with serve(create_app(config)) as url:
+            alone = Stack("qwen", url, [worker], speller("qwen"))
+            for part, code in ((picture_parts("file:///x")[0], "media_url"), (image(CAT), "unsupported_content")):
+                body = {"messages": [{"role": "user", "content": [{"type": "foo"}, part]}]}
+                answer = alone.exchange("POST", "/v1/chat/completions", body)
+                told = answer.headers.get("x-radix-recorded", "").removeprefix("no; ")
+                assert code == told or code == answer.json()["error"]["code"], answer.content
+            messages = {"messages": [{"role": "user", "content": "Hi"}], "uuid": ["x"]}
+            assert error(alone, f"/sessions/{session(alone)}/v1/chat/completions", messages)["code"] == "media_field"
+
+
+def test_what_is_passed_on_is_the_clients_own(product: Stack) -> None:
+    """With pictures by data, and without pictures: the worker answers, here that it has no such path."""
+    for part in (image(CAT), block(CAT), {"type": "text", "text": "file:///x"}):
+        body = {"messages": [{"role": "user", "content": [{"type": "foo"}, part]}]}
+        answer = product.exchange("POST", "/v1/chat/completions", body)
+        assert answer.headers["x-radix-recorded"] == "no; unsupported_content", answer.content
+    answer = product.exchange("POST", "/v1/responses", {"input": "http://127.0.0.1:9/a.png"})
+    assert answer.headers["x-radix-recorded"] == "no; other_path"
+
+
+def test_a_text_that_is_too_long_takes_no_address_along() -> None:
+    with stack("qwen", styles=("cumulative",), folder=FOLDER, radix={"max_text_tokens": 64}) as made:
+        for part, code in ((picture_parts("file:///x")[0], "media_url"), ({**image(CAT), "uuid": "x"}, "media_field")):
+            content = [{"type": "text", "text": "a" * 100_000}, part]
+            assert (
+                error(made, "/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})["code"]
+                == code
+            )
+        content[1:] = [image(CAT)]
+        answer = made.exchange("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
+        assert answer.headers["x-radix-recorded"] == "no; text_too_long"
 
 
 def test_only_users_and_tools_show_pictures(product: Stack) -> None:
