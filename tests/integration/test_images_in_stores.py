@@ -15,6 +15,7 @@ import pytest
 
 from router.config import StoreConfig
 from tests.middleware_hub.store_cli.running import status
+from tests.support.asking import until
 from tests.support.pictures import data_url, digest, picture
 from tests.support.redis_server import redis_server
 from tests.support.stack import Stack, stack
@@ -324,6 +325,9 @@ def test_what_redis_has_lost_is_written_again_with_its_pictures(tmp_path: Path) 
             text += served.generate(body | {"text": text}).record.text
             server.say("FLUSHALL")
             turn(served, name, [*messages, user(SUN)])
+            # A router that ends before has lost with the server what is of its tree alone.
+            waiting = ("tito_store_away 0", "tito_store_waiting 0")
+            until(lambda: all(one in served.get("/metrics").content.decode() for one in waiting), "written again")
         with product(store) as served:
             for content in (CAT, DOG, SUN):
                 assert served.exchange("GET", f"/media/{digest(content)}").content == content
