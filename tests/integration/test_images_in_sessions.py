@@ -6,6 +6,7 @@ The oracle is the worker's own log: its ids, in which each picture is a run, and
 from __future__ import annotations
 
 import base64
+import gzip
 import http.client
 import json
 from collections.abc import Iterator
@@ -300,6 +301,9 @@ def test_no_worker_gets_an_address_in_what_is_passed_on(product: Stack, source: 
             assert error(product, path, {"messages": [{"role": "user", "content": [part]}]})["code"] == "media_url"
     item = {"role": "user", "content": [{"type": "input_image", "image_url": source}]}
     assert error(product, "/v1/responses", {"input": [item]})["code"] == "media_url"
+    packed = gzip.compress(json.dumps({"input": [item]}).encode())
+    answer = product.post("/v1/responses", None, raw=packed, headers={"content-encoding": "gzip"})
+    assert (answer.status, answer.json()["error"]["code"]) == (400, "media_url")
     for path in ("/vertex_generate", "/encode"):
         assert error(product, path, {"instances": [{"text": "a", "image_data": source}]})["code"] == "media_url"
 

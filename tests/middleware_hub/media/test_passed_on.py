@@ -73,6 +73,11 @@ def test_other_media_are_passed_on_by_data_only(key: str) -> None:
         assert code(user({"type": key, key: {"data": source, "format": "wav", "filename": "a.pdf"}})) is None
 
 
+def test_keys_are_found_in_large_bodies() -> None:
+    for filling in range((1 << 20) - 130, (1 << 20) + 10):
+        assert code({"a": "x" * filling, **forms("file:///x")["ollama, a text"]}) == "media_url"
+
+
 def test_keys_that_are_spelled_otherwise_are_found() -> None:
     body = json.dumps(forms("file:///x")["chat"])
     assert code(body.replace("image_url", "\\u0069mage\\u005furl").encode()) == "media_url"
