@@ -499,9 +499,9 @@ class RadixTreeMiddleware:
         inline = asks_inline(QueryParams(scope["query_string"]).get("media"))
         images = given or [[]] * len(texts)
         held = await media.bring(tenant, chain.from_iterable(images), pictures)
-        shown = [media.shown(tenant, one, pictures) for one in images]
-        keyed = [media.key(text, one.digests) for text, one in zip(texts, shown, strict=True)]
-        held += [picture for one in shown for picture in one.pictures]
+        named = [media.named(tenant, one, pictures) for one in images]
+        keyed = [media.key(text, digests) for text, (digests, _) in zip(texts, named, strict=True)]
+        held += [picture for _, found in named for picture in found]
         return keyed, media.viewer(tenant, inline=inline, held=held)
 
     async def _asked(self, scope: Scope, receive: Receive) -> tuple[RetrievalRequest, Mapping[str, Picture]]:

@@ -261,7 +261,7 @@ class SessionsMiddleware:
                 self._limits.check_chat(body)
                 if place == COUNT:
                     counted = await chats.count(session, ANTHROPIC.parse_count(body), pictures)
-                    await send_json(send, 200, ANTHROPIC.count(counted))
+                    await send_json(send, 200, ANTHROPIC.count(counted.tokens), counted.headers)
                 else:
                     if self._hub.saving is not None:
                         self._hub.saving.admit()
@@ -319,7 +319,7 @@ class SessionsMiddleware:
             )
         if place == COUNT:
             counted = await chats.count(session, ANTHROPIC.parse_count(body), pictures)
-            await send_json(send, 200, ANTHROPIC.count(counted))
+            await send_json(send, 200, ANTHROPIC.count(counted.tokens), counted.headers)
         else:
             await chats.talk(TURNS[place], session, body, scope, receive, send, pictures)
 

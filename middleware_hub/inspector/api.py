@@ -366,9 +366,9 @@ class Api:
         text, media, viewer = request.text, self._sources.media, None
         if media is not None:
             held = await media.bring(tenant, request.image_data, pictures)
-            shown = media.shown(tenant, request.image_data, pictures)
-            del held  # those that are shown hold them now
-            text, viewer = media.key(text, shown.digests), media.viewer(tenant)
+            digests, _ = media.named(tenant, request.image_data, pictures)
+            del held  # only what is known of them is shown
+            text, viewer = media.key(text, digests), media.viewer(tenant)
         asked = memory is None or await memory.cover(namespace, text)
         recall = tree.recall(namespace, text, note=False)
         assert recall is not None, "no reply was named"

@@ -15,6 +15,7 @@ from msgspec import Raw
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.media.errors import (
     MediaCountError,
+    MediaError,
     MediaExpandedError,
     MediaFieldError,
     MediaInvalidError,
@@ -214,18 +215,43 @@ class Media:
 
         `pictures`: those that came with the request, by digest.
         """
-        found = []
+        digests, found = self.named(tenant, given, pictures)
+        here = {one.digest: one for one in found}
+        for digest in digests:
+            if digest not in here:
+                raise self._absent(tenant, digest)
+        return Shown(tuple([here[digest] for digest in digests]))
+
+    def named(
+        self, tenant: str, given: Sequence[str], pictures: Mapping[str, Picture]
+    ) -> tuple[list[str], list[Picture]]:
+        """Return the digests of the pictures that a request gave, and those pictures whose bytes are here, which are kept.
+
+        For what needs no bytes: a picture that the tenant has sent may be gone. Arguments and errors are those of `shown`.
+        """
+        digests, found = list[str](), list[Picture]()
         for one in given:
             if not is_digest(one):  # a short one, which was left in the body
                 found.append(self.shelf.put(tenant, read_picture(one, self._max_image)))
-            elif (sent := pictures.get(one)) is not None:
+                digests.append(found[-1].digest)
+                continue
+            digests.append(one)
+            if (sent := pictures.get(one)) is not None:
                 found.append(self.shelf.put(tenant, sent))
             elif (known := self.shelf.find(tenant, one)) is not None:
                 found.append(known)
-            else:
-                raise MediaUnknownError(f"no image {one} is known here: send its bytes")
+            elif not self.shelf.gone(tenant, one):
+                raise self._absent(tenant, one)
         self._check_size(found)
-        return Shown(tuple(found))
+        return digests, found
+
+    def _absent(self, tenant: str, digest: str, place: str | None = None, *, sent: bool = False) -> MediaError:
+        """Return the error for a picture whose bytes are not here. `sent`: the tenant has sent it, whatever the shelf knows."""
+        if sent or self.shelf.gone(tenant, digest):
+            return MediaMissingError(
+                f"the bytes of the image {digest} are not here any more: send them again", param=place
+            )
+        return MediaUnknownError(f"no image {digest} is known here: send its bytes", param=place)
 
     async def bring(self, tenant: str, named: Iterable[str], sent: Container[str]) -> list[Picture]:
         """Bring the pictures that a request names without having sent them, and what is known of the lengths of all.
@@ -369,7 +395,7 @@ class Media:
         held = tuple([one for one in found if one is not None])
         if len(held) < len(found):
             gone = next(digest for digest, one in zip(digests, found, strict=True) if one is None)
-            raise MediaMissingError(f"the bytes of the image {gone} are not here any more: send them again")
+            raise self._absent(tenant, gone, sent=True)
         return self.worker_fields(tenant, [Shown(held)], batch=False, asks_ids=asks_ids)
 
     def shelve(self, tenant: str, messages: Sequence[Message], sent: Mapping[str, Picture]) -> list[Picture]:
@@ -428,8 +454,10 @@ class Media:
         if picture is None:
             picture = self.shelf.find(tenant, part["digest"])
             if picture is None:
-                place = getattr(part, "place", None)
-                raise MediaUnknownError(f"no image {part['digest']} is known here: send its bytes", param=place)
+                named = isinstance(
+                    part, ImagePart
+                )  # else the message comes out of the session, which the tenant has made
+                raise self._absent(tenant, part["digest"], getattr(part, "place", None), sent=not named)
             return picture
         if len(picture.data) > self._max_image:
             raise MediaInvalidError(f"an image is larger than {self._max_image} bytes (--media-max-image-bytes)")

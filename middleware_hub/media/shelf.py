@@ -9,17 +9,22 @@ only says that the bytes are missing. The names of a picture outlive its bytes, 
 
 A picture that went from the shelf is still found (`find`) while anybody holds it, as a request does that needs its bytes.
 
-All of it takes constant time. A picture is found by its base64 as well (`alike`): agents send all of their pictures again at
-every turn, and to compare one with what is held takes a fiftieth of the time to decode it and to hash it. A tenant sees only
-pictures that it has put itself; the bytes are held once all the same.
+All of it takes constant time; that of an eviction grows with the tenants of the picture. A picture is found by its base64 as
+well (`alike`): agents send all of their pictures again at every turn, and to compare one with what is held takes a fiftieth of
+the time to decode it and to hash it. A tenant sees only pictures that it has put itself; the bytes are held once all the same.
+Of those that the budget sent away the shelf still knows who had put them (`gone`), up to a limit.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
 from weakref import WeakValueDictionary
 
 from middleware_hub.media.picture import Picture, Sample
+
+_MOST_GONE: Final = 100_000
+"""Names of pictures that went to know; 300 bytes each."""
 
 
 class _Held:
@@ -42,8 +47,10 @@ class Shelf:
         evicted_named: those of them that somebody named.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, max_gone: int = _MOST_GONE) -> None:
         self.max_bytes = max_bytes
+        self._max_gone = max_gone
+        self._gone: OrderedDict[tuple[str, str], None] = OrderedDict()
         self.bytes = 0
         self.evicted = 0
         self.evicted_named = 0
@@ -77,6 +84,7 @@ class Shelf:
         if (sample := held.picture.sample) is not None:
             self._samples[sample] = picture.digest
         held.tenants.add(tenant)
+        self._gone.pop((tenant, picture.digest), None)
         self._alive[tenant, picture.digest] = held.picture
         return held.picture
 
@@ -91,6 +99,10 @@ class Shelf:
     def find(self, tenant: str, digest: str) -> Picture | None:
         """Return a picture as `get` does, or one that went from the shelf and that somebody still holds."""
         return self.get(tenant, digest) or self._alive.get((tenant, digest))
+
+    def gone(self, tenant: str, digest: str) -> bool:
+        """Return whether a tenant has put a picture that went because of the budget. The last `max_gone` are known."""
+        return (tenant, digest) in self._gone
 
     def alike(self, tenant: str, sample: Sample) -> Picture | None:
         """Return a picture of the tenant whose base64 has this sample; the whole of it may still be another one."""
@@ -137,3 +149,7 @@ class Shelf:
             del self._samples[sample]
         self.evicted += 1
         self.evicted_named += named
+        for tenant in held.tenants:
+            self._gone[tenant, held.picture.digest] = None
+            if len(self._gone) > self._max_gone:
+                self._gone.popitem(last=False)

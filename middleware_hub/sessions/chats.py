@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -20,8 +21,8 @@ from middleware_hub.chat.keys import setting_of
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.dialects.fields import unsupported
 from middleware_hub.dialects.messages import UnreadMediaError
-from middleware_hub.media.errors import MediaUnknownError, MultimodalUnsupportedError
-from middleware_hub.media.media import Media
+from middleware_hub.media.errors import MediaMissingError, MediaUnknownError, MultimodalUnsupportedError
+from middleware_hub.media.media import MEDIA_ESTIMATED, Media
 from middleware_hub.media.part import image_parts
 from middleware_hub.media.picture import Picture
 from middleware_hub.media.reading import NO_PICTURES
@@ -55,6 +56,17 @@ _MOST_IGNORED = 32
 PIECES_AT_ONCE = 256
 """Pieces of a stream that are written in one step. Thousands may wait: the client was slow, or it adopts a whole reply."""
 _id_of, _saved_of = attrgetter("id"), attrgetter("saved")
+
+
+class Counted(NamedTuple):
+    """The number of tokens of a prompt, and the reasons why an engine may count another number."""
+
+    tokens: int
+    reasons: tuple[str, ...]
+
+    @property
+    def headers(self) -> HeaderList:
+        return [(b"x-radix-reasons", ", ".join(self.reasons).encode())] if self.reasons else []
 
 
 class Chats:
@@ -98,14 +110,16 @@ class Chats:
         if self._warming is not None:
             await self._warmed(self._warming)
         session.require(Act.GENERATE)
+        memo = session.memo(dialect, self._room)
         try:
-            request = dialect.parse(body, session.memo(dialect, self._room))
+            request = dialect.parse(body, memo)
             request = await self._shelved(session, request, pictures)
         except UnreadMediaError as error:
             raise self._unread(error) from error
-        except MediaUnknownError:
+        except (MediaMissingError, MediaUnknownError):
             # Of a remembered message the bytes were not read again, and they may have gone meanwhile, from the store as well.
-            request = await self._shelved(session, dialect.parse(body, None), pictures)
+            memo.clear()
+            request = await self._shelved(session, dialect.parse(body, memo), pictures)
         if request.pictures:  # their bytes or lengths may have come from the store
             waits = True
             session.require(Act.GENERATE)
@@ -231,7 +245,7 @@ class Chats:
                 session.orphans.add(exchange)
             session.settle(exchange)
 
-    async def count(self, session: Session, request: ChatRequest, sent: Mapping[str, Picture]) -> int:
+    async def count(self, session: Session, request: ChatRequest, sent: Mapping[str, Picture]) -> Counted:
         """Return how many tokens the prompt of a turn would have. Changes nothing."""
         if self._warming is not None:
             await self._warmed(self._warming)
@@ -247,7 +261,10 @@ class Chats:
         handle = session.trie.open(turn, new_rid())
         try:
             prompt = await self._composer.compose(turn, request)
-            return prompt.tokens + self._still_unknown(session, prompt)
+            estimated = any(one.length == UNKNOWN for one in prompt.media)
+            return Counted(
+                prompt.tokens + self._still_unknown(session, prompt), (MEDIA_ESTIMATED,) if estimated else ()
+            )
         finally:
             session.trie.abandon(handle)
 

@@ -23,7 +23,7 @@ from middleware_hub.sessions.log.events import Exported
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.nodes import Checkpoint
-from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan
+from middleware_hub.spans.chain import INEXACT_TOKENS, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.spans.trajectory import kv_versions
 from middleware_hub.store.errors import NOT_SAVED, DamagedRecordError, StoreError, StoreUnreachableError
@@ -280,6 +280,7 @@ class SessionSamples:
             tuple(dict.fromkeys(version for one in found for version, _, _ in one.weight_versions)),
             session.reward_info,
             tuple(kv_versions(turn for one in found for turn in one.turns)),
+            exact_tokens=bool(found) and all(INEXACT_TOKENS.isdisjoint(one.reasons) for one in found),
         )
 
     async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:

@@ -106,6 +106,8 @@ INEXACT = frozenset(
     {"engine_mismatch", "template_mismatch", "unknown_parent", UNKNOWN_REPLY, STORE_UNREACHABLE, MEDIA_MISSING}
 )
 """Reasons for which a sequence is not `exact`, even if one recorded chain covers all of its text."""
+INEXACT_TOKENS = INEXACT - {MEDIA_MISSING}
+"""Those of them that are about its tokens. The files of its images may be there for the next answer."""
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:

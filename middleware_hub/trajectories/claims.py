@@ -14,7 +14,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, Final, TypeVar
@@ -103,11 +103,12 @@ class Claims:
         """Return the answer to a claim: with samples, or without any when the time is up. Raises StoreError."""
         until = time.monotonic() + wanted.wait_seconds
         lost: list[dict[str, str]] = []
+        bare = set[bytes]()
         while True:
             began = time.monotonic()
-            choices, claim, refused = await self._take(journal, wanted)
+            choices, claim, refused = await self._take(journal, wanted, bare)
             if claim is not None:
-                found = await self._laid_out(tenant, journal, wanted, claim, choices, lost)
+                found = await self._laid_out(tenant, journal, wanted, claim, choices, lost, bare)
                 if found is not None:
                     return {**found, "filtered": refused, "lost": lost, "evicted": journal.ledger.counts["evicted"]}
                 continue
@@ -122,11 +123,12 @@ class Claims:
             await journal.wait(min(left, LOOK_SECONDS))
 
     async def _take(
-        self, journal: Journal, wanted: ClaimRequest
+        self, journal: Journal, wanted: ClaimRequest, bare: Container[bytes]
     ) -> tuple[list[ChosenGroup], LedgerClaim | None, Counter[str]]:
         """Choose samples and claim them; return no claim if there was nothing to choose.
 
-        If other claims were faster, the claim holds fewer samples than were chosen.
+        If other claims were faster, the claim holds fewer samples than were chosen. `bare`: exact samples that this request
+        cannot have, as the files of their images are missing. Nothing is recorded of that: they may come back.
         """
         async with journal.choosing:
             await journal.read_on()
@@ -147,7 +149,7 @@ class Claims:
                 choosing(
                     ledger,
                     live,
-                    lambda sample: self._refusal(sample, wanted),
+                    lambda sample: "inexact" if sample.id in bare else self._refusal(sample, wanted),
                     groups=wanted.groups,
                     limit=wanted.limit,
                     size=wanted.group_size,
@@ -201,6 +203,7 @@ class Claims:
         claim: LedgerClaim,
         choices: Sequence[ChosenGroup],
         lost: list[dict[str, str]],
+        bare: set[bytes],
     ) -> dict[str, Any] | None:
         """Return the answer with the samples that a claim holds; None if it holds none any more."""
         groups, answered = [], []
@@ -211,7 +214,7 @@ class Claims:
                 here = [claim.held[one] for one in asked if one in claim.held]
                 made: list[tuple[GroupSample, Raw]] = []
                 for sample in here:
-                    built = await self._built(tenant, journal, wanted, sample, lost)
+                    built = await self._built(tenant, journal, wanted, sample, lost, bare)
                     if built is not None:
                         made.append((sample, Raw(msgspec.json.encode(described(sample, built)))))
                 if not made or (len(made) < len(asked) and not choice.partial and not wanted.allow_partial):
@@ -243,9 +246,15 @@ class Claims:
         await self._release(journal, claim.id, samples)
 
     async def _built(
-        self, tenant: str, journal: Journal, wanted: ClaimRequest, sample: GroupSample, lost: list[dict[str, str]]
+        self,
+        tenant: str,
+        journal: Journal,
+        wanted: ClaimRequest,
+        sample: GroupSample,
+        lost: list[dict[str, str]],
+        bare: set[bytes],
     ) -> Built | None:
-        """Return the tokens of a sample; None if they are lost or unwanted."""
+        """Return the tokens of a sample; None if they are lost or unwanted, which is noted in `lost` or `bare`."""
         built = await self._sequences.built(tenant, sample, wanted.retrieval)
         if built is None:
             lost.append({"id": sample.id.hex(), "group_id": sample.group.id})
@@ -256,10 +265,10 @@ class Claims:
             return None
         filtered = wanted.exact_only or wanted.max_staleness is not None
         known = set(sample.versions), set(sample.kv_versions)
-        if filtered and (sample.inexact is built.exact or known != (set(built.versions), set(built.kv_versions))):
+        if filtered and (sample.inexact is not built.inexact or known != (set(built.versions), set(built.kv_versions))):
             judged = Judged(
                 sample=sample.id,
-                inexact=not built.exact,
+                inexact=built.inexact,
                 versions=built.versions,
                 kv_versions=built.kv_versions,
                 time=journal.now(),
@@ -268,6 +277,9 @@ class Claims:
             await journal.read_on()
             if self._refusal(sample, wanted) is not None:
                 return None
+        if wanted.exact_only and not built.exact:
+            bare.add(sample.id)
+            return None
         return built
 
 

@@ -265,13 +265,25 @@ def _put(kept: dict[T, V], key: T, value: V) -> None:
 
 
 class Built(msgspec.Struct, frozen=True):
-    """The sequences of a sample: their JSON, and the values for the filters of a claim. `rewards`: of a session."""
+    """The sequences of a sample: their JSON, and the values for the filters of a claim.
+
+    Attributes:
+        exact: whether all of them are, as they are answered.
+        rewards: of a session.
+        exact_tokens: whether all of them are but for files of images that are missing in this answer; None: as `exact`.
+    """
 
     trajectories: Sequence[Raw]
     exact: bool
     versions: tuple[str, ...]
     rewards: Mapping[str, Any] | None = None
     kv_versions: tuple[str, ...] = ()
+    exact_tokens: bool | None = None
+
+    @property
+    def inexact(self) -> bool:
+        """Whether the sample itself is not exact, whatever this answer has of it."""
+        return not (self.exact if self.exact_tokens is None else self.exact_tokens)
 
 
 class SampleTrajectories(Protocol):

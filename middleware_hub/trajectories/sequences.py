@@ -23,6 +23,7 @@ from middleware_hub.radix.retrieval import MANY_TOKENS
 from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.answer_json import encoded
+from middleware_hub.spans.chain import INEXACT_TOKENS
 from middleware_hub.spans.media import digests_in
 from middleware_hub.spans.trajectory import SharedMask, flatten, kv_versions
 from middleware_hub.trajectories.ledger import STEP
@@ -78,7 +79,7 @@ class Sequences:
             viewer = await self._media.look(tenant, digests, inline=options.get("media") == "inline")
         first = flatten(*recall.cut[:2])  # with the reasons that are known now
         masks = SharedMask(first, [one.span for one in others])
-        answers, exact, versions, caches = [], True, dict[str, None](), dict[str, None]()
+        answers, exact, tokens, versions, caches = [], True, True, dict[str, None](), dict[str, None]()
         for number, (generation, text) in enumerate(chains):
             cut = end_of(generation.span)
             heavy = cut.tokens > MANY_TOKENS
@@ -98,11 +99,12 @@ class Sequences:
             )
             answer = {**await offload(heavy, answer_of), **extras}
             exact = exact and answer["exact"]
+            tokens = tokens and INEXACT_TOKENS.isdisjoint(answer["reasons"])
             versions.update((version, None) for version, _, _ in flat.weight_versions)
             caches.update((version, None) for version in kv_versions(flat.turns))
             answers.append(Raw(await offload(heavy, encoded, answer)))
             await asyncio.sleep(0)
-        return Built(answers, exact, tuple(versions), kv_versions=tuple(caches))
+        return Built(answers, exact, tuple(versions), kv_versions=tuple(caches), exact_tokens=tokens)
 
     async def _asked_late(self, ends: Sequence[Generation]) -> list[Sequence[str]]:
         """Return `Memory.asked_late` of each of these chains."""

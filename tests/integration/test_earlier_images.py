@@ -34,6 +34,10 @@ def test_ids_and_spans_are_there_and_files_come_with_what_is_sent(tmp_path: Path
         named = [{"role": "user", "content": [shown(digest(CAT))]}, *messages[1:], user(text="And?")]
         answer = served.exchange("POST", f"/sessions/{name}/v1/chat/completions", {"messages": named, **SAMPLING})
         assert (answer.status, answer.json()["error"]["code"]) == (400, "media_unknown")
+        # What the session itself names was sent, whatever this process knows.
+        more = {"input": "And?", "previous_response_id": found["turns"][-1]["request_id"]}
+        answer = served.exchange("POST", f"/sessions/{name}/v1/responses", more)
+        assert (answer.status, answer.json()["error"]["code"]) == (400, "media_missing")
         turn(served, name, [*messages, user(DOG, text="And?")])
         record = served.workers[0].log[-1]
         assert record.input_ids[: len(truth["ids"])] == truth["ids"]

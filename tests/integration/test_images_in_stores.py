@@ -270,7 +270,7 @@ def test_what_waits_for_the_store_has_its_pictures(
             check(found, [CAT, DOG, SUN])
 
 
-def test_while_the_store_is_away_what_is_only_there_is_unknown(tmp_path: Path) -> None:
+def test_while_the_store_is_away_what_is_only_there_is_missing(tmp_path: Path) -> None:
     """It is no 500, and no picture of another: the client sends the bytes, and goes on."""
     with redis_server(tmp_path) as server:
         store = StoreConfig(url=f"redis://127.0.0.1:{server.port}/0", spool=str(tmp_path / "spool"))
@@ -283,7 +283,7 @@ def test_while_the_store_is_away_what_is_only_there_is_unknown(tmp_path: Path) -
             path = f"/sessions/{name}/v1/chat/completions"
             named = [user(digest(CAT), digest(DOG)), messages[1], user(text="And?")]
             answer = served.exchange("POST", path, {"messages": named, **SAMPLING})
-            assert (answer.status, answer.json()["error"]["code"]) == (400, "media_unknown")
+            assert (answer.status, answer.json()["error"]["code"]) == (400, "media_missing")
             turn(served, name, [*messages, user(text="And?")])
             server.start()
 

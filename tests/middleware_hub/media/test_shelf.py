@@ -24,6 +24,7 @@ class Oracle:
     def __init__(self) -> None:
         self.held: list[tuple[Picture, set[str]]] = []
         self.names: list[str] = []
+        self.gone = set[tuple[str, str]]()
 
     def touch(self, digest: str) -> set[str] | None:
         for at, (picture, tenants) in enumerate(self.held):
@@ -41,8 +42,10 @@ class Oracle:
                 others = [one for one, _ in self.held[:-1]]
                 unnamed = [one for one in others if one.digest not in self.names]
                 goes = (unnamed or others)[0]
+                self.gone |= {(who, goes.digest) for one, having in self.held if one is goes for who in having}
                 self.held = [pair for pair in self.held if pair[0] is not goes]
         tenants.add(tenant)
+        self.gone.discard((tenant, picture.digest))
 
     def get(self, tenant: str, digest: str) -> Picture | None:
         for picture, tenants in self.held:
@@ -84,6 +87,15 @@ def test_random_steps_agree_with_the_oracle(steps: list[tuple[str, str, int]]) -
     for one in PICTURES:
         for tenant in "ab":
             assert shelf.get(tenant, one.digest) is oracle.get(tenant, one.digest)
+            assert shelf.gone(tenant, one.digest) == ((tenant, one.digest) in oracle.gone)
+
+
+def test_only_the_last_that_went_are_known() -> None:
+    shelf = Shelf(1, max_gone=2)
+    for one in PICTURES[:4]:
+        shelf.put("a", one)
+    assert [shelf.gone("a", one.digest) for one in PICTURES[:4]] == [False, True, True, False]
+    assert not shelf.gone("b", PICTURES[2].digest)
 
 
 def test_the_same_bytes_are_held_once_for_all_tenants() -> None:
