@@ -238,7 +238,7 @@ def test_what_waits_for_the_store_has_its_pictures(
 ) -> None:
     """The store is away, the router dies with what it has in its spool, and the next one, or the command, hands it over."""
     spool = str(tmp_path / "spool")
-    with redis_server(tmp_path) as server:
+    with redis_server(tmp_path, ("appendfsync", "always")) as server:
         address = f"redis://127.0.0.1:{server.port}/0"
         store = StoreConfig(url=address, spool=spool)
         with product(store, media={"max_bytes": max_bytes}) as served:
@@ -272,7 +272,7 @@ def test_what_waits_for_the_store_has_its_pictures(
 
 def test_while_the_store_is_away_what_is_only_there_is_missing(tmp_path: Path) -> None:
     """It is no 500, and no picture of another: the client sends the bytes, and goes on."""
-    with redis_server(tmp_path) as server:
+    with redis_server(tmp_path, ("appendfsync", "always")) as server:
         store = StoreConfig(url=f"redis://127.0.0.1:{server.port}/0", spool=str(tmp_path / "spool"))
         with product(store, media={"max_bytes": 1}) as served:
             name = str(ok(served, "/sessions", {})["session_id"])
