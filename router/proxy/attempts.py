@@ -101,12 +101,29 @@ class Attempts:
         for suspect in self._suspects:
             suspect.breaker.failed()
 
-    def failed(self, target: Target, why: Failure, message: str, *, kept: bool = False, gone: bool = False) -> None:
+    def failed(
+        self,
+        target: Target,
+        why: Failure,
+        message: str,
+        *,
+        kept: bool = False,
+        gone: bool = False,
+        avoided: Target | None = None,
+    ) -> None:
         """Note that a target gave no reply.
 
-        `kept`: the connection had served an earlier request. `gone`: the worker is gone, so no time limit is to blame.
+        Args:
+            target: the target.
+            why: how it failed.
+            message: the same for people.
+            kept: whether the connection had served an earlier request.
+            gone: whether the worker is gone, so that no time limit is to blame.
+            avoided: another target that may be at fault as well: it is asked again only where there is no other.
         """
         worker = target.worker
+        if avoided is not None:
+            self._avoided.add(avoided.worker.id)
         self._too_slow = why == "timeout" and not gone
         self._failures.append(f"{worker.url}: {message}")
         if self._too_slow and len(worker.targets) > 1:

@@ -4,7 +4,8 @@ SGLang's workers get it at the same time, and find each other. vLLM's get it one
 decode worker; what only the prefill worker knows is joined to it (`router/engines/form/joined_reply.py`).
 
 A leg alone waits for its other leg for minutes. So when one fails or is aborted, the other is cancelled and aborted at once.
-`culprit` is the worker that failed.
+`culprit` is the worker that failed. If a decode worker of SGLang answers that its prefill worker did not hand over, that is the
+prefill worker.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from router.engines.form.joined_reply import UNTOLD, JoinedReply, PrefillReply, 
 from router.engines.form.outcome import may_be_aborted, refusal_status
 from router.engines.form.worker_request import WorkerRequest
 from router.engines.json import decode_object
-from router.engines.sglang.meeting import MeetingPlace, with_meeting, with_prefill_rank
+from router.engines.sglang.meeting import MeetingPlace, lacks_cache, with_meeting, with_prefill_rank
 from router.engines.vllm.handover import LEASE_SECONDS, decode_body, prefill_body
 from router.errors import EndedInQueueError
 from router.http.headers import HeaderList
@@ -42,6 +43,8 @@ GRACE = 0.75
 """Seconds that an aborted leg has to answer."""
 
 _PATH = "/generate"
+_SHOWN = 500
+"""The most bytes of a worker's error to log."""
 _ROWS = frozenset({"return_routed_experts", "return_indexer_topk"})
 
 Abandon = Callable[[InFlight, Worker], object]
@@ -63,6 +66,7 @@ class Legs:
         prefill: the worker of the first leg.
         prefill_target: its rank there.
         culprit: the target at fault, if it fails.
+        avoided: the other target, if that may be at fault as well.
     """
 
     def __init__(
@@ -102,6 +106,7 @@ class Legs:
         self._at_once = at_once
         self._sent, self._body = self._single(sent, body)
         self.culprit = self._decode_target
+        self.avoided: Target | None = None
         self.status = 0
         self.headers: Headers = []
         self.stream = False
@@ -161,6 +166,10 @@ class Legs:
                 self._check()
                 if self._aborted():
                     raise LegRefusedError(self._ended())
+                if lacks_cache(first):
+                    logger.warning("worker %s: %s", self._decode.url, first[:_SHOWN].decode("utf-8", "replace"))
+                    self.culprit, self.avoided = self.prefill_target, self._decode_target
+                    raise UpstreamBrokenError("its decode worker did not get the cache of the prompt from it")
             return None
         if leg is not None and not leg.done():
             if ended:

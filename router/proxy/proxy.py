@@ -314,7 +314,8 @@ class Proxy:
             if span is not None:
                 span.fail(why)
             kept = isinstance(failure, ClosedBeforeReplyError) and failure.kept
-            self._failed(attempts, attempt.culprit, why, str(failure), kept=kept)
+            avoided = None if attempt.legs is None else attempt.legs.avoided
+            self._failed(attempts, attempt.culprit, why, str(failure), kept=kept, avoided=avoided)
             self._on_broken(attempt.culprit.worker)
             return 0.0
         except TimeoutError:
@@ -427,11 +428,19 @@ class Proxy:
         return attempts.goes_on_without_engine(target, status)
 
     def _failed(
-        self, attempts: Attempts, target: Target, why: Failure, message: str, *, kept: bool = False, gone: bool = False
+        self,
+        attempts: Attempts,
+        target: Target,
+        why: Failure,
+        message: str,
+        *,
+        kept: bool = False,
+        gone: bool = False,
+        avoided: Target | None = None,
     ) -> None:
         logger.warning("worker %s gave no reply (%s): %s", target.worker.url, why, message)
         self._metrics.failures.labels(why).inc()
-        attempts.failed(target, why, message, kept=kept, gone=gone)
+        attempts.failed(target, why, message, kept=kept, gone=gone, avoided=avoided)
 
     async def _next_piece(self, request: OutboundRequest, attempt: _Attempt, response: UpstreamResponse) -> bytes:
         """Return the next piece of a reply that has begun. Raises UpstreamBrokenError."""

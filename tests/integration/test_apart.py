@@ -275,6 +275,55 @@ def test_nor_after_a_prefill_that_failed(pair: Stack, stream: bool, fault: Any) 
     until(lambda: not decode.in_flight)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prefills", [1, 2])
+def test_a_decode_worker_that_finds_no_prefill_worker_has_not_replied(prefills: int, stream: bool) -> None:
+    """Its error, in its own words, tells of the other leg, which says nothing."""
+    with ExitStack() as entered:
+        dead, *others = (entered.enter_context(EmbeddedWorker(disaggregation_mode="prefill")) for _ in range(prefills))
+        decode = entered.enter_context(EmbeddedWorker(disaggregation_mode="decode", bootstrap_timeout=0.1))
+        urls = tuple(worker.url for worker in (dead, *others, decode))
+        url = fleet(entered, urls=urls, apart=True, policy="round_robin")
+        for number in (1, 2):
+            dead.fault("no_answer")
+            begun = time.monotonic()
+            body = {"text": PROMPT, "sampling_params": SHORT, "stream": stream}
+            answer = call(f"{url}/generate", body)
+            assert time.monotonic() - begun < 1
+            if others:
+                assert answer.status == 200, answer.content
+                assert b'"abort"' not in answer.content
+                assert [worker.received for worker in others] == [number]
+            else:
+                assert answer.status == 502, answer.content
+                message = answer.json()["error"]["message"]
+                assert dead.url in message
+                assert decode.url not in message
+            until(lambda: len(calls(dead, "/abort_request")) == dead.received)
+            until(lambda: not dead.in_flight)
+        assert dead.received
+        until(lambda: all(not one["load"] for one in call(f"{url}/workers").json()["workers"]))
+
+
+def test_the_second_pair_has_another_decode_worker_if_there_is_one() -> None:
+    """The first one may be at fault itself."""
+    with ExitStack() as entered:
+        prefills = [entered.enter_context(EmbeddedWorker(disaggregation_mode="prefill")) for _ in range(2)]
+        options: dict[str, Any] = {"disaggregation_mode": "decode", "bootstrap_timeout": 0.1}
+        decodes = [entered.enter_context(EmbeddedWorker(**options)) for _ in range(2)]
+        urls = tuple(worker.url for worker in (*prefills, *decodes))
+        url = fleet(entered, urls=urls, apart=True, policy="consistent_hashing")
+        body, headers = {"text": PROMPT, "sampling_params": SHORT}, {"x-session-id": "a"}
+        first = call(f"{url}/generate", body, headers=headers)
+        dead = next(worker for worker in prefills if worker.url == first.headers["x-router-prefill-worker"])
+        dead.fault("no_answer")
+        answer = call(f"{url}/generate", body, headers=headers)
+        assert answer.status == 200, answer.content
+        for name in ("x-router-worker", "x-router-prefill-worker"):
+            assert answer.headers[name] != first.headers[name]
+        until(lambda: all(not one["load"] for one in call(f"{url}/workers").json()["workers"]))
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_another_pair_serves_what_a_dead_worker_lost(pairs: Stack, role: str) -> None:
     worker = (pairs.prefills if role == "prefill" else pairs.workers)[0]

@@ -19,6 +19,8 @@ _ROOMS = 1 << 63
 """Rooms are below this: SGLang keeps them as int64."""
 DEFAULT_PORT = 8998
 """SGLang's `--disaggregation-bootstrap-port` unless it is set."""
+_NO_CACHE = (b"Decode handshake failed", b"Decode transfer failed")
+"""How SGLang's decode workers begin to say that a prefill worker did not hand over (`disaggregation/decode.py`)."""
 
 
 class MeetingPlace(NamedTuple):
@@ -66,3 +68,8 @@ def with_meeting(body: bytes, request: WorkerRequest | None, place: MeetingPlace
 def with_prefill_rank(body: bytes, rank: int) -> bytes:
     """Return a body for the decode worker, which has to know the rank of the prefill worker. `body` is a JSON object."""
     return msgspec.json.encode({**decode_object(body), "disagg_prefill_dp_rank": rank})
+
+
+def lacks_cache(error: bytes) -> bool:
+    """Return whether a decode worker's error says that it did not get the cache of the prompt from the prefill worker."""
+    return any(words in error for words in _NO_CACHE)

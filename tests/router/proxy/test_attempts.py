@@ -325,3 +325,17 @@ def test_a_request_for_a_rank_keeps_to_it() -> None:
     assert not attempts.goes_on_after_error(target, 500)
     assert attempts.wait_after_busy(target, 503, 7.0) == 7.0
     assert left(pool, attempts, 2) == {"http://w0:1@2"}
+
+
+def test_a_target_that_may_be_at_fault_as_well_is_asked_again_if_there_is_no_other() -> None:
+    pool = make(3, failures=1)
+    one, two, three = pool.list()
+    attempts = begin(pool)
+    attempts.failed(one.targets[0], "lost", "reset", avoided=two.targets[0])
+    with pool.lease(QUERY, attempts.exclude) as lease:
+        assert lease.worker is three
+    attempts.failed(three.targets[0], "lost", "reset")
+    with pool.lease(QUERY, attempts.exclude) as lease:
+        assert lease.worker is two
+        attempts.answered(two)
+    assert open_breakers(pool) == [one.url, three.url]
