@@ -108,6 +108,8 @@ def test_an_abort_of_one_leg_fails_the_other(pair: Pair, first: str) -> None:
     pair.until_joined()
     request(aborted, "/abort_request", {"rid": "a" * 32})
     assert b"abort" in legs[0].result(20)[1]
+    # A prefill worker that may go on before it knows of the other leg's end hands over to nobody.
+    pair.prefill.wait_for(lambda: all(job.leg and job.leg.failure for job in pair.prefill.jobs.values()))
     pair.prefill.release()
     assert legs[1].result(20)[0] == 500
 
