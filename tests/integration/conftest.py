@@ -27,7 +27,7 @@ from tests.support.client import call
 from tests.support.engine_server import EngineServer, free_port
 from tests.support.engines import Engine
 from tests.support.stack import Stack, stack
-from tests.support.vision import SETUP, VISIONS, Vision
+from tests.support.vision import FAMILIES, SETUP, VISIONS, Vision
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,21 +71,23 @@ def stacks() -> Iterator[Stacks]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run what needs an `engine` on each engine of its module, marked with its name, but for what `CANNOT` lists.
 
-    What needs a `vision` runs on each of them with each family, marked `vlm` besides.
+    What needs a `vision` runs on each of them with each family, or with the `FAMILIES` of its module, marked `vlm` besides.
     """
     names = getattr(metafunc.module, "ENGINES", ("sglang",))
+    test = f"{metafunc.module.__name__.rpartition('.')[2]}.{metafunc.function.__name__}"
     if "vision" in metafunc.fixturenames:
+        families = getattr(metafunc.module, "FAMILIES", FAMILIES)
         kinds = [
             pytest.param(
                 one, id=f"{name}-{one.family}", marks=[getattr(pytest.mark, name), pytest.mark.vlm, pytest.mark.slow]
             )
             for name in names
             for one in VISIONS[name]
+            if one.family in families and not engines.cannot(name, test)
         ]
         metafunc.parametrize("vision", kinds, indirect=True, scope="session")
     if "engine" not in metafunc.fixturenames:
         return
-    test = f"{metafunc.module.__name__.rpartition('.')[2]}.{metafunc.function.__name__}"
     found = [
         pytest.param(engines.ENGINES[name], id=name, marks=[getattr(pytest.mark, name), pytest.mark.slow])
         for name in names

@@ -107,9 +107,7 @@ def test_a_picture_crosses_the_wire_to_vllm_once(vision: Vision, vision_worker: 
 
 
 def test_vllm_keeps_a_placeholder_behind_the_last_picture(vision: Vision, vision_worker: EngineServer) -> None:
-    """So a conversation in which the model sampled one goes on, as long as no picture follows. SGLang is never sent this."""
-    if vision.kit.name != "vLLM":
-        pytest.skip("SGLang takes it for a picture's")
+    """So a conversation in which the model sampled one goes on, as long as no picture follows."""
     words = (3_838, 374, 419)
     sent = (*words, *PICTURE_IDS, *words, PLACEHOLDER, *words)
     seen = vision.ask(vision_worker, sent, PICTURES[:1])
