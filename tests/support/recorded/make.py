@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tests.support.asking import Asking
+from tests.support.asking import Asking, until
 from tests.support.client import call
 from tests.support.engine_server import EngineServer
 from tests.support.pictures import data_url, digest, picture
@@ -133,11 +133,11 @@ PATHS = {"sglang": "/generate", "vllm": "/inference/v1/generate"}
 def perform(vision: Vision, worker: EngineServer, name: str, path: str, body: Json) -> Exchange:
     """Send a request, abort it if its name says so, and return what came back."""
     aborted = "aborted" in name
+    sampled = vision.engine.progress(worker)[1]
     asking = Asking(worker.url, body, path=path)
     try:
-        if aborted:
-            while vision.engine.progress(worker)[0] == 0:
-                pass
+        if aborted:  # behind its first token: a reply without one says less
+            until(lambda: (now := vision.engine.progress(worker))[0] > 0 and now[1] > sampled, "it samples")
             if body.get("stream"):
                 first = asking.event()
             vision.engine.abort(worker, body.get("rid") or body["request_id"])
