@@ -42,7 +42,9 @@ class Exchange:
         last: dict[tuple[int, ...], Any] = {}
         for event in self.reply:
             last[event.get("index", -1), *(choice["index"] for choice in event.get("choices", []))] = event
-        return [self.reply[0], *(last[key] for key in sorted(last))]
+        row = min(event.get("index", -1) for event in self.reply)  # the rows of a batch come in any order
+        first = next(event for event in self.reply if event.get("index", -1) == row)
+        return [first, *(last[key] for key in sorted(last))]
 
 
 def exchanges(engine: str, family: str) -> list[Exchange]:
