@@ -25,9 +25,10 @@ from middleware_hub import affinity, routes
 from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.media.calls import PREFIX as MEDIA
 from middleware_hub.media.calls import MediaCalls
-from middleware_hub.media.media import Media, Shown, Viewer, asks_inline
+from middleware_hub.media.media import Media, Shown
 from middleware_hub.media.picture import Picture
 from middleware_hub.media.reading import NO_PICTURES, BodyReader
+from middleware_hub.media.viewer import Viewer, asks_inline
 from middleware_hub.metrics import GroupsCollector, RadixMetrics
 from middleware_hub.persistence import metrics
 from middleware_hub.persistence.memory import Memory
@@ -502,7 +503,7 @@ class RadixTreeMiddleware:
         named = [media.named(tenant, one, pictures) for one in images]
         keyed = [media.key(text, digests) for text, (digests, _) in zip(texts, named, strict=True)]
         held += [picture for _, found in named for picture in found]
-        return keyed, media.viewer(tenant, inline=inline, held=held)
+        return keyed, Viewer(media, tenant, inline, held)
 
     async def _asked(self, scope: Scope, receive: Receive) -> tuple[RetrievalRequest, Mapping[str, Picture]]:
         pictures = NO_PICTURES

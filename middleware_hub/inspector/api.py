@@ -30,6 +30,7 @@ from middleware_hub.inspector.reports.run import RunReports
 from middleware_hub.media.media import Media
 from middleware_hub.media.reading import NO_PICTURES, BodyReader
 from middleware_hub.media.stock import Stock
+from middleware_hub.media.viewer import Viewer
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.cut import end_of
 from middleware_hub.radix.retrieval import RETOKENIZED, explained
@@ -368,7 +369,7 @@ class Api:
             held = await media.bring(tenant, request.image_data, pictures)
             digests, _ = media.named(tenant, request.image_data, pictures)
             del held  # only what is known of them is shown
-            text, viewer = media.key(text, digests), media.viewer(tenant)
+            text, viewer = media.key(text, digests), Viewer(media, tenant)
         asked = memory is None or await memory.cover(namespace, text)
         recall = tree.recall(namespace, text, note=False)
         assert recall is not None, "no reply was named"

@@ -46,7 +46,7 @@ class LiftedBody(NamedTuple):
     pictures: Mapping[str, Picture]
 
 
-class Place(NamedTuple):
+class PictureString(NamedTuple):
     """A string of a body in which a picture stands: from `start` to `end`, `name` for errors."""
 
     start: int
@@ -54,7 +54,7 @@ class Place(NamedTuple):
     name: str
 
 
-def places(body: bytes) -> list[Place]:
+def places(body: bytes) -> list[PictureString]:
     """Return the strings of a body that are pictures by data or by address, in order; none if the body is no JSON object.
 
     Args:
@@ -73,11 +73,11 @@ def places(body: bytes) -> list[Place]:
     found = []
     for name, given in _pictures(parsed) if type(parsed) is dict else ():
         if type(given) is str and given.startswith(mark):
-            found.append(Place(*strings[int(given[len(mark) :])], name))
+            found.append(PictureString(*strings[int(given[len(mark) :])], name))
     return sorted(found)
 
 
-def address(body: bytes, place: Place) -> str | None:
+def address(body: bytes, place: PictureString) -> str | None:
     """Return the address that stands at a place; None if it is none."""
     if body[place.start : place.start + 5].lower() not in (b"http:", b"https"):
         return None
@@ -87,7 +87,7 @@ def address(body: bytes, place: Place) -> str | None:
         return None
 
 
-def picture_at(body: bytes, place: Place, max_bytes: int) -> Picture | None:
+def picture_at(body: bytes, place: PictureString, max_bytes: int) -> Picture | None:
     """Return the picture at a place; None if a digest stands there. Raises MediaError that names the place."""
     if body.startswith(b"sha256:", place.start) and is_digest(body[place.start : place.end].decode("latin-1")):
         return None
@@ -101,7 +101,7 @@ def picture_at(body: bytes, place: Place, max_bytes: int) -> Picture | None:
         return None
 
 
-def without(body: bytes, found: Mapping[Place, Picture]) -> LiftedBody:
+def without(body: bytes, found: Mapping[PictureString, Picture]) -> LiftedBody:
     """Return the body with the digests of these pictures in their places."""
     parts, done = list[bytes](), 0
     for place, picture in sorted(found.items(), key=lambda one: one[0].start):

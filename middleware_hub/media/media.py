@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from base64 import b64encode
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -32,25 +30,20 @@ from middleware_hub.media.lengths import Lengths
 from middleware_hub.media.part import ImagePart, image_parts
 from middleware_hub.media.picture import Picture, is_digest, read_picture
 from middleware_hub.media.stock import Stock
-from middleware_hub.spans.chain import MEDIA_MISSING, unpack_ids
+from middleware_hub.spans.chain import unpack_ids
 from middleware_hub.spans.media import (
-    CLOSE,
-    OPEN,
     UNKNOWN,
     MediaSpan,
     Pictures,
     collapsed,
     is_reserved,
     keyed_text,
-    plain_length,
-    plain_text,
     without_runs,
 )
 from router.engines.engine import Engine
 from router.engines.form import media as fields_of_media
 from router.engines.form.reply import PLACES
 from router.engines.sglang.engine import SGLANG
-from router.errors import BadRequestError
 
 MEDIA_MISMATCH = "media_mismatch"
 """The reason if an engine computed with other ids than it was sent, with a run for each picture."""
@@ -64,7 +57,6 @@ BAN = -100.0
 """The least bias that engines take."""
 OURS = "return_prompt_token_ids"
 """Switched on while a length is unknown, and for every reply in one piece."""
-_PART_OF_MARK = re.compile(f"{OPEN}[^{CLOSE}]*{CLOSE}?|^[^{OPEN}]*{CLOSE}")
 
 
 class Shown(NamedTuple):
@@ -91,77 +83,6 @@ class Shown(NamedTuple):
     def reasons(self) -> tuple[str, ...]:
         """`media_orientation` if one of them is not stored upright: engines disagree on whether to turn it."""
         return () if all(one.upright for one in self.pictures) else ("media_orientation",)
-
-
-Placed = tuple[MediaSpan, int | None, int | None]
-"""A media span, with the message and the part of the picture; None where there are no messages."""
-
-
-def asks_inline(media: str | None) -> bool:
-    """Return whether the option `media` of an export asks for bytes; None is the default. Raises BadRequestError."""
-    if media not in (None, "", "ref", "inline"):
-        raise BadRequestError(f"`media` must be `ref` or `inline`, not {media!r}")
-    return media == "inline"
-
-
-class Viewer(NamedTuple):
-    """Shows the pictures of sequences in answers, to one tenant."""
-
-    media: Media
-    tenant: str
-    inline: bool
-    held: tuple[Picture, ...] = ()
-
-    def plain(self, keyed: str) -> str:
-        """Return a keyed text as the client wrote it."""
-        return plain_text(keyed, self.media.family.placeholder)
-
-    def plain_length(self, keyed: str, end: int) -> int:
-        return plain_length(keyed, self.media.family.placeholder, end)
-
-    def explained(self, keyed: str, told: dict[str, Any], *, other_image: bool) -> dict[str, Any]:
-        """Return where a keyed text leaves the tree, as `Departure.explained` tells it, in the client's own text."""
-        place = self.plain_length(keyed, told["matched_chars"])
-        message = told["message"].replace(f"character {told['matched_chars']}", f"character {place}")
-        if other_image:
-            message = f"at character {place} the text has another image than the one that is recorded"
-        beside = {
-            name: {side: self._excerpt(part) for side, part in told[name].items()} for name in ("text", "recorded")
-        }
-        others = [self._excerpt(part) for part in told["other_recorded"]]
-        length = len(self.plain(keyed))
-        return {
-            **told,
-            **beside,
-            "message": message.replace(repr(OPEN), "an image"),
-            "matched_chars": place,
-            "text_length": length,
-            "other_recorded": others,
-        }
-
-    def _excerpt(self, part: str) -> str:
-        """Return a piece of a keyed text, which may begin or end inside of a mark, with placeholders."""
-        return _PART_OF_MARK.sub(self.media.family.placeholder, part)
-
-    def shown(self, placed: Iterable[Placed]) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the pictures of a sequence as answers show them, and the reasons why they are not as they should be."""
-        found, reasons = list[dict[str, Any]](), dict[str, None]()
-        for (start, length, digest), message, part in placed:
-            picture = self.media.shelf.find(self.tenant, digest)
-            about = self.media.stock.about(self.tenant, digest)
-            entry: dict[str, Any] = {"digest": digest, "mime": None, "width": None, "height": None}
-            if about is not None:
-                entry |= {"mime": about.mime, "width": about.width, "height": about.height}
-                if not about.upright:
-                    reasons["media_orientation"] = None
-            entry |= {"span": [start, start + length], "message": message, "part": part, "bytes": None}
-            if self.inline:
-                if picture is None:
-                    reasons[MEDIA_MISSING] = None
-                else:
-                    entry["bytes"] = b64encode(picture.data).decode()
-            found.append(entry)
-        return found, list(reasons)
 
 
 class Media:
@@ -454,9 +375,8 @@ class Media:
         if picture is None:
             picture = self.shelf.find(tenant, part["digest"])
             if picture is None:
-                named = isinstance(
-                    part, ImagePart
-                )  # else the message comes out of the session, which the tenant has made
+                # What is no `ImagePart` comes out of a session, which the tenant has made.
+                named = isinstance(part, ImagePart)
                 raise self._absent(tenant, part["digest"], getattr(part, "place", None), sent=not named)
             return picture
         if len(picture.data) > self._max_image:
@@ -467,17 +387,6 @@ class Media:
         """Forget lengths that an engine contradicts."""
         for digest in digests:
             self.lengths.forget(self.family.settings, digest)
-
-    def viewer(self, tenant: str, *, inline: bool = False, held: Sequence[Picture] = ()) -> Viewer:
-        """Return what shows the pictures of sequences to a tenant. `held` are those that were brought for it."""
-        return Viewer(self, tenant, inline, tuple(held))
-
-    async def look(self, tenant: str, digests: Iterable[str], *, inline: bool) -> Viewer:
-        """Return what shows these pictures to a tenant, after they, or what is known of them, were brought."""
-        if inline:
-            return self.viewer(tenant, inline=True, held=await self.stock.bring(tenant, digests))
-        await self.stock.ask(tenant, [one for one in digests if self.shelf.find(tenant, one) is None])
-        return self.viewer(tenant)
 
     def length(self, tenant: str, digest: str) -> tuple[int, bool]:
         """Return the length of a picture, and whether an engine told it: else it is the family's rule, or 1."""

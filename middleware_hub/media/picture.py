@@ -36,14 +36,14 @@ _SAMPLE: Final = 24
 _SPACE: Final = b" \t\n\v\f\r"
 
 
-class Sample(NamedTuple):
+class Base64Sample(NamedTuple):
     """The length of a base64 text and some characters of its middle: texts with other samples are other texts."""
 
     length: int
     middle: bytes
 
     @classmethod
-    def of(cls, text: bytes, start: int, end: int) -> Sample:
+    def of(cls, text: bytes, start: int, end: int) -> Base64Sample:
         """Return that of the base64 from `start` to `end` of a text."""
         middle = (start + end) // 2
         return cls(end - start, text[middle : min(middle + _SAMPLE, end)])
@@ -80,9 +80,9 @@ class Picture(msgspec.Struct, frozen=True, weakref=True):
         return self._url
 
     @property
-    def sample(self) -> Sample | None:
+    def sample(self) -> Base64Sample | None:
         """The sample of its base64; None as long as that has not been made."""
-        return None if self._url is None else Sample.of(self._url, len(_head(self.mime)), len(self._url))
+        return None if self._url is None else Base64Sample.of(self._url, len(_head(self.mime)), len(self._url))
 
     def stands_at(self, text: bytes, start: int) -> bool:
         """Return whether its base64, which has been made, stands in a text from `start` on."""

@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope
 from middleware_hub.media import passed_on
 from middleware_hub.media.errors import MediaInvalidError
 from middleware_hub.media.fetching import Fetcher
-from middleware_hub.media.lifted import LiftedBody, Place, address, picture_at, places, without
-from middleware_hub.media.picture import Picture, Sample, payload
+from middleware_hub.media.lifted import LiftedBody, PictureString, address, picture_at, places, without
+from middleware_hub.media.picture import Base64Sample, Picture, payload
 from middleware_hub.media.shelf import Shelf
 from router.config.media import MediaConfig
 from router.engines.json_cost import LIGHT
@@ -110,9 +110,9 @@ class BodyReader:
         left = len(body) - sum(place.end - place.start for place in found)
         return await offload(left > LIGHT, without, body, found) if found else LiftedBody(body, body, {})
 
-    def _decoded(self, body: bytes, wanted: Mapping[Place, Picture | None]) -> dict[Place, Picture]:
+    def _decoded(self, body: bytes, wanted: Mapping[PictureString, Picture | None]) -> dict[PictureString, Picture]:
         """Return the pictures at these places, each with a held picture that it may be."""
-        found, size = dict[Place, Picture](), 0
+        found, size = dict[PictureString, Picture](), 0
         for place, alike in wanted.items():
             picture = alike if alike is not None and self._is(alike, body, place) else None
             picture = picture or picture_at(body, place, self._max_image)
@@ -123,7 +123,7 @@ class BodyReader:
                 found[place] = picture
         return found
 
-    def _is(self, picture: Picture, body: bytes, place: Place) -> bool:
+    def _is(self, picture: Picture, body: bytes, place: PictureString) -> bool:
         return len(picture.data) <= self._max_image and picture.stands_at(body, payload(body, place.start, place.end))
 
     def _check(self, size: int) -> None:
@@ -133,5 +133,5 @@ class BodyReader:
             )
 
 
-def _sample(body: bytes, place: Place) -> Sample:
-    return Sample.of(body, payload(body, place.start, place.end), place.end)
+def _sample(body: bytes, place: PictureString) -> Base64Sample:
+    return Base64Sample.of(body, payload(body, place.start, place.end), place.end)

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from typing import Final
 from weakref import WeakValueDictionary
 
-from middleware_hub.media.picture import Picture, Sample
+from middleware_hub.media.picture import Base64Sample, Picture
 
 _MOST_GONE: Final = 100_000
 """Names of pictures that went to know; 300 bytes each."""
@@ -55,7 +55,7 @@ class Shelf:
         self.evicted = 0
         self.evicted_named = 0
         self._names: dict[str, int] = {}
-        self._samples: dict[Sample, str] = {}
+        self._samples: dict[Base64Sample, str] = {}
         # The least recently used first.
         self._alive: WeakValueDictionary[tuple[str, str], Picture] = WeakValueDictionary()
         self._unnamed: OrderedDict[str, _Held] = OrderedDict()
@@ -104,7 +104,7 @@ class Shelf:
         """Return whether a tenant has put a picture that went because of the budget. The last `max_gone` are known."""
         return (tenant, digest) in self._gone
 
-    def alike(self, tenant: str, sample: Sample) -> Picture | None:
+    def alike(self, tenant: str, sample: Base64Sample) -> Picture | None:
         """Return a picture of the tenant whose base64 has this sample; the whole of it may still be another one."""
         digest = self._samples.get(sample)
         return None if digest is None else self.get(tenant, digest)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from middleware_hub.affinity import HEADER as AFFINITY
 from middleware_hub.media.errors import ReservedCharacterError
 from middleware_hub.media.media import ABOUT_PROMPT, MEDIA_MISMATCH, OURS, Media
+from middleware_hub.media.viewer import Viewer
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.judge import (
@@ -275,7 +276,7 @@ class _ExpectedReply:
         if self._trajectory and verdict is not None and verdict.generation is not None:
             text = self._prompt.match.text + verdict.text
             tree, memory = self._recorder.tree, self._recorder.memory
-            viewer = None if self._media is None else self._media.viewer(self._prompt.match.namespace[0])
+            viewer = None if self._media is None else Viewer(self._media, self._prompt.match.namespace[0])
             found = retrieval.trajectory(tree, verdict.generation, text, memory, viewer)
             add = {"trajectory": msgspec.json.encode(found)}
         hidden, streamed = self._hidden, self._streamed

@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from middleware_hub.media.media import MEDIA_ESTIMATED, Viewer
+from middleware_hub.media.media import MEDIA_ESTIMATED
+from middleware_hub.media.viewer import Viewer
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace, Recall

@@ -15,7 +15,8 @@ from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub.chat.errors import SessionOverError
-from middleware_hub.media.media import Media, Viewer, asks_inline
+from middleware_hub.media.media import Media
+from middleware_hub.media.viewer import Viewer, asks_inline
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.sessions.export.formats import FORMATS, as_json, trajectory_json
 from middleware_hub.sessions.export.trajectories import BranchTrajectory, SharedTurns, branches
@@ -127,7 +128,7 @@ async def _send_export(session: Session, export: _Export, media: Media | None, r
     ends = session.trie.checkpoints(terminal=not export.every, root=head_root if export.roots == "head" else None)
     viewer = None
     if media is not None:
-        viewer = await media.look(session.tenant, _digests(ends), inline=export.inline)
+        viewer = await Viewer.look(media, session.tenant, _digests(ends), inline=export.inline)
         session.require(Act.EXPORT)
     found = branches(
         ends,
@@ -265,7 +266,7 @@ class SessionSamples:
             ends, lost = session.trie.checkpoints(terminal=True), session.lost
             viewer = None
             if self._media is not None:
-                viewer = await self._media.look(tenant, _digests(ends), inline=inline)
+                viewer = await Viewer.look(self._media, tenant, _digests(ends), inline=inline)
                 ends = session.trie.checkpoints(terminal=True)
             known, head = session.trie.passed_over, session.trie.head_root
             found = list(branches(ends, session.reward_info, missing=lost, unread=unread, passed_over=known, head=head))

@@ -14,6 +14,7 @@ from typing import Any, Final
 from msgspec import Raw
 
 from middleware_hub.media.media import Media
+from middleware_hub.media.viewer import Viewer
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix import retrieval
 from middleware_hub.radix.cut import end_of
@@ -76,7 +77,7 @@ class Sequences:
         viewer = None
         if self._media is not None:
             digests = [digest for _, text in chains for digest in digests_in(text)]
-            viewer = await self._media.look(tenant, digests, inline=options.get("media") == "inline")
+            viewer = await Viewer.look(self._media, tenant, digests, inline=options.get("media") == "inline")
         first = flatten(*recall.cut[:2])  # with the reasons that are known now
         masks = SharedMask(first, [one.span for one in others])
         answers, exact, tokens, versions, caches = [], True, True, dict[str, None](), dict[str, None]()

@@ -84,6 +84,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.media.family_files",
         "middleware_hub.media.fetching",
         "middleware_hub.media.media",
+        "middleware_hub.media.viewer",
         "middleware_hub.media.worker_check",
         "middleware_hub.media.stock",
         "middleware_hub.metrics",

@@ -15,7 +15,7 @@ from starlette.types import Message
 from middleware_hub.media import reading
 from middleware_hub.media.errors import MediaError, MediaInvalidError
 from middleware_hub.media.lifted import LiftedBody
-from middleware_hub.media.picture import Picture, Sample
+from middleware_hub.media.picture import Base64Sample, Picture
 from middleware_hub.media.reading import BodyReader
 from middleware_hub.media.shelf import Shelf
 from router.config.media import MediaConfig
@@ -109,7 +109,7 @@ def test_one_other_byte_is_another_image(seed: int) -> None:
 def test_pictures_of_one_sample_replace_each_other(decoded: list[int]) -> None:
     other = CAT[:-1] + bytes((CAT[-1] ^ 1,))
     text, another = (data_url(one).encode() for one in (CAT, other))
-    assert Sample.of(text, 22, len(text)) == Sample.of(another, 22, len(another))
+    assert Base64Sample.of(text, 22, len(text)) == Base64Sample.of(another, 22, len(another))
     reader = Reader(Shelf(10_000_000))
     for count, one in enumerate((CAT, other, other, CAT, CAT), 1):
         reader.read([data_url(one)])
