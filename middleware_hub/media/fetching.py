@@ -120,7 +120,8 @@ class Fetcher:
                     return b"".join(pieces)
             except ConnectFailedError:  # why is not told: a client learns nothing about the operator's network
                 raise MediaUrlError(
-                    f"an image cannot be fetched: {url.host} cannot be reached, or has no public address"
+                    f"an image cannot be fetched: {url.host} cannot be reached, or has no public address (see"
+                    " --fetch-media-private): send its bytes"
                 ) from None
             except (UpstreamFailure, ValueError) as error:
                 raise MediaUrlError(f"an image cannot be fetched from {url.host}: {error}") from None

@@ -151,7 +151,10 @@ def read_picture(given: str | memoryview, max_bytes: int) -> Picture:
         raise
 
 
-_NO_URL = "an image must be sent as base64 or as a data URL: the router opens no address and no path"
+_NO_URL = (
+    "an image must be sent as base64, as a data URL, or by the digest of one that was sent: the router opens no path, and"
+    " addresses of http and https only with --fetch-media"
+)
 
 
 def make_picture(data: bytes, max_bytes: int, encoded: memoryview | None = None) -> Picture:
