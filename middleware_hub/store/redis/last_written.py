@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any, Final
 
 from middleware_hub.store.redis.connection import Command, CommandRefusedError, Connection, passing
-from middleware_hub.store.redis.scripts import DROP_MEDIA, FORGET, FORGET_LOG, LEAVE, TRIM
+from middleware_hub.store.redis.scripts import DROP_MEDIA, FORGET, FORGET_LOG, HOLD_MEDIA, LEAVE, TRIM
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _KEPT_SECONDS: Final = 3.0
 """How long before its death a server may have acknowledged what it then loses, and a second more."""
 _MOST_KEPT: Final = 10_000
 _LEFT_OUT: Final = frozenset(
-    {"HINCRBY", "SREM", DROP_MEDIA.digest, FORGET.digest, FORGET_LOG.digest, LEAVE.digest, TRIM.digest}
+    {"HINCRBY"} | {one.digest for one in (DROP_MEDIA, FORGET, FORGET_LOG, HOLD_MEDIA, LEAVE, TRIM)}
 )
 _FOR_NOW: Final = (b"missing", b"early")
 """Answers of `append.lua` to a batch that follows writes of another router, which has not repeated them yet. A `moved` batch

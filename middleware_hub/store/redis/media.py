@@ -4,13 +4,16 @@ A file and the records that name it are under several keys, which may be at seve
 in an order in which each side sees what the other one does:
 
     append     name the file (SADD) -> write it if it is not there -> append the records -> name it again
-    forget     forget the records -> take the names back (SREM) -> is the conversation there again?   yes: name the file again
-                                                                                                      no: remove it if unnamed
+                   -> was the name or the file gone?   write it again, and if the conversation is gone, too: forget
+    forget     forget the records -> hold the file, and take the names back (SREM) -> is the conversation there again?
+                   yes: name the file again
+               -> let the file go, and remove it if it is unnamed
 
 If a conversation is appended again while it is forgotten, either the append names the file after `forget` took the name back,
-and writes it again; or `forget` finds the conversation, and puts the name back. What a process leaves that dies on the way is a
-name of a conversation that is not there, or a file without a name: `sweep` removes these, and breaks no append that is on its
-way, for the same reason. No clock is needed.
+and writes it again; or `forget` finds the conversation, and puts the name back. Meanwhile its hold, a name that is no
+conversation's, keeps others from removing the file. What a process leaves that dies on the way is a name of a conversation that
+is not there, a file without a name, or its hold: `sweep` removes these, and breaks no append that is on its way, for the same
+reason. A hold is a dead process's if it is there for seconds.
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ from typing import Any, Final
 from middleware_hub.store.errors import DamagedRecordError, StoreMismatchError
 from middleware_hub.store.media import MediaFile, media_key
 from middleware_hub.store.protocol import Batch, Finding
-from middleware_hub.store.records import SpanRecord, decode_file, encode_about
+from middleware_hub.store.records import SpanRecord, decode_file, encode_about, new_id
 from middleware_hub.store.redis.connection import Command
 from middleware_hub.store.redis.keys import Keys
 from middleware_hub.store.redis.reading import Reading
-from middleware_hub.store.redis.scripts import DROP_MEDIA
+from middleware_hub.store.redis.scripts import DROP_MEDIA, HOLD_MEDIA
 from middleware_hub.store.redis.servers import Servers
 from middleware_hub.store.verifying import check_file
 
@@ -41,6 +44,9 @@ _FILES_AT_ONCE: Final = 2
 _AT_ONCE: Final = 256
 _PATIENCE: Final = 0.5
 """Seconds after which an apparent fault is checked again: the record may just have been written."""
+_HOLD: Final = b"hold:"
+_HELD_SECONDS: Final = 5.0
+"""How long a hold may be there, which is some round trips long in use."""
 
 Names = dict[bytes, set[bytes]]
 """By the key of a file, the roots of the conversations that name it."""
@@ -85,14 +91,20 @@ class RedisMedia:
 
     async def confirm(self, names: Names, files: Sequence[MediaFile]) -> None:
         """Name files again, after the records that name them were appended, and write those that are gone again."""
+        kept = {file.key: file for file in files}
+        again: set[bytes] = set()
         for _ in range(_AGAIN):
-            replies = await self._servers.write(
-                [("SADD", self._keys.named(key), *roots) for key, roots in names.items()]
-            )
-            gone = {key for key, new in zip(names, replies, strict=True) if new}
+            named: list[Command] = [("SADD", self._keys.named(key), *roots) for key, roots in names.items()]
+            asked: list[Command] = [("HEXISTS", self._keys.media(key), _DATA) for key in kept]
+            replies = await self._servers.write([*named, *asked])
+            gone = {key for key, new in zip(names, replies[: len(named)], strict=True) if new}
+            gone.update(key for key, there in zip(kept, replies[len(named) :], strict=True) if not there)
             if not gone:
-                return
-            await self.put({}, [file for file in files if file.key in gone])
+                break
+            again |= gone
+            await self.put({}, [kept[key] for key in gone & kept.keys()])
+        there = await self._there({root for key in again for root in names[key]})
+        await self.release({key: left for key in again if (left := names[key] - there)})
 
     async def release(self, names: Names) -> int:
         """Take back the names of conversations that are not there, and remove the files that nobody names any more.
@@ -101,21 +113,30 @@ class RedisMedia:
         """
         if not names:
             return 0
-        await self._servers.write([("SREM", self._keys.named(key), *roots) for key, roots in names.items()])
-        asked = sorted({root for roots in names.values() for root in roots})
-        replies = await self._servers.read([("EXISTS", self._keys.root(root)) for root in asked])
-        there = {root for root, found in zip(asked, replies, strict=True) if found}
+        hold = _HOLD + new_id()
+        held = [HOLD_MEDIA.of([self._keys.named(key)], [hold, *roots]) for key, roots in names.items()]
+        await self._servers.write(held)
+        there = await self._there({root for roots in names.values() for root in roots})
         back: list[Command] = [
             ("SADD", self._keys.named(key), *(roots & there)) for key, roots in names.items() if roots & there
         ]
         if back:
             await self._servers.write(back)
-        return await self._drop([key for key, roots in names.items() if not roots & there])
+        return await self._drop(names, hold)
 
-    async def _drop(self, keys: Sequence[bytes]) -> int:
-        if not keys:
-            return 0
-        commands = [DROP_MEDIA.of([self._keys.media(key), self._keys.named(key)], []) for key in keys]
+    async def _there(self, roots: set[bytes]) -> set[bytes]:
+        """Return those of the conversations that are there."""
+        found: set[bytes] = set()
+        some = sorted(roots)
+        for at in range(0, len(some), _AT_ONCE):
+            part = some[at : at + _AT_ONCE]
+            replies = await self._servers.read([("EXISTS", self._keys.root(root)) for root in part])
+            found.update(root for root, held in zip(part, replies, strict=True) if held)
+        return found
+
+    async def _drop(self, keys: Iterable[bytes], hold: bytes) -> int:
+        """Let files go that `hold` holds, and remove those that are unnamed; return their bytes."""
+        commands = [DROP_MEDIA.of([self._keys.media(key), self._keys.named(key)], [hold]) for key in keys]
         sizes = [size for size in await self._servers.write(commands) if size >= 0]
         if sizes:
             await self._count(-len(sizes), -sum(sizes))
@@ -167,10 +188,14 @@ class RedisMedia:
     async def sweep(self) -> int:
         """Remove the names of conversations that are not there, and the files that nobody names; return how many files."""
         (before, _) = await self.sizes()
-        async for key, roots in self._stray():
-            await self.release({key: roots} if roots else {})
-            if not roots:
-                await self._drop([key])
+        held: Names = {}
+        async for key, names in self._stray():
+            await self.release({key: {name for name in names if not name.startswith(_HOLD)}})
+            if holds := {name for name in names if name.startswith(_HOLD)}:
+                held[key] = holds
+        if held:
+            await asyncio.sleep(_HELD_SECONDS)
+            await self.release(held)
         return max(0, before - (await self.sizes())[0])
 
     async def _stray(self) -> AsyncIterator[tuple[bytes, set[bytes]]]:
@@ -190,12 +215,7 @@ class RedisMedia:
                         continue
                     seen.add(key)
                     (members,) = await self._servers.read([("SMEMBERS", self._keys.named(key))])
-                    there = set[bytes]()
-                    for at in range(0, len(members), _AT_ONCE):
-                        some = members[at : at + _AT_ONCE]
-                        replies = await self._servers.read([("EXISTS", self._keys.root(root)) for root in some])
-                        there.update(root for root, held in zip(some, replies, strict=True) if held)
-                    yield key, set(members), there
+                    yield key, set(members), await self._there(set(members))
 
     async def _has_data(self, key: bytes) -> bool:
         return bool((await self._servers.read([("HEXISTS", self._keys.media(key), _DATA)]))[0])

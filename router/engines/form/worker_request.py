@@ -267,13 +267,15 @@ def route_prompt(body: bytes, request: WorkerRequest | None = None) -> RouteProm
     try:
         fields = decode_object(body) if request is None else request.fields
         texts = _texts.decode(fields.get("text", _ABSENT))
-        ids = _ids.decode(fields.get("input_ids", _ABSENT))
+        given = _ids.decode(fields.get("input_ids", _ABSENT))
     except JSON_ERRORS:
         return RoutePrompt()
     text = texts if isinstance(texts, str) or not texts else texts[0]
     alone = text is texts
-    if ids and isinstance(ids[0], list):
-        ids, alone = ids[0], False  # its first item shows that it is a batch
-    elif ids and not all(isinstance(one, int) for one in ids):
-        ids = None
+    ids: list[int] | None = None
+    if given and isinstance(given[0], list):
+        ids, alone = given[0], False  # its first item shows that it is a batch
+    elif given:
+        ids = [one for one in given if isinstance(one, int)]
+        ids = ids if len(ids) == len(given) else None
     return RoutePrompt(text or None, ids or None, alone)

@@ -295,6 +295,34 @@ def test_a_conversation_that_is_appended_again_while_it_is_forgotten(kind: str, 
         await second.forget_roots([turn.reply.root])
         assert set(await first.media("a", DIGESTS)) == {DIGESTS[2]}
         assert await _found(first) == []
+
+        # The same, and the only other conversation with this file is forgotten before the name of this one is back.
+        world = World()
+        other = showing(world.turn(None, "three", "four", namespace=("a", "", ""), own_context=True), (2,))
+        await first.append(batch_of(other, file_of("a", 2)))
+        there = second._opened.media._there
+
+        async def other_forgotten_before(roots: Any) -> Any:
+            second._opened.media._there = there
+            await first.forget_roots([other.reply.root])
+            return await there(roots)
+
+        second._opened.media._there = other_forgotten_before
+        await second.forget_roots([turn.reply.root])
+        assert set(await first.media("a", DIGESTS)) == {DIGESTS[2]}
+        assert await _found(first) == []
+        second._opened.media.release = released
+
+        async def forgotten_after(prepared: Any) -> Any:
+            numbers = await submit(prepared)
+            await second.forget_roots([turn.reply.root])
+            return numbers
+
+        # Forgotten as a whole, between the records and the last look at their file.
+        first._opened.writer.submit = forgotten_after
+        await first.append(batch)
+        assert await first.media("a", DIGESTS) == {}
+        assert await _found(first) == []
         await second.close()
 
     with_store(address, work)
