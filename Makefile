@@ -118,7 +118,7 @@ bench-once: $(VENV)/.bench ## run the benchmarks for a moment each: shows that t
 	@$(PYTEST) benchmarks --benchmark-only --benchmark-min-rounds=1 --benchmark-max-time=0 --benchmark-columns=median \
 		-q -k "not 0000" $(ARGS)
 	@$(foreach part,$(BENCHES),$(PY) -m benchmarks.serving.$(part) --rounds 1 $(ONCE_$(part)) &&) \
-		$(PY) -m benchmarks.serving.splicing && \
+		$(PY) -m benchmarks.serving.splicing && $(PY) -m benchmarks.serving.salts && \
 		$(PY) -m benchmarks.routing.load --load conversations --requests 100 --inflight 4 --only ours:cache_aware
 
 soak: $(VENV)/.bench ## half an hour of load and trouble; the verdict goes into docs/performance.md, unless there are ARGS="--minutes 1"

@@ -46,6 +46,14 @@ Began = Callable[[], Sequence[str | None]]
 """Returns, for each prompt, the version with which the conversation began that it continues; None for a new one."""
 
 
+class SaltError(BadRequestError):
+    """A request asks for a salt that it cannot have."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        """`param`: the field of the request that is wrong, if it is none of its headers."""
+        super().__init__(message, code="kv_salt_invalid", param=param)
+
+
 class _Salt(msgspec.Struct, frozen=True):
     """The part of a salt that the router decides, for one prompt.
 
@@ -97,13 +105,13 @@ class KvSalts:
             began: for `rollout`; None if nothing is known of its conversations.
             request: in its first attempt; None if only a worker can decide what it means.
 
-        Raises BadRequestError for another header than those of `SaltMode`.
+        Raises SaltError for another header than those of `SaltMode`.
         """
         mode = self._config.mode
         if asked is not None:
             named = asked.decode("latin-1")
             if named not in get_args(SaltMode):
-                raise BadRequestError(f"x-kv-salt must be one of {', '.join(get_args(SaltMode))}, not {named!r}")
+                raise SaltError(f"x-kv-salt must be one of {', '.join(get_args(SaltMode))}, not {named!r}")
             mode = cast(SaltMode, named)
         tenant = tenant if self._config.tenants else ""
         if mode == "off" and not tenant:
@@ -136,7 +144,7 @@ class CallSalts:
             request: the body as the router understands it, if it does.
             positions: of an attempt that is not the first one, which reply each of its prompts is for.
 
-        Raises BadRequestError for an `extra_key` or a `cache_salt` with which no salt can be combined.
+        Raises SaltError for an `extra_key` or a `cache_salt` with which no salt can be combined.
         """
         fields = _fields(body) if request is None else request.fields
         if fields is None:
@@ -216,7 +224,7 @@ def _replies(number: int, positions: Sequence[int] | None, samples: int) -> Sequ
 
 
 def _given(fields: dict[str, Raw], name: str, count: int, *, listed: bool) -> Sequence[str]:
-    """Return a field of the client's for each prompt; "" where there is none. Raises BadRequestError.
+    """Return a field of the client's for each prompt; "" where there is none. Raises SaltError.
 
     `listed`: whether the request is for several replies, and so may have a list.
     """
@@ -224,11 +232,14 @@ def _given(fields: dict[str, Raw], name: str, count: int, *, listed: bool) -> Se
     if raw is None or is_null(raw):
         return [""] * count
     expected = "a string, or a list with one for each prompt"
-    if not is_list(raw):
-        return [typed(fields, name, str, expected) or ""] * count
-    found: list[Any] = typed(fields, name, list[str | None], expected)
+    try:
+        if not is_list(raw):
+            return [typed(fields, name, str, expected) or ""] * count
+        found: list[Any] = typed(fields, name, list[str | None], expected)
+    except BadRequestError as error:
+        raise SaltError(error.message, param=name) from None
     if not listed or len(found) != count:
-        raise BadRequestError(f"`{name}` is a list of {len(found)}, which does not fit the prompts")
+        raise SaltError(f"`{name}` is a list of {len(found)}, which does not fit the prompts", param=name)
     return [one or "" for one in found]
 
 
