@@ -56,12 +56,13 @@ CHATS: Final[Table] = {
     "/v1/chat/completions": {"POST": "talk"},  # OpenAI
     "/v1/messages": {"POST": "talk"},  # Anthropic
     "/v1/messages/count_tokens": {"POST": "talk"},
+    "/v1/responses": {"POST": "respond"},  # OpenAI; only in a session: workers keep their own
     "/v1/completions": {"POST": "complete"},  # texts, without a chat template
     "/load_lora_adapter": {"POST": "load"},  # a worker's, after which it may serve other models
     "/v1/load_lora_adapter": {"POST": "load"},
 }
 """Of `SessionsMiddleware`, without a session in the path: `X-Session-Id` may name one. Other methods go on to the router, HEAD
-too, and so does `/v1/responses`, because workers keep their own."""
+too. A request with the key of a session comes with the path of that session (`router.auth.session_key_check`)."""
 
 SESSIONS: Final[Table] = {"/sessions": {"POST": "create", "GET": "list"}}
 """Of `SessionsMiddleware`. Nothing below goes on to the router."""

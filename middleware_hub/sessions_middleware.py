@@ -42,13 +42,15 @@ from middleware_hub.sessions.turn.remembered_text import RememberedText
 from middleware_hub.sessions.turn.reply_parsers import ReplyParsers
 from middleware_hub.sessions.turn.turns import Turns
 from middleware_hub.templates.chat_template import ChatTemplate
+from router.auth.session_keys import UNKNOWN, opens
 from router.config import RouterConfig
 from router.engines.form.limits import PromptLimits, TextTooLongError
-from router.errors import BadRequestError, NotFoundError, RouterError
+from router.errors import BadRequestError, NotFoundError, RouterError, UnauthorizedError
 from router.http.bodies import Replay, read_json, with_body
 from router.http.handlers import ByMethod, Handler, for_method
 from router.http.headers import first_values, header
-from router.http.request_state import request_state
+from router.http.request_record import Caller, SessionKey
+from router.http.request_state import request_state, with_state
 from router.http.responses import send_json
 from router.plugins import MiddlewareContext
 
@@ -89,6 +91,8 @@ class SessionsMiddleware:
         self._models = ServedModels(hub)
         context.worker_checks.append(self._models.check)
         self._implicit = config.sessions.implicit
+        self._keys = context.session_keys
+        self._keys.served = True
         self._sweeper: asyncio.Task[None] | None = None
         self._controls = Controls(
             self.registry,
@@ -111,7 +115,12 @@ class SessionsMiddleware:
         )
         self._open_calls: dict[str, dict[str, Handler]] = routes.bound(
             routes.CHATS,
-            {"talk": self._talk_open, "complete": self._completions, "load": partial(self._models.loading, app)},
+            {
+                "talk": self._talk_open,
+                "respond": self._respond_open,
+                "complete": self._completions,
+                "load": partial(self._models.loading, app),
+            },
         )
         all_sessions: dict[str, Handler] = {"create": self._create, "list": self._list}
         self._all_sessions = ByMethod(routes.bound(routes.SESSIONS, all_sessions)[PREFIX])
@@ -216,7 +225,11 @@ class SessionsMiddleware:
         place = _without_v1(rest)
         dialect: Dialect = ANTHROPIC if place.startswith("messages") else OPENAI
         try:
-            session = await self.registry.reach(request_state(scope).caller.tenant, session_id)
+            caller = request_state(scope).caller
+            if caller.session is None:
+                session = await self.registry.reach(caller.tenant, session_id)
+            else:
+                session, scope = await self._opened(caller.session, scope)
             if self._hub.saving is not None and scope["method"] != "GET" and place != COUNT:
                 self._hub.saving.admit()
             if session is None:
@@ -236,6 +249,16 @@ class SessionsMiddleware:
                 session.visitors -= 1
         except RouterError as error:
             await send_dialect_error(error, dialect, send)
+
+    async def _opened(self, key: SessionKey, scope: Scope) -> tuple[Session, Scope]:
+        """Return the session that a key opens, and the scope of its tenant's caller. Raises UnauthorizedError."""
+        name = key.session_id
+        for tenant in sorted(self._keys.tenants, key=lambda one: self.registry.find(one, name) is None):
+            session = await self.registry.reach(tenant, name)
+            if session is not None and opens(key, session.key_digest):
+                request_state(scope).record.tenant = tenant
+                return session, with_state(scope, caller=Caller(tenant, admin=False, confined=True))
+        raise UnauthorizedError(UNKNOWN, headers=(("www-authenticate", "Bearer"),))
 
     async def _create(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._controls.create(request_state(scope).caller.tenant, scope, receive, send)
@@ -281,19 +304,31 @@ class SessionsMiddleware:
         except RouterError as error:
             await send_dialect_error(error, dialect, send)
 
+    async def _respond_open(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a response in the session that `x-session-id` names. Without one it goes to a worker, which keeps its own."""
+        named = self._chats is not None and await self._named(scope) is not None
+        await (self._talk_open if named else self.app)(scope, receive, send)
+
     async def _session_of(self, scope: Scope) -> Session:
-        """Return the session that `x-session-id` names, else the memory of chats without a session.
+        """Return the session that `x-session-id` names, else the memory of chats without a session."""
+        session = await self._named(scope)
+        if session is not None:
+            return session
+        return self.open_chats.of(request_state(scope).caller.tenant, header(scope, b"x-radix-namespace") or "")
+
+    async def _named(self, scope: Scope) -> Session | None:
+        """Return the session that `x-session-id` names, if it names one.
 
         Without implicit sessions, a name of no session is used for routing only.
         """
-        tenant, name = request_state(scope).caller.tenant, header(scope, b"x-session-id")
-        if name:
-            session = await self.registry.reach(tenant, name)
-            if session is None and self._implicit:
-                session = await self._controls.make(tenant, name, scope)
-            if session is not None:
-                return session
-        return self.open_chats.of(tenant, header(scope, b"x-radix-namespace") or "")
+        name = header(scope, b"x-session-id")
+        if not name:
+            return None
+        tenant = request_state(scope).caller.tenant
+        session = await self.registry.reach(tenant, name)
+        if session is None and self._implicit:
+            session = await self._controls.make(tenant, name, scope)
+        return session
 
     async def _pass_on(self, why: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
         scope, receive = with_body(scope, body), Replay(body, receive)

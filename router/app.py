@@ -17,8 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router import plugins
 from router.auth.cross_site import CrossSiteCheck
+from router.auth.header_checks import HeaderChecks
 from router.auth.key_check import KeyCheck
 from router.auth.keys import ApiKeys
+from router.auth.session_key_check import SessionKeyCheck
+from router.auth.session_keys import SessionKeys
 from router.config import RouterConfig, ServerConfig, TraceConfig
 from router.engines.table import engines, fleet_paths
 from router.errors import BadRequestError
@@ -106,6 +109,7 @@ def create_app(
         others: the other processes, where this is one of several (`--processes`).
     """
     keys = ApiKeys(config.server.api_keys, config.server.admin_keys)
+    session_keys = SessionKeys(keys.owners)
     instance = Instance(None if others is None else others.instance)
     allowed = AllowedWorkers(config.workers.networks)
     registry = CollectorRegistry()
@@ -246,6 +250,7 @@ def create_app(
         version=fleet.version,
         backend=backend,
         engine=lambda: engine.spoken,
+        session_keys=session_keys,
         stopping=lambda: lifecycle.draining,
     )
     app: ASGIApp = backend
@@ -258,7 +263,7 @@ def create_app(
         app = JointRoutes(app, others, registry)
     return RouterApp(
         app,
-        (instance.check, *([KeyCheck(keys)] if keys else []), CrossSiteCheck(keys)),
+        (instance.check, *_checks_of_callers(keys, session_keys)),
         metrics,
         requests,
         body_timeout=config.server.body_timeout,
@@ -267,6 +272,13 @@ def create_app(
         registry=registry,
         lifecycle=lifecycle,
     )
+
+
+def _checks_of_callers(keys: ApiKeys, session_keys: SessionKeys) -> Sequence[Check]:
+    of_sessions, of_pages = SessionKeyCheck(session_keys), CrossSiteCheck(keys)
+    if not keys:
+        return [HeaderChecks(of_sessions, of_pages)]
+    return HeaderChecks(of_sessions), KeyCheck(keys), HeaderChecks(of_pages)
 
 
 def _url(config: ServerConfig) -> str | None:

@@ -10,6 +10,7 @@ from typing import Protocol, cast
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.auth.session_keys import SessionKeys
 from router.config import RouterConfig
 from router.engines.engine import Engine
 from router.engines.sglang.engine import SGLANG
@@ -36,6 +37,7 @@ class MiddlewareContext:
         version: the weight version of the fleet. A middleware that reads replies tells it what they show.
         backend: generates at the workers: what a middleware that stands inside of all others calls in place of the application.
         engine: returns the engine that the workers run.
+        session_keys: what the keys of sessions need. A middleware that has sessions says so there.
         stopping: returns whether the router is about to stop. Requests that only wait for something are then to be answered.
     """
 
@@ -48,6 +50,7 @@ class MiddlewareContext:
     version: FleetVersion | None = None
     backend: Backend | None = None
     engine: Callable[[], Engine] = lambda: SGLANG
+    session_keys: SessionKeys = field(default_factory=SessionKeys)
     stopping: Callable[[], bool] = lambda: False
 
 

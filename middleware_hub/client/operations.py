@@ -122,6 +122,7 @@ class SessionOptions(TypedDict, total=False):
     metadata: Mapping[str, Any] | None
     ttl_s: float | None
     response_budget: int | None
+    as_key: bool | None
     group_id: str | None
     group_size: int | None
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from middleware_hub import affinity, routes
 from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
-from middleware_hub.dialects.fields import NUMBER, OBJECT, STRING, Fields
+from middleware_hub.dialects.fields import BOOLEAN, NUMBER, OBJECT, STRING, Fields
 from middleware_hub.media.media import Media
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.served_models import ServedModels
@@ -35,6 +35,7 @@ from middleware_hub.tokenizer.vocabulary import Vocabulary
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.members import memberships
 from middleware_hub.trajectories.settling import reward_session
+from router.auth.session_keys import digest_of, new_key, written
 from router.config.sessions import SessionsConfig
 from router.engines.form.fields import typed
 from router.engines.form.request import GenerateRequest
@@ -45,7 +46,7 @@ from router.http.headers import first_values, header
 from router.http.responses import send_json
 
 _ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
-_OWN_FIELDS = ("session_id", "metadata", "ttl_s", "response_budget", *RequestDefaults.__struct_fields__)
+_OWN_FIELDS = ("session_id", "metadata", "ttl_s", "response_budget", "as_key", *RequestDefaults.__struct_fields__)
 """The fields of `POST /sessions`."""
 _STEP = 256
 """Sessions that are written before the event loop serves other requests."""
@@ -109,17 +110,21 @@ class Controls:
             raise BadRequestError(
                 f"`metadata` is larger than {MAX_METADATA} bytes: keep a name in it, and the rest elsewhere"
             )
+        as_key = fields.take("as_key", BOOLEAN)
         defaults, budget = read_defaults(fields)
         refuse_others(fields, _OWN_FIELDS)
         defaults = await self._checked(defaults, scope)
+        name = secrets.token_hex(16) if session_id is None else session_id
+        key = new_key(name) if as_key else None
         session = Session(
-            secrets.token_hex(16) if session_id is None else session_id,
+            name,
             tenant,
             self._key,
             ttl=self._config.ttl if ttl is None else ttl,
             defaults=defaults,
             metadata=metadata,
             response_budget=budget,
+            key_digest=b"" if key is None else digest_of(key),
         )
         await self._create(session, scope)
         root = f"{_origin(scope)}/sessions/{session.id}"
@@ -128,6 +133,7 @@ class Controls:
             "base_url": f"{root}/v1",
             "anthropic_base_url": root,
             "reward_info_url": f"{root}/reward_info",
+            **({} if key is None else {"session_key": written(key)}),
         }
         await send_json(send, 201, msgspec.json.encode(answer), [(affinity.HEADER, session.id.encode("latin-1"))])
 

@@ -69,6 +69,7 @@ class Session:
         lasting: whether it will be exported: then it keeps everything that a trainer needs until it ends.
         group: the id of its group, and the namespace of that.
         defaults: what completes its requests.
+        key_digest: of the key that names it; empty if no key does.
         response_budget: tokens that a branch may have after its first prompt; None for no limit.
         ttl: seconds without a request after which it is forgotten.
         log: where it is kept beyond this process; None if it is not.
@@ -96,6 +97,7 @@ class Session:
         defaults: RequestDefaults = NO_DEFAULTS,
         metadata: dict[str, Any] | None = None,
         response_budget: int | None = None,
+        key_digest: bytes = b"",
     ) -> None:
         self.id = session_id
         self.tenant = tenant
@@ -104,6 +106,7 @@ class Session:
         self.defaults = defaults
         self.metadata = metadata
         self.response_budget = response_budget
+        self.key_digest = key_digest
         self.ttl = ttl
         self.reward_info: dict[str, Any] = {}
         self.tokens = self.samples = 0

@@ -9,6 +9,8 @@ such as that of a worker's `/start_profile`. A request with a key is the bearer'
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from starlette.types import Scope
 
 from router.auth.key_check import key_of
@@ -16,19 +18,21 @@ from router.auth.keys import ApiKeys
 from router.auth.permissions import Right, needed
 from router.errors import ForbiddenError
 from router.http.headers import header
-
-_TELLING = frozenset({b"sec-fetch-site", b"origin"})
+from router.http.request_state import request_state
 
 
 class CrossSiteCheck:
     """Lets a browser's request in if a page of this router sent it, or nobody did (a typed address), or it has a key."""
+
+    reads: ClassVar[frozenset[bytes]] = frozenset({b"sec-fetch-site", b"origin"})
+    """All clients but browsers send none of them."""
 
     def __init__(self, keys: ApiKeys) -> None:
         self._keys = keys
 
     def __call__(self, scope: Scope) -> None:
         """Check one request. Raises ForbiddenError."""
-        if _TELLING.isdisjoint(dict(scope["headers"])):  # as from all clients but browsers
+        if request_state(scope).caller.session is not None:  # it needs the right key, which no page has
             return
         if _foreign(scope) and not self._keys.identify(key_of(scope)):
             method, path = scope.get("method", "GET"), scope["path"]

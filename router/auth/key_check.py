@@ -36,12 +36,20 @@ class KeyCheck:
     def __call__(self, scope: Scope) -> None:
         """Check one request. Raises UnauthorizedError, ForbiddenError, and BadRequestError for an unknown tenant."""
         right = needed(scope.get("method", "GET"), scope["path"])
-        if right is Right.FREE:
+        if right is Right.FREE or self._has_session(scope):
             return
         caller = self._caller(scope, right)
         request_state(scope).record.tenant = caller.tenant
         scope.update(with_state(scope, caller=caller))
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != ACT_AS]  # workers must not see it
+
+    def _has_session(self, scope: Scope) -> bool:
+        """Whether a request has the key of a session, which is checked where sessions are."""
+        if request_state(scope).caller.session is None:
+            return False
+        if header(scope, ACT_AS) is not None:
+            raise _not_an_admin()
+        return True
 
     def _caller(self, scope: Scope, right: Right) -> Caller:
         given = key_of(scope)
@@ -63,7 +71,7 @@ class KeyCheck:
 
     def _acting_as(self, tenant: str, caller: Caller) -> Caller:
         if caller.tenant or not caller.admin:
-            raise ForbiddenError("x-tenant wants an admin key (--admin-key)")
+            raise _not_an_admin()
         if tenant not in self._keys.tenants:
             known = ", ".join(self._keys.tenants) or "none"
             raise BadRequestError(f"x-tenant: there is no tenant {tenant!r}, but: {known}")
@@ -76,6 +84,10 @@ def key_of(scope: Scope) -> bytes:
     if scheme.lower() == "bearer":
         return given.strip().encode("latin-1")
     return (header(scope, b"x-api-key") or "").strip().encode("latin-1")
+
+
+def _not_an_admin() -> ForbiddenError:
+    return ForbiddenError("x-tenant wants an admin key (--admin-key)")
 
 
 def _advice(scope: Scope, right: Right) -> str:

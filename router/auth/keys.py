@@ -7,6 +7,7 @@ import hmac
 import re
 from collections.abc import Iterable
 
+from router.auth.session_keys import PREFIX
 from router.errors import BadRequestError
 from router.http.request_record import Caller
 
@@ -44,6 +45,11 @@ class ApiKeys:
         return tuple(dict.fromkeys(self._tenants.values()))
 
     @property
+    def owners(self) -> tuple[str, ...]:
+        """The tenants of all who may make a session: admins, and clients of a router that asks for no key, have no name."""
+        return (*(("",) if self._admins or not self._tenants else ()), *self.tenants)
+
+    @property
     def have_admin(self) -> bool:
         """Whether a change of the fleet needs an admin key."""
         return bool(self._admins)
@@ -78,6 +84,8 @@ def _split(given: str) -> tuple[str, str]:
 def _checked(flag: str, key: str) -> str:
     if not _WRITABLE.fullmatch(key):
         raise BadRequestError(f"{flag} must not be empty, and has no spaces and nothing but ASCII in it")
+    if key.startswith(PREFIX):
+        raise BadRequestError(f"{flag}: keys that begin with {PREFIX} are those of sessions")
     return key
 
 

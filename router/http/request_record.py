@@ -17,6 +17,13 @@ REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The id of the request that the current task serves, for the log."""
 
 
+class SessionKey(msgspec.Struct, frozen=True):
+    """The key of a session, as a request has it (`router.auth.session_keys`)."""
+
+    session_id: str
+    secret: str
+
+
 class Caller(msgspec.Struct, frozen=True):
     """The owner and the rights of a request.
 
@@ -24,11 +31,13 @@ class Caller(msgspec.Struct, frozen=True):
         tenant: whose texts are read and written.
         admin: may change the fleet, and what all tenants share.
         confined: sees only the generations of its tenant. Otherwise a request id means any generation of that id.
+        session: the key by which it names a session. What serves sessions has yet to check it, and names the tenant then.
     """
 
     tenant: str = ""
     admin: bool = True
     confined: bool = False
+    session: SessionKey | None = None
 
 
 ANYBODY = Caller()

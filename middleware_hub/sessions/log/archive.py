@@ -200,6 +200,7 @@ class Archive:
             ),
             metadata=object_of(made.metadata),
             response_budget=made.response_budget,
+            key_digest=made.key,
         )
         session.created_at = made.time
         session.group = made.group
@@ -264,6 +265,7 @@ class Archive:
             response_budget=session.response_budget,
             group=session.group,
             defaults=as_json(replace(session.defaults, sampling_params={})),
+            key=session.key_digest,
         )
         try:
             await log.begin(made, beside)

@@ -53,9 +53,11 @@ class Created(_Created, tag="created", kw_only=True, frozen=True):
     Attributes:
         group: its group's id, and the namespace of that.
         defaults: its `RequestDefaults`, but for `sampling`, the `sampling_params` of those.
+        key: the digest of its key; empty without one.
     """
 
     defaults: bytes = b"{}"
+    key: bytes = b""
 
 
 class _TurnCommitted(SessionEvent, frozen=True):

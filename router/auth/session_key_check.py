@@ -1,0 +1,78 @@
+"""The check of a session's key: it takes the key out of the request, and sends the request on to its session."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from starlette.types import Scope
+
+from router.auth.permissions import FREE
+from router.auth.session_keys import PREFIX, UNKNOWN, SessionKeys, read_key
+from router.errors import ForbiddenError, UnauthorizedError
+from router.http.request_record import Caller
+from router.http.request_state import with_state
+
+_ROOTS = ("/v1/", "/v1beta/")
+"""How the paths of client libraries begin."""
+_PREFIX = PREFIX.encode()
+
+
+class SessionKeyCheck:
+    """Turns the path of a request with the key of a session into the session's: `/v1/messages` into `/sessions/ID/v1/messages`.
+
+    The part that serves sessions checks the secret.
+    """
+
+    reads: ClassVar[frozenset[bytes]] = frozenset({b"authorization", b"x-api-key", b"api-key", b"x-goog-api-key"})
+    """The headers in which client libraries send a key: OpenAI's, Anthropic's, Azure's, Google's."""
+
+    def __init__(self, keys: SessionKeys) -> None:
+        self._keys = keys
+
+    def __call__(self, scope: Scope) -> None:
+        """Check one request. Raises UnauthorizedError, ForbiddenError."""
+        given, others = set[bytes](), []
+        for pair in scope["headers"]:
+            word = self._key_in(*pair)
+            if word is None:
+                others.append(pair)
+            else:
+                given.add(word)
+        if not given:
+            return
+        scope["headers"] = others
+        path: str = scope["path"]
+        if path in FREE:
+            return
+        if not self._keys.served:
+            raise _unauthorized("this is the key of a session, and this router has no sessions")
+        if len(given) > 1:
+            raise _unauthorized("this request has the keys of several sessions")
+        key = read_key(given.pop().decode("latin-1"))
+        if key is None:
+            raise _unauthorized(UNKNOWN)
+        own = f"/sessions/{key.session_id}"
+        if path.startswith(_ROOTS):
+            scope["path"] = own + path
+            if (raw := scope.get("raw_path")) is not None:
+                scope["raw_path"] = own.encode() + raw
+        elif not path.startswith(tuple(own + root for root in _ROOTS)):
+            call = f"{scope.get('method', 'GET')} {path}"
+            raise ForbiddenError(
+                f"{call}: the key of a session is for its turns (/v1/chat/completions, /v1/responses, /v1/messages) and "
+                "/v1/models only. Other calls need a key of the router, or none if it has none"
+            )
+        scope.update(with_state(scope, caller=Caller(admin=False, confined=True, session=key)))
+
+    def _key_in(self, name: bytes, value: bytes) -> bytes | None:
+        """Return the key of a session that a header has, whatever else is wrong with it; None if it has none."""
+        if name not in self.reads:
+            return None
+        word = value.strip()
+        if name == b"authorization":
+            word = word.rpartition(b" ")[2]
+        return word if word.startswith(_PREFIX) else None
+
+
+def _unauthorized(why: str) -> UnauthorizedError:
+    return UnauthorizedError(why, headers=(("www-authenticate", "Bearer"),))
