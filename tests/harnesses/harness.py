@@ -1,9 +1,10 @@
 """A harness: a program in `agents/` that runs an agent as its documentation says, in an environment of its own.
 
 A program is one file. It begins with inline metadata as scripts have it (PEP 723; `//` in place of `#` in JavaScript):
-`dependencies` from PyPI, and the table `[tool.harness]`:
+`dependencies` from PyPI, `requires-python` where the Python of the tests is too old, and the table `[tool.harness]`:
 
 - `npm`: packages from the npm registry; a Node is one of them where the machine's is older than the package wants;
+- `needs`: a program that the machine has to have;
 - `dialect`: `chat`, `responses` or `messages`;
 - `tool`, `first`, `second`: a tool that the harness has, and two sets of arguments for it;
 - `unknown = false`: an unknown tool ends its run; `resume = false`: it takes one question alone;
@@ -11,7 +12,11 @@ A program is one file. It begins with inline metadata as scripts have it (PEP 72
 - `match`: the setting of `POST /sessions` that makes it one trajectory, where the default does not;
 - `last`: the call, with `name` and `arguments`, that ends its run, where an answer without a call does not;
 - `replies`: texts that the model says in place of the plan's, where the harness reads its own form out of them;
-- `trajectories`: how many it makes of one task, if not one, and `because`, the reason, in words.
+- `trajectories`: how many it makes of one task, if not one, and `because`, the reason, in words;
+- `scene`: `agents`, `handoff` or `compaction`, a `plan.Scene` in place of the task; `then`, the call that begins it;
+  `beside`, a text that is in every request of the other conversation and in no other request; `asks_on = true`, if the
+  harness asks for one more answer by itself;
+- `of`: the harness whose packages and other settings it has.
 
 It gets its questions as arguments, one after the other in one conversation, prints the last answer, and reads
 `OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL` and `MODEL` from its environment. The folder that it runs in is empty and its own, as is
@@ -20,7 +25,10 @@ It gets its questions as arguments, one after the other in one conversation, pri
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -30,6 +38,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from packaging.specifiers import SpecifierSet
 
 AGENTS = Path(__file__).parent / "agents"
 NODE = "node@24"
@@ -44,9 +54,10 @@ def cache() -> Path:
 
 @dataclass(frozen=True)
 class Harness:
-    """A program, with its metadata."""
+    """A program, with its metadata; `shares` names the harness whose environment it has, if not one of its own."""
 
     path: Path
+    python: str
     dependencies: tuple[str, ...]
     npm: tuple[str, ...]
     dialect: str
@@ -61,6 +72,12 @@ class Harness:
     replies: tuple[str, ...]
     trajectories: int
     because: str
+    scene: str
+    then: dict[str, Any]
+    beside: str
+    asks_on: bool
+    needs: str
+    shares: str = ""
 
     @classmethod
     def read(cls, path: Path) -> Harness:
@@ -71,8 +88,12 @@ class Harness:
         lines = (re.sub(r"^(#|//) ?", "", line) for line in found["lines"].splitlines())
         told = tomllib.loads("\n".join(lines))
         own = told["tool"]["harness"]
+        if "of" in own:
+            (other,) = path.parent.glob(f"{own['of']}.*")
+            return dataclasses.replace(cls.read(other), path=path, shares=own.pop("of"), **own)
         return cls(
             path,
+            told.get("requires-python", ""),
             tuple(told.get("dependencies", ())),
             tuple(own.get("npm", ())),
             own["dialect"],
@@ -87,11 +108,24 @@ class Harness:
             tuple(own.get("replies", ())),
             own.get("trajectories", 1),
             own.get("because", ""),
+            own.get("scene", ""),
+            own.get("then", {}),
+            own.get("beside", ""),
+            own.get("asks_on", False),
+            own.get("needs", ""),
         )
 
     @property
     def name(self) -> str:
         return self.path.stem
+
+    def who(self, body: Any) -> str:
+        """Say who asks a request: the `task`, the conversation `beside` it, or a `side` request (a title, a probe)."""
+        text = json.dumps(body)
+        if self.beside and self.beside in text:
+            return "beside"
+        is_side = self.marks not in text if self.marks else not body.get("tools")
+        return "side" if is_side else "task"
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -99,8 +133,14 @@ class Harness:
 
     @property
     def lacks(self) -> str:
-        """What it needs and this machine has not, in words, or nothing: npm, and its registry."""
-        if not self.npm or (self.environment / ".done").exists():
+        """What it needs and this machine has not, in words, or nothing: a program, a Python, npm, and its registry."""
+        if self.needs and shutil.which(self.needs) is None:
+            return f"no {self.needs} on this machine"
+        if (self.environment / ".done").exists():
+            return ""
+        if _python(self.python) is None:
+            return f"no Python {self.python} on this machine"
+        if not self.npm:
             return ""
         if shutil.which("npm") is None:
             return "no npm on this machine"
@@ -109,8 +149,10 @@ class Harness:
 
     @property
     def environment(self) -> Path:
-        digest = hashlib.sha256(repr((self.packages, sys.version_info[:2], NODE)).encode()).hexdigest()[:10]
-        return cache() / f"{self.name}-{digest}"
+        digest = hashlib.sha256(repr((self.packages, self.python or sys.version_info[:2], NODE)).encode()).hexdigest()[
+            :10
+        ]
+        return cache() / f"{self.shares or self.name}-{digest}"
 
     def install(self) -> Path:
         """Make its environment, if it is not there, and return its folder; what broke off is made again."""
@@ -121,7 +163,7 @@ class Harness:
         folder.mkdir(parents=True)
         if self.path.suffix == ".py" or self.dependencies:
             uv = _uv()
-            _run([uv, "venv", "--quiet", "--python", sys.executable, folder / "venv"], folder)
+            _run([uv, "venv", "--quiet", "--python", _python(self.python), folder / "venv"], folder)
             python = folder / "venv" / "bin" / "python"
             _run([uv, "pip", "install", "--quiet", "--python", python, *self.dependencies], folder)
         if self.npm:
@@ -140,7 +182,7 @@ class Harness:
         own = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "MODEL": "m", "TERM": "dumb", **urls}
         own |= {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}
         # Beside the modules of npm, which are looked for there, and beside no file that has the name of a package.
-        program = made / f"program{self.path.suffix}"
+        program = made / f"program_{self.name}{self.path.suffix}"
         shutil.copyfile(self.path, program)
         command = [RUNNERS[self.path.suffix], str(program), *questions[: 2 if self.resume else 1]]
         return subprocess.run(
@@ -148,9 +190,25 @@ class Harness:
         )
 
 
-def harnesses() -> list[Harness]:
-    """All of them, by name."""
-    return [Harness.read(path) for path in sorted(AGENTS.iterdir()) if path.suffix in RUNNERS]
+def harnesses(*, scenes: bool = False) -> list[Harness]:
+    """All of them that do the task, by name; or those of the other `scenes`."""
+    found = [Harness.read(path) for path in sorted(AGENTS.iterdir()) if path.suffix in RUNNERS]
+    return [one for one in found if bool(one.scene) == scenes]
+
+
+@functools.cache
+def _python(wanted: str) -> str | None:
+    """Return a Python of these versions: that of the tests, or the first of `PATH`, or of pyenv; None if there is none."""
+    if not wanted:
+        return sys.executable
+    named = filter(None, (shutil.which(f"python3.{minor}") for minor in range(11, 16)))
+    for one in (sys.executable, *named, *map(str, sorted(Path.home().glob(".pyenv/versions/3.*/bin/python")))):
+        told = subprocess.run(
+            [one, "-c", "import platform; print(platform.python_version())"], capture_output=True, text=True
+        )
+        if not told.returncode and SpecifierSet(wanted).contains(told.stdout.strip()):
+            return one
+    return None
 
 
 def _uv() -> Path:

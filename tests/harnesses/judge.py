@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
 from collections.abc import Sequence
@@ -63,12 +64,8 @@ def judge(
         whole = len(before.input_ids) + len(before.output_ids)
         reusable += whole
         reused += min(whole, int(one.headers.get("x-radix-reused-tokens", 0)))
-    reasons: dict[str, int] = {}
-    for one in answered:
-        for word in filter(None, one.headers.get("x-radix-reasons", "").split(", ")):
-            reasons[word] = reasons.get(word, 0) + 1
     wanted = [tuple(record.output_ids) for _, record in main]
-    kept = [one for one in trajectories if any(_trains(one, ids) for ids in wanted)]
+    kept = [one for one in trajectories if any(_trained(one, ids) for ids in wanted)]
     echo = main[-1][0].body if main else {}
     return Verdict(
         answer,
@@ -78,12 +75,75 @@ def judge(
         len(kept),
         all(one["exact"] for one in trajectories),
         sum(map(len, wanted)),
-        sum(len(ids) for ids in wanted if any(_trains(one, ids) for one in kept)),
+        sum(max((_trained(one, ids) for one in kept), default=0) for ids in wanted),
         reusable,
         reused,
-        reasons,
+        _reasons(answered),
         tuple(_named(echo) or changes(said(echo), plan[: len(main) - 1])),
     )
+
+
+@dataclass(frozen=True)
+class Cast:
+    """What became of a scene: two conversations in one session.
+
+    Attributes:
+        answer: what it printed, in the end.
+        turns: replies by who asked: the `task`, `beside`, `side`.
+        sampled, trained: tokens of all of them; those that are in a trajectory with mask 1.
+        exact: whether all trajectories are.
+        parts: for each trajectory, whose turns it has, its root, and whether it says `side_request`.
+        is_head: whether `current_head` is the last turn of the task.
+        reasons: words of the router, with the number of replies that say them.
+    """
+
+    answer: str
+    turns: dict[str, int]
+    sampled: int
+    trained: int
+    exact: bool
+    parts: tuple[tuple[tuple[str, ...], int, bool], ...]
+    is_head: bool
+    reasons: dict[str, int]
+
+
+def judge_scene(
+    answer: str,
+    exchanges: Sequence[Exchange],
+    log: Sequence[GenerationRecord],
+    trajectories: Sequence[Json],
+    head: str,
+) -> Cast:
+    """Judge a scene; `head` is the session's `current_head`, and `log` has a record for each answer, in their order."""
+    answered = [one for one in exchanges if one.status == 200]
+    assert len(answered) == len(log), "the worker sampled once for each reply"
+    whose = {one.headers["x-generation-id"]: one.who for one in answered}
+    sampled = [tuple(record.output_ids) for record in log]
+    turns = collections.Counter(whose.values())
+    parts = tuple(
+        (
+            tuple(whose[turn["generation_id"]] for turn in one["extra_fields"]["turns"]),
+            one["root"],
+            one["side_request"],
+        )
+        for one in trajectories
+    )
+    last = [one.headers["x-generation-id"] for one in answered if not one.is_side][-1]
+    return Cast(
+        answer,
+        dict(turns),
+        sum(map(len, sampled)),
+        sum(max((_trained(one, ids) for one in trajectories), default=0) for ids in sampled),
+        all(one["exact"] for one in trajectories),
+        parts,
+        last == head,
+        _reasons(answered),
+    )
+
+
+def _reasons(answered: Sequence[Exchange]) -> dict[str, int]:
+    words = (one.headers.get("x-radix-reasons", "").split(", ") for one in answered)
+    return dict(collections.Counter(word for found in words for word in found if word))
 
 
 def _named(body: Json) -> list[str]:
@@ -98,10 +158,14 @@ def _kind(item: Any) -> str:
     return str(item.get("type")) if isinstance(item, dict) else ""
 
 
-def _trains(trajectory: Json, sampled: tuple[int, ...]) -> bool:
-    """Whether a trajectory has these ids in a row, all with mask 1."""
-    ids, mask, size = trajectory["response_ids"], trajectory["response_mask"], len(sampled)
-    return any(tuple(ids[at : at + size]) == sampled and all(mask[at : at + size]) for at in range(len(ids) - size + 1))
+def _trained(trajectory: Json, sampled: tuple[int, ...]) -> int:
+    """How many of these ids a trajectory has in a row with mask 1: all, all but the one that ended the turn, or none."""
+    ids, mask = trajectory["response_ids"], trajectory["response_mask"]
+    for size in (len(sampled), len(sampled) - 1):
+        places = (at for at in range(len(ids) - size + 1) if tuple(ids[at : at + size]) == sampled[:size])
+        if size and any(all(mask[at : at + size]) for at in places):
+            return size
+    return 0
 
 
 @dataclass

@@ -17,14 +17,19 @@ HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "conten
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request that could sample, and what came of it; `headers` are the reply's, in small letters."""
+    """A request that could sample, who asked (see `Recorder`), and what came of it; its `headers` are in small letters."""
 
     path: str
     body: Any
     status: int
     headers: dict[str, str]
     reply: bytes
-    is_side: bool
+    who: str
+
+    @property
+    def is_side(self) -> bool:
+        """Whether it is none of the task's turns."""
+        return self.who != "task"
 
 
 @dataclass
@@ -33,12 +38,12 @@ class Recorder:
 
     Attributes:
         router: the router's URL.
-        script: is called with the body of each request that can sample, before it goes on, and returns whether it is a side
-            request: none of the task's turns.
+        script: is called with the body of each request that can sample, before it goes on, and returns who asks: `task`, or
+            else which conversation beside it.
     """
 
     router: str
-    script: Callable[[Any], bool]
+    script: Callable[[Any], str]
     exchanges: list[Exchange] = field(default_factory=list)
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
@@ -51,7 +56,7 @@ class Recorder:
                 body = json.loads(content)
         with self._turn:
             samples = isinstance(body, dict) and ("messages" in body or "input" in body)
-            is_side = self.script(body) if samples else True
+            who = self.script(body) if samples else ""
             parts = urlsplit(self.router)
             connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
             try:
@@ -61,12 +66,12 @@ class Recorder:
             finally:
                 connection.close()
             if samples:
-                self.exchanges.append(Exchange(path, body, answer.status, told, reply, is_side))
+                self.exchanges.append(Exchange(path, body, answer.status, told, reply, who))
             return answer.status, told, reply
 
 
 @contextlib.contextmanager
-def recording(router: str, script: Callable[[Any], bool]) -> Iterator[tuple[str, list[Exchange]]]:
+def recording(router: str, script: Callable[[Any], str]) -> Iterator[tuple[str, list[Exchange]]]:
     """Serve a `Recorder` in front of a router; yields its URL, and the exchanges as they come."""
     recorder = Recorder(router, script)
 
