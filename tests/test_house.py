@@ -57,7 +57,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.turn.forced_calls",
         "middleware_hub.sessions.turn.sampling",
         "middleware_hub.sessions.turn.written_again",
-        "middleware_hub.sessions.log.span_book",
         "middleware_hub.sessions.log.stored_log",
         "middleware_hub.store.redis.forgetting",
         "middleware_hub.store.redis.recovery",

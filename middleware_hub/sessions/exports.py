@@ -18,7 +18,7 @@ from middleware_hub.chat.errors import SessionOverError
 from middleware_hub.media.media import Media
 from middleware_hub.media.viewer import Viewer, asks_inline
 from middleware_hub.metrics import SessionMetrics
-from middleware_hub.sessions.export.formats import FORMATS, as_json, trajectory_json
+from middleware_hub.sessions.export.formats import FORMATS, STREAMED, trajectory_json
 from middleware_hub.sessions.export.trajectories import BranchTrajectory, SharedTurns, branches
 from middleware_hub.sessions.log.events import Exported
 from middleware_hub.sessions.registry import SessionRegistry
@@ -52,7 +52,7 @@ class _Export(msgspec.Struct, frozen=True):
         every: whether to export one trajectory for each sample.
         shared: which trajectories have the mask of a shared turn.
         roots: `head`: only trajectories of the task's root; or `all`.
-        form: `json`, or one of `FORMATS`.
+        form: one of `STREAMED` or `FORMATS`.
         inline: whether pictures come with their bytes.
         expected: the replies that the client received; None if it does not say.
         ignored: the fields of the request that mean nothing.
@@ -79,8 +79,8 @@ class _Export(msgspec.Struct, frozen=True):
         if roots not in _ROOTS:
             raise BadRequestError(f"`roots` must be one of {', '.join(_ROOTS)}, not {roots!r}")
         form = typed(fields, "format", str, "a string") or query.get("format") or "json"
-        if form != "json" and form not in FORMATS:
-            raise BadRequestError(f"`format` must be one of json, {', '.join(FORMATS)}, not {form!r}")
+        if form not in STREAMED and form not in FORMATS:
+            raise BadRequestError(f"`format` must be one of {', '.join((*STREAMED, *FORMATS))}, not {form!r}")
         inline = asks_inline(typed(fields, "media", str, "a string") or query.get("media"))
         expected = typed(fields, "expect_request_ids", list[str], "a list of request ids")
         if expected is None and "expect_request_ids" in query:
@@ -151,8 +151,8 @@ async def _send_export(session: Session, export: _Export, media: Media | None, r
     samples = session.samples
     # A server does not tell an application whether its client is still there; `ClientConnection` does.
     async with ClientConnection(receive) as client:
-        if export.form == "json":
-            await _send_json(found, head, signs(session), send)
+        if export.form in STREAMED:
+            await _send_json(STREAMED[export.form](found, head), signs(session), send)
         else:
             kind, encode = FORMATS[export.form]
             body = await asyncio.to_thread(lambda: encode(list(found), head))
@@ -214,8 +214,8 @@ def signs(session: Session) -> HeaderList:
     ]
 
 
-async def _send_json(found: Iterator[BranchTrajectory], head: dict[str, Any], more: HeaderList, send: Send) -> None:
-    pieces = _joined(as_json(found, head))
+async def _send_json(made: Iterator[bytes], more: HeaderList, send: Send) -> None:
+    pieces = _joined(made)
     first = next(pieces)  # an error must come before the head of the reply is out
     headers = [(b"content-type", b"application/json"), *more]
     await send({"type": "http.response.start", "status": 200, "headers": headers})

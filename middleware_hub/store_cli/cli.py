@@ -14,7 +14,7 @@ from middleware_hub.store_cli.handover import handover, tell_of_waiting
 from middleware_hub.store_cli.prune import prune
 from middleware_hub.store_cli.selection import add_places, moment
 from middleware_hub.store_cli.sizes import stats
-from middleware_hub.store_cli.tables import FORMATS, TREE
+from middleware_hub.store_cli.tables import FORMATS, LINES
 from middleware_hub.store_cli.verify import verify
 
 Command = Callable[[Store, argparse.Namespace], Awaitable[int]]
@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     found = command("export", export, "write trajectories, with the columns of /retrieve_from_text")
     found.add_argument("--out", required=True, metavar="PATH", help="a file, or - for standard output")
     found.add_argument(
-        "--format", choices=(*FORMATS, TREE), help="(that of the file's suffix; parquet for standard output)"
+        "--format", choices=(*FORMATS, *LINES), help="(that of the file's suffix; parquet for standard output)"
     )
     found.add_argument("--media", metavar="FILE", help="also write the files of images, each once, as a table")
     found.add_argument(

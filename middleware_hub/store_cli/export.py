@@ -11,13 +11,15 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from msgspec import Raw
 
-from middleware_hub.sessions.export.trajectories import BranchTrajectory
+from middleware_hub.sessions.export.atif import atif_json
+from middleware_hub.sessions.export.trajectories import BranchTrajectory, branches
 from middleware_hub.sessions.export.tree import tree_of
 from middleware_hub.sessions.log import events as session_events
 from middleware_hub.sessions.log.events import DELETED, PREFIX, SessionEnded, read
+from middleware_hub.sessions.log.restored import read_session
 from middleware_hub.spans.media import MediaSpan
 from middleware_hub.spans.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined, written
-from middleware_hub.store.errors import DamagedRecordError
+from middleware_hub.store.errors import DamagedRecordError, MissingRecordError
 from middleware_hub.store.event_log import readable
 from middleware_hub.store.media import MediaFile
 from middleware_hub.store.protocol import Store
@@ -25,7 +27,7 @@ from middleware_hub.store.records import Event, Mark
 from middleware_hub.store_cli.progress import bar
 from middleware_hub.store_cli.rows import Ends, Row, read_rows
 from middleware_hub.store_cli.selection import Places, Selection, named, session_of
-from middleware_hub.store_cli.tables import STDOUT, TREE, MediaWriter, RowWriter, format_of, opened
+from middleware_hub.store_cli.tables import ATIF, LINES, STDOUT, TREE, MediaWriter, RowWriter, format_of, opened
 from middleware_hub.trajectories import events as group_events
 from middleware_hub.trajectories import journal
 from router.errors import BadRequestError
@@ -37,7 +39,7 @@ async def export(store: Store, args: argparse.Namespace) -> int:
     """Write trajectories to a file or to standard output, and return the exit status."""
     kind = format_of(args.out, args.format)
     media_kind = None if args.media is None else format_of(args.media, None)
-    if media_kind == TREE or args.media == STDOUT:
+    if media_kind in LINES or args.media == STDOUT:
         raise BadRequestError(f"--media {args.media}: name a file that ends in .parquet, .arrow or .arrows")
     selection = Selection(
         Places(args.tenant, args.lora_path, args.namespace),
@@ -56,7 +58,10 @@ async def export(store: Store, args: argparse.Namespace) -> int:
                 advance(1)
         roots = ends.roots
         rows, marks, named_media = 0, dict[bytes, Mark](), dict[tuple[str, str], None]()
-        written = _trees(store, roots, sink, args) if kind == TREE else _tables(store, roots, sink, kind, images)
+        if kind == ATIF:
+            written = _documents(store, roots, sink)
+        else:
+            written = _trees(store, roots, sink, args) if kind == TREE else _tables(store, roots, sink, kind, images)
         with bar("writing", len(roots)) as advance:
             async for some in written:
                 rows += len(some)
@@ -71,8 +76,11 @@ async def export(store: Store, args: argparse.Namespace) -> int:
     if not args.keep_marks:
         store.note(list(marks.values()))
     left_out = len(roots) - rows
-    what = "branches" if kind == TREE else "rows"
-    sys.stderr.write(f"{rows} {what}{f', {left_out} could not be read or were forgotten' if left_out else ''}\n")
+    what = "branches" if kind in LINES else "rows"
+    why = "could not be read or were forgotten" + (
+        ", or have no messages: they are no sessions" if kind == ATIF else ""
+    )
+    sys.stderr.write(f"{rows} {what}{f', {left_out} {why}' if left_out else ''}\n")
     return 1 if left_out and (await store.stats()).damaged else 0
 
 
@@ -105,6 +113,32 @@ async def _trees(
     async for some, line in read_trees(store, roots, per_token=args.per_token):
         sink.write(line)
         yield some
+
+
+async def _documents(store: Store, roots: Mapping[bytes, bytes], sink: BinaryIO) -> AsyncIterator[list[Row]]:
+    """Write the trajectories of sessions as `finalize` in this format gives them. Texts lack messages, and have none."""
+    conversations: dict[bytes, dict[bytes, bytes]] = {}
+    for record, root in roots.items():
+        conversations.setdefault(root, {})[record] = root
+    for some in conversations.values():
+        async for rows in read_rows(store, some, at_once=len(some)):
+            if not rows or not session_of(rows[0].record.namespace):
+                continue
+            try:
+                session = await read_session(store, rows[0].record.namespace[3])
+            except (DamagedRecordError, MissingRecordError):  # it counts as left out
+                continue
+            wanted = {row.record.id: row for row in rows}
+            trie = session.trie
+            ends = [one for one in trie.checkpoints() if one.span.stored.id in wanted]
+            images = {one.digest for row in rows for one in row.media}
+            files = await store.media(session.tenant, list(images), data=False) if images else {}
+            head = {"session_id": session.id, "metadata": session.metadata}
+            for found in branches(ends, session.reward_info, passed_over=trie.passed_over, head=trie.head_root):
+                shown = [_image(one, files.get(one.digest)) for one, _, _ in found.pictures]
+                sink.writelines(atif_json(msgspec.structs.replace(found, images=shown), head))
+                sink.write(b"\n")
+            yield [wanted[one.span.stored.id] for one in ends]
 
 
 async def deleted_sessions(store: Store) -> frozenset[str]:

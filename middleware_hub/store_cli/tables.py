@@ -22,6 +22,9 @@ FORMATS: Final = ("parquet", "arrow", "arrows")
 """Each is also the suffix of its files: Parquet, an Arrow file, an Arrow stream."""
 TREE: Final = "tree"
 """A line of JSON for each conversation; its files end in `.jsonl`."""
+ATIF: Final = "atif"
+"""A line of JSON for each trajectory of a session; the format has to be named."""
+LINES: Final = (TREE, ATIF)
 STDOUT: Final = "-"
 _PIECE_TOKENS: Final = 1 << 20
 """A row group of Parquet, or a record batch of Arrow, is written when it has this many tokens."""
@@ -31,9 +34,9 @@ def format_of(path: str, given: str | None) -> str:
     """Return the format of a file: the given one, or that of its suffix. Raises BadRequestError."""
     found = given or ("parquet" if path == STDOUT else Path(path).suffix.removeprefix("."))
     found = TREE if found == "jsonl" else found
-    if found not in (*FORMATS, TREE):
+    if found not in (*FORMATS, *LINES):
         raise BadRequestError(
-            f"--out {path}: name a file that ends in .{', .'.join(FORMATS)}, or add --format {'|'.join(FORMATS)}"
+            f"--out {path}: name a file that ends in .{', .'.join(FORMATS)}, or add --format {'|'.join((*FORMATS, *LINES))}"
         )
     return found
 

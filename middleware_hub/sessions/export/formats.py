@@ -26,6 +26,7 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
+from middleware_hub.sessions.export.atif import as_atif
 from middleware_hub.sessions.export.trajectories import ARRAYS, BranchTrajectory
 from middleware_hub.sessions.export.tree import tree
 from middleware_hub.spans.per_token import ROW_FIELDS
@@ -189,6 +190,12 @@ def _without_files(trajectory: BranchTrajectory) -> BranchTrajectory:
         return trajectory
     return msgspec.structs.replace(trajectory, images=[{**one, "bytes": None} for one in trajectory.images])
 
+
+STREAMED: Mapping[str, Callable[[Iterable[BranchTrajectory], Mapping[str, Any]], Iterator[bytes]]] = {
+    "json": as_json,
+    "atif": as_atif,
+}
+"""Formats that are JSON in pieces, each of which takes little time."""
 
 FORMATS: Mapping[str, tuple[bytes, Callable[[Sequence[BranchTrajectory], Mapping[str, Any]], bytes]]] = {
     "safetensors": (b"application/x-safetensors", safetensors),

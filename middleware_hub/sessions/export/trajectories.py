@@ -50,6 +50,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
         per_token: the fields of `extra` that could be joined: a row for each token but the last, prompt and response.
         pictures: the media spans among all ids, each with its message and its part (None where that is not known).
         images: these, as answers show them.
+        answers: by the ids of its sampled turns, the places of their messages. A turn that was edited since has none.
         missed: the replies that its prompts would have continued if the store could have been asked.
         root: the number of its root (see `trie.roots`).
         system_digest, tools_digest: equal for equal system messages and equal tools; None if there are none.
@@ -73,6 +74,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     per_token: Mapping[str, PerTokenArray]
     pictures: tuple[tuple[MediaSpan, int | None, int | None], ...] = ()
     images: Sequence[Mapping[str, Any]] = ()
+    answers: Mapping[str, int] = {}
     missed: tuple[str, ...] = ()
     root: int = 0
     system_digest: str | None = None
@@ -165,6 +167,7 @@ class _Chain(msgspec.Struct, frozen=True):
     """The parts of a checkpoint that an export needs: its spans, turns and messages. The trie may be gone by then.
 
     Attributes:
+        answers: see `BranchTrajectory`.
         unsampled: whether one of the assistant's messages was not sampled here.
         missed: by the ids of the turns that could not ask the store, the replies that these would have continued.
         beginning: the values of the fields `root` to `side_request`.
@@ -173,6 +176,7 @@ class _Chain(msgspec.Struct, frozen=True):
     spans: list[tuple[TokenSpan, int]]
     turns: list[Checkpoint]
     messages: list[bytes]
+    answers: dict[str, int]
     unsampled: bool
     missed: dict[str, list[str]]
     beginning: dict[str, Any]
@@ -186,10 +190,12 @@ def _chain(
     spans.reverse()
     turns.reverse()
     sampled = {id(turn.node): turn for turn in turns}
-    messages = []
+    messages, answers = [], dict[str, int]()
     path = checkpoint.node.path()
-    for node in path:
+    for at, node in enumerate(path):
         turn = sampled.get(id(node))
+        if turn is not None:
+            answers[turn.id] = at
         messages.append(node.message if turn is None or not turn.reasoning else _with_reasoning(node.message, turn))
     unsampled = any(node.role == "assistant" and id(node) not in sampled for node in path)
     missed = {}
@@ -204,7 +210,7 @@ def _chain(
         "tools_digest": tools_of(setting).hex() if offers_tools(setting) else None,
         "side_request": head is not None and checkpoint.root.beside(head),
     }
-    return _Chain(spans, turns, messages, unsampled, missed, beginning)
+    return _Chain(spans, turns, messages, answers, unsampled, missed, beginning)
 
 
 def _pictures(chain: _Chain) -> tuple[tuple[MediaSpan, int | None, int | None], ...]:
@@ -280,6 +286,7 @@ def _trajectory(
         weight_versions=tuple((version, low - begin, high - begin) for version, low, high in flat.weight_versions),
         turns=flat.turns,
         messages=tuple(chain.messages),
+        answers=chain.answers,
         pictures=_pictures(chain),
         finish_reason=checkpoint.finish,
         reward_info=rewards,

@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from middleware_hub.chat.errors import SessionExistsError
@@ -36,18 +35,16 @@ from middleware_hub.sessions.log.events import (
     life_of,
     log_key,
     name_prefix,
-    object_of,
     read,
     stored,
     tenant_of,
     tenant_prefix,
 )
+from middleware_hub.sessions.log.restored import made_of, new_session
 from middleware_hub.sessions.log.stored_log import LogContext, StoredLog
-from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import (
-    VERIFY,
     ClosedLogError,
     DamagedRecordError,
     LogMovedError,
@@ -187,23 +184,7 @@ class Archive:
         first = await events.next_page()
         if not first:
             return None
-        made = read(first[0])
-        if not isinstance(made, Created):
-            raise DamagedRecordError(f"the log {info.log!r} lacks its first event{VERIFY}")
-        session = Session(
-            id_of(info.log),
-            tenant,
-            self._key,
-            ttl=made.ttl,
-            defaults=replace(
-                msgspec.json.decode(made.defaults, type=RequestDefaults), sampling_params=object_of(made.sampling)
-            ),
-            metadata=object_of(made.metadata),
-            response_budget=made.response_budget,
-            key_digest=made.key,
-        )
-        session.created_at = made.time
-        session.group = made.group
+        session = new_session(info.log, made_of(info.log, first[0]), self._key)
         log = StoredLog(self._context, session, events)
         session.log = log
         try:
