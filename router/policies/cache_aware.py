@@ -21,6 +21,7 @@ different salts for the engines (`router/kv_cache/salts.py`) are kept apart in t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -51,8 +52,8 @@ prefix that is longer than this is no coincidence."""
 _SALT = 16
 """Units of salt in front of a tenant's prompts."""
 
-_BOUND = 1.15
-"""Times the mean of recent work: a worker above it has too much. The bound for a run is 1.25, and one request may be long."""
+_BOUND = 1.08
+"""Times the mean of recent work: a worker above it has too much. The bound for a run is 1.15, and one request may be long."""
 
 _SLACK = 4
 """Requests in flight that a worker may have more than the least loaded one, whatever its recent work."""
@@ -69,8 +70,11 @@ _HALF_LIFE = 2048.0
 _UNITS_PER_STEP = 1 << 13
 """Units of a departed worker that one call forgets, so that no request waits for the rest."""
 
+_NEAR = 3
+"""A worker counts as least loaded if it has no more in flight than the idlest one, and a share of that: one in so many."""
+
 _EQUALS = 8
-"""How many equally loaded workers are compared by their recent work."""
+"""How many of the least loaded workers are compared by their recent work."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ class CacheAware:
             text_descent = self.texts.descend(salt + query.text)
             known = self._texts.known(text_descent, len(salt), len(targets))
             return self._decide(targets, self._texts, text_descent, known, len(query.text), _SLIP_CHARACTERS)
-        return Decision(self._least(targets, min({target.inflight for target in targets})), "no_prompt")
+        return Decision(self._least(targets, [target.inflight for target in targets]), "no_prompt")
 
     def replied(self, target: Target, query: RouteQuery, beginning: str | Sequence[int]) -> None:
         """Remember the start of a reply after its prompt."""
@@ -251,17 +255,18 @@ class CacheAware:
         return chosen
 
     def _choose(self, targets: Sequence[Target], known: Known, length: int, slip: int) -> Decision:
-        loads = {target.inflight for target in targets}  # few distinct numbers, however many targets
-        least, most, config = min(loads), max(loads), self.parameters
+        loads = [target.inflight for target in targets]
+        few = set(loads)  # distinct numbers, however many targets
+        least, most, config = min(few), max(few), self.parameters
         if most - least > config.balance_abs and most > config.balance_rel * least:
-            return Decision(self._least(targets, least), "imbalance")
+            return Decision(self._least(targets, loads), "imbalance")
         holder = None
         if known.continued or _is_enough(known, length, slip, config.threshold):
             holder = self._holder(targets, known.holders)
         if holder is None:
-            return Decision(self._least(targets, least), "least_loaded")
+            return Decision(self._least(targets, loads), "least_loaded")
         if self._has_too_much(holder, least, self._recent.total / len(targets), length, stays=known.continued):
-            return Decision(self._least(targets, least), "spilled")
+            return Decision(self._least(targets, loads), "spilled")
         return Decision(holder, "continued" if known.continued else "cached")
 
     def _sweep(self, name: str) -> None:
@@ -295,20 +300,29 @@ class CacheAware:
             return there[0] if there else None
         return min(there, key=self._burden)
 
-    def _least(self, targets: Sequence[Target], least: int) -> Target:
-        """Return the worker with the least recent work among a few, taken in turn, with the fewest requests in flight."""
-        loads = [target.inflight for target in targets]
+    def _least(self, targets: Sequence[Target], loads: list[int]) -> Target:
+        """Return the one with the least recent work among a few of the least loaded targets, which are taken in turn.
+
+        `loads`: what each target has in flight. Work shows what will come back to a target: the next turns of conversations
+        whose clients are thinking. So a target with slightly more in flight may be the better one.
+        """
+        few = sorted(set(loads))
+        most = few[0] + few[0] // _NEAR
         found: list[Target] = []
         at = self._next % len(targets)
-        for begin, end in ((at, len(targets)), (0, at)):
-            while len(found) < _EQUALS:
-                try:
-                    begin = loads.index(least, begin, end) + 1
-                except ValueError:
-                    break
-                found.append(targets[begin - 1])
-                self._next = begin
-        return min(found, key=self._burden)
+        for load in few[: bisect_right(few, most)]:
+            for begin, end in ((at, len(targets)), (0, at)):
+                while len(found) < _EQUALS:
+                    try:
+                        begin = loads.index(load, begin, end) + 1
+                    except ValueError:
+                        break
+                    found.append(targets[begin - 1])
+                    self._next = begin
+        return min(found, key=self._work)
+
+    def _work(self, target: Target) -> tuple[float, int]:
+        return self._recent.given(target.name), target.inflight
 
     def _burden(self, target: Target) -> tuple[int, float]:
         return target.inflight, self._recent.given(target.name)

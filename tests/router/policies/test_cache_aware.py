@@ -612,6 +612,14 @@ def test_edited_histories_and_groups_of_samples_stay_on_their_worker(load: str, 
     assert outcome.busiest <= 1.15
 
 
+@pytest.mark.parametrize("seed", usual(range(1, 9), 1))
+def test_few_groups_for_many_ranks_are_spread_by_their_work(seed: int) -> None:
+    """Eight ranks, and eight groups of sixteen in flight: a group is as much as a rank is to have."""
+    outcome = Simulation(CacheAware(), 128, kind=LOADS["groups"], workers=8, seed=seed).run(2000)
+    assert outcome.kept >= 0.95
+    assert outcome.busiest <= 1.15
+
+
 @pytest.mark.slow
 def test_the_simulation_detects_a_collapse() -> None:
     """The plain rule of the longest prefix collapses in it."""
