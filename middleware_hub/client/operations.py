@@ -390,6 +390,11 @@ def reward_session(session_id: str, info: Mapping[str, Any], branch: str | None)
     return _saved(in_session("POST", session_id, "/reward_info", body).call)
 
 
+def trajectories(session_id: str) -> Operation[tuple[Trajectory, ...]]:
+    call = in_session("GET", session_id, "/trajectories").call
+    return _operation(call, lambda found: tuple(Trajectory.of_branch(one) for one in found["trajectories"]))
+
+
 def finalize(session_id: str, options: ExportOptions) -> Operation[Cover]:
     check_options(options, ExportOptions)
     body = {name: value for name, value in options.items() if value is not None and name != "media"}

@@ -15,6 +15,7 @@ SUPPORTED = {
     "verl": ((0, 9, 0), (0, 10)),
     "miles": ((0, 1, 0), (0, 2)),
     "trl": ((1, 0, 0), (1, 17)),
+    "harbor": ((0, 26), (0, 27)),
 }
 """The first release that fits, and the first that may not."""
 
