@@ -64,6 +64,15 @@ CHATS: Final[Table] = {
 """Of `SessionsMiddleware`, without a session in the path: `X-Session-Id` may name one. Other methods go on to the router, HEAD
 too. A request with the key of a session comes with the path of that session (`router.auth.session_key_check`)."""
 
+MODELS: Final[Table] = {
+    "/v1beta/models/{model}:generateContent": {"POST": "talk"},  # Google
+    "/v1beta/models/{model}:streamGenerateContent": {"POST": "talk"},
+    "/v1beta/models/{model}:countTokens": {"POST": "talk"},
+    "/v1beta/models": {"GET": "models"},
+    "/v1beta/models/{model}": {"GET": "models"},
+}
+"""The same for clients that write the model's name into the path, where it may have slashes and colons. No worker has these."""
+
 SESSIONS: Final[Table] = {"/sessions": {"POST": "create", "GET": "list"}}
 """Of `SessionsMiddleware`. Nothing below goes on to the router."""
 
@@ -82,6 +91,7 @@ SESSION_CHATS: Final[Table] = {
     "/sessions/{id}/v1/messages": {"POST": "talk"},  # Anthropic
     "/sessions/{id}/v1/messages/count_tokens": {"POST": "talk"},
     "/sessions/{id}/v1/models": {"GET": "models"},
+    **{f"/sessions/{{id}}{path}": calls for path, calls in MODELS.items()},
 }
 """Of `SessionsMiddleware`. A client library is given the base URL and adds the rest. Some add a second `/v1`, some none at all:
 both are understood. What follows `models/` is a model's name, which may have slashes in it."""

@@ -23,9 +23,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from middleware_hub.hub import Hub
 from router.engines.engine import EngineCall
 from router.engines.json import JSON_ERRORS
-from router.errors import RouterError
+from router.errors import RouterError, UpstreamError
 from router.http.request_state import request_state
 from router.http.upstream import UpstreamBrokenError
+from router.proxy.worker_reply import WorkerReply
 from router.workers.worker import WorkerCheck
 
 logger = logging.getLogger(__name__)
@@ -111,18 +112,32 @@ class ServedModels:
     def _told(self, _: asyncio.Task[None]) -> None:
         self._asking = None
 
+    async def listing(self, scope: Scope) -> bytes:
+        """Return what a worker lists. Raises RouterError."""
+        try:
+            reply = await self._reply(scope)
+        except (UpstreamBrokenError, TimeoutError) as error:
+            raise UpstreamError(f"no worker says which models it serves: {error}") from error
+        if reply.status != 200:
+            raise UpstreamError(f"the worker does not say which models it serves: it answered {reply.status}")
+        return bytes(reply.body)
+
     async def _answered(self, scope: Scope) -> None:
         self._asked = time.monotonic()
-        headers = [pair for pair in scope["headers"] if pair[0] == b"authorization"]
         try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                reply = await self._hub.backend.get(_PATH, headers, request_state(scope).caller)
-                try:
-                    await reply.gather()
-                finally:
-                    reply.close()
+            reply = await self._reply(scope)
         except (RouterError, UpstreamBrokenError, TimeoutError) as error:
             logger.info("no worker says which models it serves: %s", error)
             return
         if reply.status == 200:
             self._learn(reply.body)
+
+    async def _reply(self, scope: Scope) -> WorkerReply:
+        headers = [pair for pair in scope["headers"] if pair[0] == b"authorization"]
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            reply = await self._hub.backend.get(_PATH, headers, request_state(scope).caller)
+            try:
+                await reply.gather()
+            finally:
+                reply.close()
+        return reply

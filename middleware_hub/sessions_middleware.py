@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from functools import partial
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,9 +18,7 @@ from middleware_hub.chat import keys
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.errors import UnknownSessionError
 from middleware_hub.completions_middleware import Completions
-from middleware_hub.dialects.anthropic import Anthropic
-from middleware_hub.dialects.openai import OpenAI
-from middleware_hub.dialects.responses import Responses
+from middleware_hub.dialects.places import OPENAI, PLACES, Place, place_at
 from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.media.calls import PREFIX as MEDIA
 from middleware_hub.media.calls import MediaCalls
@@ -29,7 +27,7 @@ from middleware_hub.metrics import SessionMetrics
 from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.anonymous import OpenChats
 from middleware_hub.sessions.chats import Chats
-from middleware_hub.sessions.controls import Controls, SessionCall
+from middleware_hub.sessions.controls import Controls
 from middleware_hub.sessions.exports import SessionSamples
 from middleware_hub.sessions.log.archive import Archive
 from middleware_hub.sessions.log.chat_notes import ChatNotes
@@ -57,10 +55,9 @@ from router.plugins import MiddlewareContext
 logger = logging.getLogger(__name__)
 
 PREFIX = "/sessions"
-OPENAI, ANTHROPIC = OpenAI(), Anthropic()
-TURNS: Mapping[str, Dialect] = {"chat/completions": OPENAI, "messages": ANTHROPIC, "responses": Responses()}
-"""The paths of turns below a `/v1`, with their dialects."""
-COUNT = "messages/count_tokens"
+OPEN_MODELS = ("/v1beta/", "/v1alpha/", "/v1/models")
+"""How paths without a session begin that may have the name of a model in them."""
+NO_TEMPLATE = "the tokenizer has no chat template, so messages cannot be rendered: give the router --chat-template FILE"
 UNSERVED = frozenset({"unsupported_content", "unsupported_tool_choice"})
 """Codes of requests that cannot become tokens here, but may suit a worker's own chat. Without a session they are passed on."""
 
@@ -122,13 +119,12 @@ class SessionsMiddleware:
                 "load": partial(self._models.loading, app),
             },
         )
+        open_models = {"talk": self._talk_open, "models": self._list_models}
+        self._open_models = routes.bound(routes.MODELS, open_models, "/")
         all_sessions: dict[str, Handler] = {"create": self._create, "list": self._list}
         self._all_sessions = ByMethod(routes.bound(routes.SESSIONS, all_sessions)[PREFIX])
         chats = {"talk": self._talk, "models": self._show_models}
-        self._chat_calls: dict[str, dict[str, SessionCall]] = {
-            place: {method: partial(call, place) for method, call in calls.items()}
-            for place, calls in routes.bound(routes.SESSION_CHATS, chats, f"{PREFIX}/{{id}}/v1/").items()
-        }
+        self._chat_calls = routes.bound(routes.SESSION_CHATS, chats, f"{PREFIX}/{{id}}/")
 
     def _make_chats(self, context: MiddlewareContext, config: RouterConfig) -> Chats | None:
         """Return what serves turns; None without a chat template."""
@@ -182,6 +178,10 @@ class SessionsMiddleware:
             call = self._open_calls.get(path, {}).get(scope["method"])
             if call is not None:
                 return call(scope, receive, send)
+            if path.startswith(OPEN_MODELS) and (place := place_at(path[1:], scope)) is not None:
+                about = self._open_models.get(place.row, {}).get(scope["method"])
+                if about is not None:
+                    return about(scope, receive, send, place)
         elif scope["type"] == "lifespan":
             return self._hub.live(self.app, scope, self._closing(receive), self._beginning(send))
         return self.app(scope, receive, send)
@@ -222,33 +222,35 @@ class SessionsMiddleware:
         if not session_id:
             await self._all_sessions(scope, receive, send)
             return
-        place = _without_v1(rest)
-        dialect: Dialect = ANTHROPIC if place.startswith("messages") else OPENAI
+        path = "/".join(rest)
+        place = PLACES.get(path) or place_at(path, scope)
         try:
             caller = request_state(scope).caller
             if caller.session is None:
                 session = await self.registry.reach(caller.tenant, session_id)
             else:
                 session, scope = await self._opened(caller.session, scope)
-            if self._hub.saving is not None and scope["method"] != "GET" and place != COUNT:
+            if self._hub.saving is not None and scope["method"] != "GET" and (place is None or place.counter is None):
                 self._hub.saving.admit()
             if session is None:
                 raise UnknownSessionError(f"there is no session {session_id!r}: POST /sessions makes one")
-            calls = self._chat_calls.get("models" if place.startswith("models/") else place)
-            calls = calls or self._controls.places.get("/".join(rest))
-            if calls is None:
-                there = ", ".join([*(f"v1/{turn}" for turn in TURNS), *filter(None, self._controls.places)])
-                raise NotFoundError(f"there is nothing at {scope['path']}: a session has {there}")
-            if place not in TURNS:
+            chats = None if place is None else self._chat_calls.get(place.row)
+            if place is None or chats is None or place.counter is not None or place.about_models:
                 send = _answering(send, affinity.given(first_values(scope["headers"])) or session.id.encode("latin-1"))
-            serving = for_method(calls, scope)(session, scope, receive, send)
+            if place is not None and chats is not None:
+                serving: Awaitable[None] = for_method(chats, scope)(place, session, scope, receive, send)
+            elif (calls := self._controls.places.get(path)) is not None:
+                serving = for_method(calls, scope)(session, scope, receive, send)
+            else:
+                there = ", ".join([*self._chat_calls, *filter(None, self._controls.places)])
+                raise NotFoundError(f"there is nothing at {scope['path']}: a session has {there}")
             session.visitors += 1  # the session is not dropped meanwhile
             try:
                 await serving
             finally:
                 session.visitors -= 1
         except RouterError as error:
-            await send_dialect_error(error, dialect, send)
+            await send_dialect_error(error, OPENAI if place is None else place.dialect, send)
 
     async def _opened(self, key: SessionKey, scope: Scope) -> tuple[Session, Scope]:
         """Return the session that a key opens, and the scope of its tenant's caller. Raises UnauthorizedError."""
@@ -266,14 +268,15 @@ class SessionsMiddleware:
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._controls.list(request_state(scope).caller.tenant, send)
 
-    async def _talk_open(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _talk_open(self, scope: Scope, receive: Receive, send: Send, place: Place | None = None) -> None:
         """Serve a turn without a session in its path. What cannot be served here is passed on to the worker's own chat."""
-        chats, place = self._chats, scope["path"].removeprefix("/v1/")
-        if chats is None:
+        chats, place = self._chats, place or PLACES[scope["path"][1:]]
+        if chats is None and place.native:
             await self.app(scope, receive, send)
             return
-        dialect = TURNS.get(place, ANTHROPIC)
         try:
+            if chats is None:
+                raise BadRequestError(NO_TEMPLATE)
             pictures = NO_PICTURES
             if self._bodies is None:
                 original = body = await read_json(scope, receive, self._max_body_bytes)
@@ -282,27 +285,27 @@ class SessionsMiddleware:
             session = await self._session_of(scope)
             try:
                 self._limits.check_chat(body)
-                if place == COUNT:
-                    counted = await chats.count(session, ANTHROPIC.parse_count(body), pictures)
-                    await send_json(send, 200, ANTHROPIC.count(counted.tokens), counted.headers)
+                if place.counter is not None:
+                    counted = await chats.count(session, place.counter.parse_count(body), pictures)
+                    await send_json(send, 200, place.counter.count(counted.tokens), counted.headers)
                 else:
                     if self._hub.saving is not None:
                         self._hub.saving.admit()
                     session.visitors += 1
                     try:
-                        await chats.talk(dialect, session, body, scope, receive, send, pictures)
+                        await chats.talk(place.dialect, session, body, scope, receive, send, pictures)
                     finally:
                         session.visitors -= 1
             except BadRequestError as error:
-                if session.lasting or error.details.get("code") not in UNSERVED:
+                if session.lasting or not place.native or error.details.get("code") not in UNSERVED:
                     raise
                 await self._pass_on(str(error.details["code"]), original, scope, receive, send)
             except TextTooLongError as error:
-                if session.lasting or len(body) <= self._limits.characters:
+                if session.lasting or not place.native or len(body) <= self._limits.characters:
                     raise
                 await self._pass_on(error.type, original, scope, receive, send)
         except RouterError as error:
-            await send_dialect_error(error, dialect, send)
+            await send_dialect_error(error, place.dialect, send)
 
     async def _respond_open(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a response in the session that `x-session-id` names. Without one it goes to a worker, which keeps its own."""
@@ -336,11 +339,20 @@ class SessionsMiddleware:
             scope, receive = await self._bodies.passed_on(scope, receive)
         await self.app(scope, receive, unrecorded(send, why))
 
-    async def _show_models(self, _: str, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
-        path = f"/v1/{_without_v1([*filter(None, scope['path'][len(PREFIX) :].split('/'))][1:])}"
-        await self.app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+    async def _show_models(self, place: Place, _: Session, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._list_models(scope, receive, send, place)
 
-    async def _talk(self, place: str, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _list_models(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
+        if place.listed is None:
+            path = f"/v1/models/{place.model}" if place.model else "/v1/models"
+            await self.app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+            return
+        try:
+            await send_json(send, 200, place.listed(await self._models.listing(scope), place.model))
+        except RouterError as error:
+            await send_dialect_error(error, place.dialect, send)
+
+    async def _talk(self, place: Place, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         pictures = NO_PICTURES
         if self._bodies is None:
             body = await read_json(scope, receive, self._max_body_bytes)
@@ -349,22 +361,12 @@ class SessionsMiddleware:
         self._limits.check_chat(body)
         chats = self._chats
         if chats is None:
-            raise BadRequestError(
-                "the tokenizer has no chat template, so messages cannot be rendered: give the router --chat-template FILE"
-            )
-        if place == COUNT:
-            counted = await chats.count(session, ANTHROPIC.parse_count(body), pictures)
-            await send_json(send, 200, ANTHROPIC.count(counted.tokens), counted.headers)
+            raise BadRequestError(NO_TEMPLATE)
+        if place.counter is not None:
+            counted = await chats.count(session, place.counter.parse_count(body), pictures)
+            await send_json(send, 200, place.counter.count(counted.tokens), counted.headers)
         else:
-            await chats.talk(TURNS[place], session, body, scope, receive, send, pictures)
-
-
-def _without_v1(segments: list[str]) -> str:
-    """Return the place that the segments behind a session name. A client library may have added `/v1`, or a second one."""
-    place = "/".join(segments)
-    while place.startswith("v1/"):
-        place = place.removeprefix("v1/")
-    return place
+            await chats.talk(place.dialect, session, body, scope, receive, send, pictures)
 
 
 def _answering(send: Send, word: bytes) -> Send:

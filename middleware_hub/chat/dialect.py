@@ -12,7 +12,9 @@ from router.errors import RouterError
 
 
 class DialectStream(Protocol):
-    """Server-sent events of one streamed reply. Every method returns the bytes to send now; they may be empty."""
+    """Writes one streamed reply. Every method returns the bytes to send now; they may be empty."""
+
+    content_type: bytes
 
     def begin(self, prompt_tokens: int) -> bytes: ...
 
@@ -29,9 +31,18 @@ class DialectStream(Protocol):
     def ping(self) -> bytes:
         """Return bytes that keep a silent connection alive in this dialect."""
 
+    def comment(self, name: str, value: str) -> bytes:
+        """Tell what would be a header of the reply, were it known when the reply began."""
+
 
 class Dialect(Protocol):
-    """One kind of client. Pure: bytes in, bytes out."""
+    """One kind of client. Pure: bytes in, bytes out.
+
+    Attributes:
+        name: what its requests are besides their bodies: two of them with one body are equal if they have one name.
+    """
+
+    name: str
 
     def parse(self, body: bytes, memo: Memo | None = None) -> ChatRequest:
         """Parse a body, except the messages that `memo` knows.
@@ -47,3 +58,13 @@ class Dialect(Protocol):
 
     def error(self, error: RouterError) -> bytes:
         """Return the body of an error."""
+
+
+class Counter(Protocol):
+    """A call of a dialect that counts the tokens of a prompt."""
+
+    def parse_count(self, body: bytes) -> ChatRequest:
+        """Parse a body for which nothing is sampled. Raises BadRequestError."""
+
+    def count(self, tokens: int) -> bytes:
+        """Return the body of the reply."""

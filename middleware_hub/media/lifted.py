@@ -141,6 +141,9 @@ def _pictures(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             for field in ("content", "output"):
                 if type(item) is dict:
                     yield from _parts(f"{name}[{number}].{field}", item.get(field))
+    contents = body.get("contents")
+    for number, content in enumerate(contents if type(contents) is list else [contents]):
+        yield from _googles(f"contents[{number}]", content)
 
 
 def _parts(name: str, content: Any) -> Iterator[tuple[str, Any]]:
@@ -150,3 +153,33 @@ def _parts(name: str, content: Any) -> Iterator[tuple[str, Any]]:
             yield f"{name}[{at}]", given_in(part)
         elif type(part) is dict and part.get("type") == "tool_result":
             yield from _parts(f"{name}[{at}].content", part.get("content"))
+
+
+def _googles(name: str, content: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the pictures of a content, and of the results in it (Google's), whose `parts` may be one part alone."""
+    for place, part in _parts_of(name, content):
+        yield from _blobs(place, part)
+        for field in ("functionResponse", "function_response"):
+            for inner, one in _parts_of(f"{place}.{field}", part.get(field)):
+                yield from _blobs(inner, one)
+
+
+def _parts_of(name: str, content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    parts = content.get("parts") if type(content) is dict else None
+    for at, part in enumerate(parts if type(parts) is list else [parts]):
+        if type(part) is dict:
+            yield f"{name}.parts[{at}]", part
+
+
+def _blobs(place: str, part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for field, key, older in _BLOBS:
+        blob = part.get(field)
+        if type(blob) is dict and str(blob.get("mimeType", blob.get("mime_type", "image/"))).startswith("image/"):
+            yield f"{place}.{field}.{key}", blob.get(key, blob.get(older))
+
+
+_BLOBS: Final = (
+    *((field, "data", "data") for field in ("inlineData", "inline_data")),
+    *((field, "fileUri", "file_uri") for field in ("fileData", "file_data")),
+)
+"""What a picture stands in, and the field there that has it, in both spellings."""

@@ -34,6 +34,8 @@ _PIECE: Final = 1 << 16
 """Characters to compare at once. The copy of more would come from new pages, and these take longer than to compare."""
 _SAMPLE: Final = 24
 _SPACE: Final = b" \t\n\v\f\r"
+_STANDARD: Final = bytes.maketrans(b"-_", b"+/")
+"""From the letters of base64 for addresses to those of the usual one."""
 
 
 class Base64Sample(NamedTuple):
@@ -182,16 +184,19 @@ def _head(mime: str) -> bytes:
 
 
 def _decoded(encoded: memoryview, max_bytes: int) -> tuple[bytes, bool]:
-    """Return the bytes of base64, and whether it is written as an encoder writes it, without white space."""
+    """Return the bytes of base64, and whether it is written as an encoder writes it.
+
+    It may have white space in it, or be the form for addresses (RFC 4648, 5), which Google's library sends.
+    """
     longest = (max_bytes + 2) // 3 * 4
     try:
         if len(encoded) <= longest:
             try:
                 return _undone(encoded), True
-            except Base64Error:  # to look for white space first would cost every image a copy
+            except Base64Error:  # to look for other forms first would cost every image a copy
                 pass
         steps = range(0, len(encoded), _STEP)
-        characters = b"".join([bytes(encoded[at : at + _STEP]).translate(None, _SPACE) for at in steps])
+        characters = b"".join([bytes(encoded[at : at + _STEP]).translate(_STANDARD, _SPACE) for at in steps])
         if len(characters) > longest:
             raise _too_large(max_bytes)
         return _undone(memoryview(characters)), False

@@ -37,7 +37,7 @@ from middleware_hub.sessions.turn.kept_replies import MOST_BYTES, KeptReplies, K
 from middleware_hub.sessions.turn.turns import Turns
 from middleware_hub.spans.media import UNKNOWN
 from middleware_hub.spans.reply_names import check_one, of_several
-from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT, StoreUnreachableError
+from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
 from router.engines.form.worker_request import new_rid
 from router.errors import BadRequestError, ClientDisconnectedError, RouterError
 from router.http.disconnect import ClientConnection, served_client
@@ -138,7 +138,7 @@ class Chats:
             check_one(text_of(parent), "the parent")
         given = headers.get(b"idempotency-key")
         idempotency = None if given is None else given.decode("latin-1")
-        key = RequestKey(idempotency, body, type(dialect).__name__, text_of(parent) if parent else None)
+        key = RequestKey(idempotency, body, dialect.name, text_of(parent) if parent else None)
         retries = headers.get(b"x-stainless-retry-count", b"")
         sent_again = idempotency or (retries.isdigit() and int(retries) > 0)
         if session.orphans:
@@ -331,10 +331,10 @@ class _ChatReply:
         if not begun and not self._exchange.answers:
             raise self._exchange.failure
         generations = self._exchange.generations
-        headers: HeaderList = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        stream = self._dialect.stream(self._shown(), self._head())
+        headers: HeaderList = [(b"content-type", stream.content_type), (b"cache-control", b"no-cache")]
         headers += self._headers(generations, "pending")
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        stream = self._dialect.stream(self._shown(), self._head())
         prompt = generations[0].prompt
         out = [stream.begin(prompt.tokens + (still_unknown(self._session, prompt) if prompt.media else 0))]
         sent, running = [0] * len(generations), set(range(len(generations)))
@@ -363,7 +363,7 @@ class _ChatReply:
             if generation.answer is None:  # a partial reply must not look complete
                 out.append(stream.finish(index, Answer(generation_id=generation.id, finish="abort")))
         if not self._saved(generations):
-            out.append(NOT_SAVED_COMMENT)
+            out.append(stream.comment(*(part.decode() for part in NOT_SAVED)))
         out.append(stream.end(answers) if answers else stream.failed(self._exchange.failure))
         self._client.stop_watching()
         await self._send_on(out, last=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from urllib.parse import unquote_to_bytes
 
 from starlette.types import Scope
 
@@ -14,6 +16,9 @@ from router.http.request_record import Caller
 from router.http.request_state import request_state, with_state
 
 logger = logging.getLogger(__name__)
+
+GOOGLES_KEY = b"x-goog-api-key"
+_GOOGLES = re.compile(r"/v1(?:alpha|beta)[0-9]*/|/models/.*:[A-Za-z]+$")
 
 ACT_AS = b"x-tenant"
 """The header by which an admin acts as a tenant."""
@@ -79,11 +84,28 @@ class KeyCheck:
 
 
 def key_of(scope: Scope) -> bytes:
-    """Return the key of a request: a bearer token, or `x-api-key` as Anthropic's clients send it."""
+    """Return the key of a request: a bearer token, `x-api-key` as Anthropic's clients send it, or Google's `x-goog-api-key`."""
     scheme, _, given = (header(scope, b"authorization") or "").partition(" ")
     if scheme.lower() == "bearer":
         return given.strip().encode("latin-1")
-    return (header(scope, b"x-api-key") or "").strip().encode("latin-1")
+    given = header(scope, b"x-api-key") or header(scope, GOOGLES_KEY) or ""
+    return given.strip().encode("latin-1")
+
+
+def take_key_out(scope: Scope) -> None:
+    """Put a key that stands in the query, as Google's clients may write it (`?key=`), into their header, and nowhere else.
+
+    Queries go on to workers, into logs and traces. Only at paths of Google's API is this a key: elsewhere it is a worker's own
+    parameter.
+    """
+    if not _GOOGLES.search(scope["path"]):
+        return
+    parts = scope["query_string"].split(b"&")
+    keys = [part for part in parts if unquote_to_bytes(part.partition(b"=")[0]) == b"key"]
+    if keys:
+        scope["query_string"] = b"&".join([part for part in parts if part not in keys])
+        if header(scope, GOOGLES_KEY) is None:
+            scope["headers"] = [*scope["headers"], (GOOGLES_KEY, unquote_to_bytes(keys[0].partition(b"=")[2]))]
 
 
 def _not_an_admin() -> ForbiddenError:

@@ -53,6 +53,7 @@ USE = frozenset(
         "/v1/tokenize",
         "/v1/detokenize",
         "/v1/models",
+        "/v1beta/models",
         "/v1/messages",
         "/v1/messages/count_tokens",
         "/api/chat",
@@ -130,7 +131,7 @@ def needed(method: str, path: str) -> Right:
     if path == "/inspect" or path.startswith("/inspect/"):
         # The page has no data in it. Where it is switched off, no worker is asked for it (`ControlRoutes`).
         return Right.USE if path.startswith("/inspect/api/") else Right.FREE
-    if path.startswith("/v1/models/") and ".." not in path.split("/"):
+    if path.startswith(("/v1/models/", "/v1beta/models/", "/v1alpha/models/")) and ".." not in path.split("/"):
         return Right.USE  # a name may have slashes in it
     return Right.ADMIN
 

@@ -33,7 +33,14 @@ _HOP_BY_HOP = frozenset(
     }
 )
 # The HTTP client frames the body again and names the worker's host. Our own server has answered `expect`.
-_NOT_TO_WORKER = _HOP_BY_HOP | {b"host", b"content-length", b"expect", b"accept-encoding", b"x-abort-policy"}
+_NOT_TO_WORKER = _HOP_BY_HOP | {
+    b"host",
+    b"content-length",
+    b"expect",
+    b"accept-encoding",
+    b"x-abort-policy",
+    b"x-goog-api-key",
+}
 # Our server writes its own date and framing; the body is already decoded here.
 _NOT_TO_CLIENT = _HOP_BY_HOP | {
     b"content-length",

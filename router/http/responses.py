@@ -1,7 +1,8 @@
 """Responses in JSON. An error's body has the form that the clients of its path read.
 
 Nearly all clients read `{"error": {"message", "type", "code"}}`. Anthropic's clients, at `/v1/messages`, look for a `type` next
-to `error`, and use their own names for a missing or wrong key. The layers in front of a dialect need to know no more.
+to `error`, and use their own names for a missing or wrong key. Google's have a form of their own, at paths of the version
+`v1beta`, and at a model's calls. The layers in front of a dialect need to know no more.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import msgspec
 from starlette.types import Send
 
 from router.errors import RouterError
+from router.http.google_errors import google_error
 
 SEND_BYTES = 1024 * 1024
 """Bytes of a reply that are sent at a time; other requests have their turn in between."""
 
 _ANTHROPICS = re.compile(r"/v1/messages(?:/count_tokens)?")
+_GOOGLES = re.compile(r"/v1(?:alpha|beta)[0-9]*/|:(?:generateContent|streamGenerateContent|countTokens)$")
 _OF_KEYS = {401: "authentication_error", 403: "permission_error"}
 
 
@@ -47,6 +50,8 @@ async def send_error(send: Send, error: RouterError, path: str = "") -> None:
 
 def error_body(error: RouterError, path: str) -> bytes:
     """Return the body as JSON."""
+    if _GOOGLES.search(path):
+        return msgspec.json.encode(google_error(error))
     body = error.body()
     if not _ANTHROPICS.search(path):
         return msgspec.json.encode(body)

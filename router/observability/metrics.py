@@ -45,6 +45,9 @@ BROKEN = "broken"
 """The value of `status` for a reply that broke off after its head."""
 
 
+_GENERATES = (":generateContent", ":streamGenerateContent")
+
+
 def route_class(path: str) -> str:
     """Return the `route` label of a path. There are few labels, however many paths clients invent."""
     found = _ROUTE_CLASSES.get(path)
@@ -53,7 +56,9 @@ def route_class(path: str) -> str:
     if path.startswith("/trajectories"):
         return "trajectories"
     if path.startswith("/sessions"):
-        return "turn" if path.endswith(("/chat/completions", "/messages", "/responses")) else "sessions"
+        return "turn" if path.endswith(("/chat/completions", "/messages", "/responses", *_GENERATES)) else "sessions"
+    if path.endswith(_GENERATES):
+        return "turn"
     return "workers" if path.startswith("/workers/") else "other"
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.auth.key_check import take_key_out
 from router.errors import (
     ClientDisconnectedError,
     LoopError,
@@ -90,6 +91,8 @@ class Entrance:
         headers, request_id = _identified(scope["headers"])
         record = RequestRecord(request_id, scope["method"], scope["path"])
         scope = {**scope, "headers": headers, "state": first_state(scope, record)}
+        if scope.get("query_string"):
+            take_key_out(scope)
         # Never reset: the task ends with the request, and lines that the server logs about its end belong to the request, too.
         REQUEST_ID.set(request_id)
         client = served_client(scope)

@@ -37,12 +37,14 @@ def test_each_of_them_is_there_for_its_methods_and_no_others() -> None:
         room = Room()
         await room.open()
         there = served()
-        paths = {path for _, path in there} - {"/sessions/{id}/v1/models"}  # which a worker answers
+        paths = {
+            path for _, path in there if "/models" not in path or ":" in path
+        }  # a worker answers those about models
         for path in sorted(paths):
             for method in ("GET", "POST", "PUT", "DELETE"):
                 if (method, path) == ("DELETE", "/sessions/{id}"):
                     continue  # it would be the last one
-                status, _ = await room.call(method, path.format(id="s"), {})
+                status, _ = await room.call(method, path.format(id="s", model="m"), {})
                 assert (status == 405) == ((method, path) not in there), (method, path, status)
                 assert status != 404, path
 

@@ -11,6 +11,7 @@ from router.errors import RouterError
 class Anthropic:
     """`POST /v1/messages` and `/v1/messages/count_tokens`. Implements `Dialect`."""
 
+    name = "Anthropic"
     parse = staticmethod(requests.parse)
     parse_count = staticmethod(requests.parse_count)
     whole = staticmethod(replies.whole)

@@ -15,6 +15,7 @@ from msgspec import Raw
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
 from middleware_hub.chat.errors import CONTEXT_LENGTH, ContextLengthError
 from middleware_hub.chat.messages import ChatRequest, Piece, Text, ToolCall
+from middleware_hub.dialects.events import ServerSentEvents
 from router.errors import RouterError
 
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "abort": "abort"}
@@ -77,7 +78,7 @@ def _words(error: RouterError) -> str:
     )
 
 
-class AnthropicStream:
+class AnthropicStream(ServerSentEvents):
     """A stream of events: blocks of text, of thinking, of tool use, one after the other."""
 
     def __init__(self, request: ChatRequest, head: ReplyHead) -> None:

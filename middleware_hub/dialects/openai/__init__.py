@@ -11,6 +11,7 @@ from router.errors import RouterError
 class OpenAI:
     """`POST /v1/chat/completions`. Implements `Dialect`."""
 
+    name = "OpenAI"
     parse = staticmethod(requests.parse)
     whole = staticmethod(replies.whole)
     stream = staticmethod(replies.OpenAIStream)

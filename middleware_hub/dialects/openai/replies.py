@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
 from middleware_hub.chat.messages import CUSTOM, ChatRequest, Piece, Reasoning, Text, ToolCall
+from middleware_hub.dialects.events import ServerSentEvents
 from middleware_hub.dialects.tools import custom_input
 from router.errors import RouterError
 
@@ -50,7 +51,7 @@ def error_body(error: RouterError) -> dict[str, Any]:
     return {"error": {"param": None, **inner}}
 
 
-class OpenAIStream:
+class OpenAIStream(ServerSentEvents):
     """A stream of chunks. The first one of a choice has its role, the last one its `finish_reason`."""
 
     def __init__(self, request: ChatRequest, head: ReplyHead) -> None:
@@ -105,9 +106,6 @@ class OpenAIStream:
     def failed(self, error: RouterError) -> bytes:
         """Return an error instead of a chunk. Nothing follows it: with `[DONE]` it would look like a success."""
         return b"data: " + _encode(error_body(error)) + b"\n\n"
-
-    def ping(self) -> bytes:
-        return b": ping\n\n"  # a comment, which every reader of server-sent events skips
 
     def _chunk(
         self,

@@ -15,6 +15,7 @@ from router.errors import RouterError
 class Responses:
     """`POST /v1/responses`. Implements `Dialect`."""
 
+    name = "Responses"
     parse = staticmethod(requests.parse)
     whole = staticmethod(replies.whole)
     stream = staticmethod(replies.ResponsesStream)

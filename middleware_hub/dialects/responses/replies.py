@@ -13,6 +13,7 @@ import msgspec
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
 from middleware_hub.chat.messages import FUNCTION, ChatRequest, Piece, Reasoning, Text, Tool, ToolCall
+from middleware_hub.dialects.events import ServerSentEvents
 from middleware_hub.dialects.openai.replies import error_body
 from middleware_hub.dialects.responses.tools import PREFIXES, call_item
 from middleware_hub.dialects.tools import ANY, AUTO, NONE
@@ -95,7 +96,7 @@ class _Items:
         return sum(count for prefix, count in self._counts.items() if prefix not in ("rs", "msg"))
 
 
-class ResponsesStream:
+class ResponsesStream(ServerSentEvents):
     """A stream of events, numbered from 0. Each item is opened, filled and closed before the next one."""
 
     def __init__(self, request: ChatRequest, head: ReplyHead) -> None:
@@ -143,9 +144,6 @@ class ResponsesStream:
             found["code"] = found["type"]
         shown = {key: found.get(key) for key in ("code", "message", "param")}
         return self._event("error", **shown, error=found)
-
-    def ping(self) -> bytes:
-        return b": ping\n\n"  # a comment, which every reader of server-sent events skips
 
     def _event(self, kind: str, **data: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._events, **data}

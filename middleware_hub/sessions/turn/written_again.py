@@ -89,7 +89,7 @@ def reply(
         ]
         out.append(stream.finish(index, answer))
     out.append(stream.end(answers))
-    return [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), *headers], b"".join(out)
+    return [(b"content-type", stream.content_type), (b"cache-control", b"no-cache"), *headers], b"".join(out)
 
 
 def _answer(turn: Checkpoint, request: ChatRequest, voc: Vocabulary) -> Answer:

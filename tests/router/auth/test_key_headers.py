@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Any
 
 import pytest
+from yarl import URL
 
 from router.config import ServerConfig
 from tests.router.conftest import EchoWorker, running
@@ -38,3 +41,58 @@ def test_without_keys_here_they_are_the_workers_own(method: str, path: str) -> N
     headers = {"authorization": "Bearer theirs", "x-api-key": "theirs"}
     found = asyncio.run(told(ServerConfig(), method, path, headers))
     assert {name: found.get(name) for name in headers} == headers
+
+
+GOOGLES = "/v1beta/models/m:generateContent"
+
+
+async def asked(server: ServerConfig, target: str, headers: dict[str, str]) -> tuple[int, list[dict[str, Any]]]:
+    """The status of a request, and what the worker got, apart from what the router asks by itself."""
+    worker = EchoWorker()
+    async with (
+        serving(worker) as url,
+        running([url], server=server) as router,
+        router.client.post(URL(target, encoded=True), json={}, headers=headers) as reply,
+    ):
+        await reply.read()
+    return reply.status, [one for one in worker.seen if one["raw_path"].startswith(GOOGLES)]
+
+
+@pytest.mark.parametrize("server", [KEYS, ServerConfig()], ids=["keys", "no keys"])
+@pytest.mark.parametrize(
+    ("query", "headers"),
+    [
+        ("", {"x-goog-api-key": "one"}),
+        ("?key=one", {}),
+        ("?alt=sse&key=one&a=%20+b", {}),
+        ("?%6bey=one", {}),
+        ("?key=two&key=one", {"x-goog-api-key": "one"}),
+        ("?key=%6Fne", {}),
+    ],
+)
+def test_googles_keys_count_and_stay_here(
+    server: ServerConfig, query: str, headers: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "router"):
+        status, seen = asyncio.run(asked(server, GOOGLES + query, headers))
+    assert status == 200
+    (found,) = seen
+    assert found["query"] == ("alt=sse&a=%20+b" if "alt" in query else "")
+    assert "x-goog-api-key" not in dict(found["headers"])
+    assert "key=" not in caplog.text
+
+
+@pytest.mark.parametrize("target", [GOOGLES, f"{GOOGLES}?key=wrong", "/generate?key=one"])
+def test_without_one_nobody_gets_in(target: str) -> None:
+    """Elsewhere than at Google's paths, `key` is no key."""
+    assert asyncio.run(asked(KEYS, target, {})) == (401, [])
+
+
+def test_elsewhere_it_is_a_workers_own() -> None:
+    async def query() -> str:
+        worker = EchoWorker()
+        async with serving(worker) as url, running([url]) as router, router.client.get("/get_thing?key=a") as reply:
+            assert reply.status == 200
+        return str(next(one["query"] for one in worker.seen if one["raw_path"] == "/get_thing"))
+
+    assert asyncio.run(query()) == "key=a"

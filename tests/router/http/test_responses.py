@@ -26,6 +26,30 @@ def test_anthropics_clients_get_theirs(path: str) -> None:
     assert body["error"] == {"type": "no_worker", "message": "none", "code": 503, "detail": 1}
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/v1beta/models/m:generateContent", "/sessions/s/v1/models/m:countTokens", "/v1beta/files", "/v1alpha/models"],
+)
+def test_googles_clients_get_theirs(path: str) -> None:
+    error = NoWorkerError("none", headers=(("retry-after", "7"),), code="a_word", param="x")
+    assert msgspec.json.decode(error_body(error, path)) == {
+        "error": {
+            "code": 503,
+            "message": "none",
+            "status": "UNAVAILABLE",
+            "details": [
+                {
+                    "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+                    "reason": "a_word",
+                    "domain": "tito-router",
+                    "metadata": {"param": "x"},
+                },
+                {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "7s"},
+            ],
+        }
+    }
+
+
 @pytest.mark.parametrize("path", OTHERS)
 def test_all_others_get_the_usual_one(path: str) -> None:
     assert msgspec.json.decode(error_body(ForbiddenError("no"), path)) == ForbiddenError("no").body()
