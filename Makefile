@@ -94,7 +94,7 @@ lint: $(VENV)/.test ## ruff and mypy
 	exit $$status
 
 # Each part writes its tables between the marks of its name. What other routers are compared with, the first run installs.
-BENCHES := load open_loop cluster streams sessions images stores processes profile
+BENCHES := load open_loop cluster streams paced sessions images stores processes profile
 bench: $(VENV)/.bench ## measure, half an hour; results go to benchmarks/results and docs/performance.md
 	@mkdir -p benchmarks/results
 	@$(PY) -m pytest benchmarks --benchmark-only --benchmark-columns=median,min,rounds \
@@ -109,6 +109,7 @@ ONCE_load := --seconds 0.3 --connections 4 --reply-tokens 200 --targets bare non
 ONCE_open_loop := --seconds 0.3 --reply-tokens 200 --targets bare router
 ONCE_cluster := --conversations 2 --reply-tokens 200 --targets direct router
 ONCE_streams := --requests 30 --tokens 200 --targets direct router
+ONCE_paced := --streams 5 --tokens 60 --parts plain agents
 ONCE_sessions := --turns 30
 ONCE_images := --ways session
 ONCE_stores := --seconds 0.3 --turns 500 --conversations 1

@@ -127,6 +127,9 @@ class RawClient:
         )
         return await self._connection.ask(head.encode() + body)
 
+    async def delete(self, path: str) -> Answer:
+        return await self._connection.ask(f"DELETE {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+
     async def close(self) -> None:
         self._connection.transport.close()
 

@@ -2,7 +2,8 @@
 
 `python -m benchmarks.serving.instant_engine --port N` reads its replies from stdin, one a line, and gives them in turn:
 `{"ids": [...], "text": "...", "eos": id}`, for streams also `"pieces": [...]`, the text of each id. Logprobs come if the
-request asks for them. A stream is cumulative, as SGLang's own is: each event has everything so far, and one token more.
+request asks for them. A stream is cumulative, as SGLang's own is: each event has everything so far, and one token more. With
+`--incremental` it has only what is new, as with SGLang's `--incremental-streaming-output`.
 
 With `--tokenizer-path` it does with a prompt and a reply what SGLang 0.5.23 does with its tokenizer: it encodes all of a text
 with the tokenizer of transformers (ids it only checks), and decodes what was sampled, 50 tokens at a time.
@@ -37,6 +38,7 @@ ABOUT = {
 }
 MODELS = {"object": "list", "data": [{"id": "instant", "object": "model", "owned_by": "sglang"}]}
 NAME, COUNT = uuid4().hex, uuid4().hex  # stand for a request's id and its number of prompt tokens
+_INTERVAL = b'"stream_interval":'
 CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -73,8 +75,10 @@ class CannedReply:
         before, between, behind = self._full if logprobs else self._bare
         return b"%b%b%b%d%b" % (before, name, between, prompt_tokens, behind)
 
-    def events(self, name: bytes, prompt_tokens: int, *, logprobs: bool) -> Iterator[bytes]:
-        """Yield one event for each token."""
+    def events(
+        self, name: bytes, prompt_tokens: int, *, logprobs: bool, incremental: bool = False, interval: int = 1
+    ) -> Iterator[bytes]:
+        """Yield an event for the first token, and then one for every `interval` tokens."""
         text, ids, floats = b"", b"", b""
         for count, (token, piece) in enumerate(zip(self.ids, self._pieces, strict=True), 1):
             comma = b"," if ids else b""
@@ -82,12 +86,20 @@ class CannedReply:
             ids += b"%b%d" % (comma, token)
             floats += comma + msgspec.json.encode(self._logprobs[count - 1])
             finish = b"null" if count < len(self.ids) else b'{"type":"length","length":%d}' % count
-            kept = b',"output_token_logprobs":[%b],"output_token_logprobs_length":%d' % (floats, count)
+            if (count - 1) % interval and count < len(self.ids):
+                continue
+            kept = b'"input_token_logprobs":[],"output_token_logprobs":[%b],"output_token_logprobs_length":%d,' % (
+                floats,
+                count,
+            )
             yield (
                 b'data: {"text":"%b","output_ids":[%b],"meta_info":{"id":"%b","finish_reason":%b,"prompt_tokens":%d,'
-                b'"weight_version":"1","completion_tokens":%d,"cached_tokens":0%b}}\n\n'
-                % (text, ids, name, finish, prompt_tokens, count, kept if logprobs else b"")
+                b'"weight_version":"1","num_retractions":0,%b"reasoning_tokens":0,"completion_tokens":%d,'
+                b'"cached_tokens":0,"cached_tokens_details":null,"dp_rank":null}}\n\n'
+                % (text, ids, name, finish, prompt_tokens, kept if logprobs else b"", count)
             )
+            if incremental:
+                text, ids, floats = b"", b"", b""
         yield b"data: [DONE]\n\n"
 
 
@@ -123,15 +135,18 @@ class SGLangTokenizer:
 
 
 class Engine:
-    """Chooses the answers. `pause` is in seconds, between the events of a stream."""
+    """Chooses the answers. `pause` is in seconds, for each token between the events of a stream."""
 
-    def __init__(self, replies: list[CannedReply], tokenizer: SGLangTokenizer | None, pause: float) -> None:
+    def __init__(
+        self, replies: list[CannedReply], tokenizer: SGLangTokenizer | None, pause: float, *, incremental: bool = False
+    ) -> None:
         self._replies = itertools.cycle(replies)
         self._tokenizer = tokenizer
-        self.pause = pause
+        self._incremental = incremental
+        self._pause = pause
 
-    def generate(self, body: bytes) -> bytes | Iterator[bytes]:
-        """Return the body of a reply, or the events of a stream."""
+    def generate(self, body: bytes) -> bytes | tuple[Iterator[bytes], float]:
+        """Return the body of a reply, or the events of a stream and the seconds between them."""
         reply = next(self._replies)
         if self._tokenizer is None:
             ids = body.find(b'"input_ids":[')  # a router without its middleware sends text
@@ -142,7 +157,10 @@ class Engine:
         name = body[rid : body.index(b'"', rid)] if rid >= 7 else b"unnamed"
         logprobs = b'"return_logprob":true' in body
         if b'"stream":true' in body:
-            return reply.events(name, count, logprobs=logprobs)
+            at = body.find(_INTERVAL) + len(_INTERVAL)
+            interval = int(body[at : at + 4].partition(b",")[0].rstrip(b"}, ")) if at >= len(_INTERVAL) else 1
+            events = reply.events(name, count, logprobs=logprobs, incremental=self._incremental, interval=interval)
+            return events, self._pause * interval
         return reply.whole(name, count, logprobs=logprobs)
 
 
@@ -195,13 +213,13 @@ class _EngineConnection(asyncio.Protocol):
             start = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content)
             self._transport.write(start + content)
         else:
-            self._streaming = asyncio.get_running_loop().create_task(self._stream(content))
+            self._streaming = asyncio.get_running_loop().create_task(self._stream(*content))
 
-    async def _stream(self, events: Iterator[bytes]) -> None:
+    async def _stream(self, events: Iterator[bytes], pause: float) -> None:
         self._transport.write(CHUNKED)
         for event in events:
             self._transport.write(b"%x\r\n%b\r\n" % (len(event), event))
-            await asyncio.sleep(self._engine.pause)
+            await asyncio.sleep(pause)
             await self._writable.wait()
         self._transport.write(b"0\r\n\r\n")
 
@@ -216,11 +234,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--tokenizer-path", help="encode and decode as SGLang does, with the tokenizer of this folder")
-    parser.add_argument("--pause", type=float, default=0, help="seconds between the events of a stream")
+    parser.add_argument("--pause", type=float, default=0, help="seconds between the tokens of a stream")
+    parser.add_argument("--incremental", action="store_true", help="events have only what is new")
     args = parser.parse_args(sys.argv[1:])
     replies = [CannedReply(**msgspec.json.decode(line)) for line in sys.stdin.buffer]
     tokenizer = SGLangTokenizer(args.tokenizer_path) if args.tokenizer_path else None
-    uvloop.run(serve(args.port, Engine(replies, tokenizer, args.pause)))
+    engine = Engine(replies, tokenizer, args.pause, incremental=args.incremental)
+    uvloop.run(serve(args.port, engine))
 
 
 if __name__ == "__main__":

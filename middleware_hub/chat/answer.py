@@ -107,7 +107,8 @@ class SampledTokens:
 
     def event(self, streamed: StreamedReply) -> str:
         """Take the last event of a stream, and return the text that it adds. Raises UnreadableReplyError."""
-        self.take_tops(streamed.last_meta, len(streamed.logprobs))
+        if self._alternatives:
+            self.take_tops(streamed.last_meta, len(streamed.logprobs))
         added = streamed.added or []
         try:
             text = "".join([_decode_text(piece) for piece in added])

@@ -40,6 +40,7 @@ from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from middleware_hub.trajectories.groups import Groups
 from router.engines.events import event_index
+from router.engines.form.event_shape import EventShape
 from router.engines.form.reply import (
     LOGPROB_FIELDS,
     Reply,
@@ -179,6 +180,8 @@ class _ExpectedReply:
         self.worker = ""
         self.kv_version: KvVersion | None = None
         self._streamed: StreamedReply | None = None
+        self._shape: EventShape | None = None
+        self._cut: Callable[[tuple[bytes, ...]], bytes]
         self.verdict: Verdict | None = None
         self._repeated: RepeatedPrompt | None = None
         if memoryview(prompt.packed).cast("i")[-1] in (vocabulary := recorder.judge.vocabulary).open_ends:
@@ -199,11 +202,25 @@ class _ExpectedReply:
         streamed = self._streamed = self._streamed or StreamedReply()
         data = data if self._repeated is None else bytes(self._repeated.taken_out(data, streamed.ids))
         streamed.feed(data)
+        if streamed.values is not None:
+            return self._alike(data, streamed, streamed.values)
         if streamed.finished and self.verdict is None:
             # Recorded before the client sees the end, because the client may ask for its tokens at once.
             self.close()
             return self._shown(data, self.verdict)
         return self._shown(data, None)
+
+    def _alike(self, data: bytes, streamed: StreamedReply, values: tuple[bytes, ...]) -> bytes:
+        """Return what the client sees of an event that was not decoded."""
+        if not self._drop and not self._hidden:
+            return data
+        shape = streamed.shape
+        if self._shape is not shape:
+            assert shape is not None
+            self._shape = shape
+            self._cut = shape.cut(partial(edit_meta, drop=self._drop, without=self._hidden))
+        shown = self._cut(values)
+        return shown if streamed.news is None else streamed.whole(shown)
 
     def close(self) -> None:
         """Record the part of a stream that has come, however it ended."""

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.events import DONE
+from router.engines.form.event_shape import ENTRIES, IDS, NUMBERS, TEXT, EventLayout, EventShape, layout_of
 from router.engines.form.reply import (
     PLACES,
     LogprobEntry,
@@ -25,11 +26,19 @@ _IDS = b'"output_ids":['
 _LOGPROBS = b'"output_token_logprobs":['
 
 
-def _joined(known: bytes, new: Raw) -> bytes:
+def _joined(known: bytes | bytearray, new: Raw) -> bytes:
     """Return the inside of a JSON list, extended by another list."""
     inner = bytes(new).strip()[1:-1]
-    return b"".join((known, b",", inner)) if inner else known
+    return b"".join((known, b",", inner)) if inner else bytes(known)
 
+
+_TRIES = 4
+"""Events of a stream that are looked at for their layout one after the other, although none is like the one before."""
+_KEPT = 64
+"""Alike events that are decoded together."""
+
+_decode_ids = msgspec.json.Decoder(list[int]).decode
+_decode_texts = msgspec.json.Decoder(list[str]).decode
 
 _places = msgspec.json.Decoder(list[tuple[int, int]] | None).decode
 
@@ -49,26 +58,30 @@ class StreamedReply:
     Only the new part of a cumulative event is parsed. The event starts with what is known, which a comparison of bytes shows,
     and the known part is cut out. The rest is small, and is what an incremental event would have contained (`news`).
 
+    Once the form is known, an event that is like one before it is not decoded (`EventShape`): what it adds is kept as bytes,
+    and decoded with that of later events, at the latest when the stream ends or somebody asks.
+
     Attributes:
-        ids: the sampled token ids so far.
         done: whether `[DONE]` has come.
         error: what the stream's error event says, or why an event cannot be read.
         unreadable: whether an event cannot be read.
         news: the last event without its known part; None if it was not cut.
+        shape: that of the last event; None before there is one.
+        values: what stands in the places of the last event in its `shape`; None if it was decoded.
         last_meta: the raw `meta_info` of the last event, without `output_token_logprobs`.
         last_fields: the top level of the last event, in which text and ids may be cut.
         added: what events have added to the text, as JSON strings, for a reader that takes them out; None if there is no
         reader.
     """
 
-    ids: list[int] = field(default_factory=list)
     done: bool = False
     error: str | None = None
     unreadable: bool = False
+    _ids: list[int] = field(default_factory=list)
     _meta: Meta | None = None
     _entries: list[LogprobEntry] | None = None
     _raw_ids: bytes = b""
-    _raw_logprobs: bytes = b""
+    _raw_logprobs: bytes | bytearray = b""
     _last_text: bytes = b'""'
     _pieces: list[bytes] = field(default_factory=list)
     _cumulative_text: bool = True
@@ -84,12 +97,32 @@ class StreamedReply:
     last_meta: dict[str, Raw] = field(default_factory=dict)
     last_fields: dict[str, Raw] = field(default_factory=dict)
     added: list[bytes] | None = None
+    shape: EventShape | None = None
+    values: tuple[bytes, ...] | None = None
+    _layout: EventLayout | None = None
+    _tries: int = _TRIES
+    _count: int = 0
+    _kept: list[tuple[bytes, ...]] = field(default_factory=list)
 
     def feed(self, data: bytes) -> None:
         """Take the payload of one event. Sets `done` or `error`; an unreadable event is an error, too."""
+        shape = self.shape
+        if shape is not None:
+            news = self.news = self._shrink(data) if self._grows_ids else None
+            found = None if news is None and self._grows_ids else shape.values(data if news is None else news)
+            if found is not None and self._take_alike(shape, found):
+                self.values = found
+                return
+            self._settle()
+            self.shape = self.values = None
         if data == DONE:
             self.done = True
             return
+        self._decode(data)
+        if self._tries and not self.finished and self.error is None:
+            self._learn(data)
+
+    def _decode(self, data: bytes) -> None:
         try:
             self.news = self._shrink(data)
             if self.news is not None and self._take_news(self.news):
@@ -117,9 +150,91 @@ class StreamedReply:
         except (*JSON_ERRORS, KeyError, ValueError, UnreadableReplyError) as error:
             self.error, self.unreadable = f"an event that cannot be read: {error}", True
 
+    def _learn(self, data: bytes) -> None:
+        """Learn the shape of two events of one layout that were decoded, if the form of the stream is certain by now."""
+        if self._grows_ids:
+            if self._entries is not None and not self._grows_logprobs:
+                return
+        elif self._cumulative_ids or self._cumulative_text or self._entries is None or self._miscounted:
+            return
+        self._tries -= 1
+        found = layout_of(data)
+        if found is None:
+            return
+        before, (self._layout, values) = self._layout, found
+        if before == self._layout and (ENTRIES in before.names) == (self._entries is not None):
+            self.shape = EventShape.of(before, values)
+            self._raw_logprobs = bytearray(self._raw_logprobs)  # it grows with each event of a cumulative stream
+            self._count = len(self._ids)
+
+    def _take_alike(self, shape: EventShape, values: tuple[bytes, ...]) -> bool:
+        """Keep what an event adds. Return False and change nothing if its numbers show another form."""
+        ids = values[shape.ids]
+        new = ids.count(b",") + 1 if ids else 0
+        count = self._count + new
+        if values[shape.completed] != b"%d" % count:
+            return False
+        if shape.entries is not None and values[shape.entries].count(b"[") != new:
+            return False
+        self._count = count
+        self._tries = _TRIES
+        text = values[shape.text]
+        if self.added is not None:
+            self.added.append(b'"%b"' % text)
+        self._kept.append(values)
+        if self._grows_ids:
+            self._grow(text, ids, b"" if shape.entries is None else values[shape.entries])
+        if len(self._kept) >= _KEPT:
+            self._settle()
+        return True
+
+    def _grow(self, text: bytes, ids: bytes, entries: bytes) -> None:
+        """Add to what the next event of a cumulative stream begins with."""
+        self._last_text = b'%b%b"' % (self._last_text[:-1], text)
+        if ids:
+            self._raw_ids += b"," + ids
+            if entries:
+                self._raw_logprobs += b",%b" % entries
+
+    def _settle(self) -> None:
+        """Decode what alike events have added."""
+        if not self._kept:
+            return
+        shape, kept = self.shape, self._kept
+        assert shape is not None
+        assert self._meta is not None
+        self._kept = []
+        self._meta.completion_tokens = self._count
+        for name, value in zip(shape.names, kept[-1], strict=True):
+            if name in NUMBERS:
+                self.last_meta[name] = Raw(value)
+        columns = dict(zip(shape.names, zip(*kept, strict=True), strict=True))
+        try:
+            ids = _decode_ids(b"[%b]" % b",".join(filter(None, columns[IDS])))
+            entries = decode_entries(b"[%b]" % b",".join(filter(None, columns.get(ENTRIES, ()))))
+            _decode_texts(b'["%b"]' % b'","'.join(columns[TEXT]))
+        except JSON_ERRORS as error:
+            self.error, self.unreadable = f"events that cannot be read: {error}", True
+            return
+        self._ids += ids
+        if self._entries is not None:
+            self._entries += entries
+        if self._grows_ids:
+            self._pieces[:] = [self._last_text]
+        else:
+            self._pieces += [b'"%b"' % text for text in columns[TEXT]]
+            self._last_text = self._pieces[-1]
+
+    @property
+    def ids(self) -> list[int]:
+        """The sampled token ids so far."""
+        self._settle()
+        return self._ids
+
     @property
     def logprobs(self) -> list[LogprobEntry]:
         """The logprobs so far, one entry per token."""
+        self._settle()
         return self._entries or []
 
     @property
@@ -129,15 +244,20 @@ class StreamedReply:
 
     def reply(self) -> Reply | None:
         """Return the reply so far; None before the first event. Raise UnreadableReplyError if its text is invalid."""
+        self._settle()
         if self._meta is None:
             return None
         first, other = self._texts()
         meta = self._meta
-        if meta.finish_reason is None and meta.completion_tokens is not None and meta.completion_tokens < len(self.ids):
+        if (
+            meta.finish_reason is None
+            and meta.completion_tokens is not None
+            and meta.completion_tokens < len(self._ids)
+        ):
             meta = msgspec.structs.replace(meta, completion_tokens=None)  # counted too early, see `_is_delta`
         ambiguous = self._entries is None and not self._cumulative_ids and first != other
         logprobs, logprob_ids = columns(self._entries)
-        ids = self.ids if self._had_ids else list(logprob_ids or ())
+        ids = self._ids if self._had_ids else list(logprob_ids or ())
         reply = assemble(meta, packed_ids(ids), first, logprobs, logprob_ids, other if ambiguous else None)
         if self._prompt:
             reply = msgspec.structs.replace(reply, prompt_ids=self._prompt[0], places=_places(self._prompt[1]))
@@ -164,9 +284,9 @@ class StreamedReply:
         text = msgspec.json.decode(fields["text"], type=str)
         added = text[: (len(text) - len(known)) // 2]
         repeats = (
-            len(self.ids) + len(new) == completed
+            len(self._ids) + len(new) == completed
             and len(values) == len(new) + completed
-            and ids[-1:] == [*self.ids, *new][-1:]
+            and ids[-1:] == [*self._ids, *new][-1:]
             and values[len(new) :] == [*(self._entries or ()), *values[: len(new)]]
             and text == added + known + added
         )
@@ -189,7 +309,7 @@ class StreamedReply:
         if not self._grows_ids or (self._entries is not None and not self._grows_logprobs):
             return None
         # Quotes are escaped inside strings, so these bytes can only be a key.
-        known = [(_TEXT, self._last_text[1:-1]), (_IDS, self._raw_ids)]
+        known: list[tuple[bytes, bytes | bytearray]] = [(_TEXT, self._last_text[1:-1]), (_IDS, self._raw_ids)]
         if self._entries is not None:
             known.append((_LOGPROBS, self._raw_logprobs))
         pieces, begin = [], 0
@@ -205,7 +325,7 @@ class StreamedReply:
                 elif not data.startswith(b"]", begin):
                     return None
         pieces.append(data[begin:])
-        self._cut = known[0][1], known[1][1]
+        self._cut = self._last_text[1:-1], self._raw_ids
         return b"".join(pieces)
 
     def _take_news(self, news: bytes) -> bool:
@@ -217,14 +337,14 @@ class StreamedReply:
         ids = msgspec.json.decode(fields["output_ids"], type=list[int])
         entries = decode_entries(raw_entries) if raw_entries is not None and self._entries is not None else []
         completed = meta.completion_tokens
-        if completed is None or len(self.ids) + len(ids) < completed:
+        if completed is None or len(self._ids) + len(ids) < completed:
             return False
         if self._entries is not None:
             if raw_entries is None or len(self._entries) + len(entries) < completed:
                 return False
             self._entries += entries
             self._raw_logprobs = _joined(self._raw_logprobs, raw_entries)
-        self.ids += ids
+        self._ids += ids
         self._raw_ids = _joined(self._raw_ids, fields["output_ids"])
         new = bytes(fields["text"])
         self._last_text = self._last_text[:-1] + new[1:]
@@ -246,20 +366,20 @@ class StreamedReply:
     def _take_ids(self, raw: bytes, completed: int | None) -> None:
         inner = raw.strip()[1:-1]
         count = inner.count(b",") + 1 if inner else 0
-        before = len(self.ids)
+        before = len(self._ids)
         self._check_first(before, count, completed)
         if before and self._is_delta(before, count, completed, inner, self._raw_ids):
             self._cumulative_ids = self._grows_ids = False
-            self.ids += msgspec.json.decode(raw, type=list[int])
+            self._ids += msgspec.json.decode(raw, type=list[int])
             return
         # After deltas, `_raw_ids` is not the start of the list.
         goes_on = bool(before and self._cumulative_ids and inner.startswith(self._raw_ids))
         self._grows_ids = goes_on and completed is not None
         if goes_on:
             new = inner[len(self._raw_ids) :].lstrip(b", ")
-            self.ids += msgspec.json.decode(b"[" + new + b"]", type=list[int])
+            self._ids += msgspec.json.decode(b"[" + new + b"]", type=list[int])
         else:
-            self.ids = msgspec.json.decode(raw, type=list[int])
+            self._ids = msgspec.json.decode(raw, type=list[int])
         self._raw_ids = inner
 
     def _take_logprobs(self, raw: bytes, completed: int | None) -> None:
@@ -288,7 +408,9 @@ class StreamedReply:
         if not before and completed is not None and count < completed:
             self._miscounted = True
 
-    def _is_delta(self, before: int, count: int, completed: int | None, inner: bytes, previous: bytes) -> bool:
+    def _is_delta(
+        self, before: int, count: int, completed: int | None, inner: bytes, previous: bytes | bytearray
+    ) -> bool:
         """Return whether a later list holds only what is new: then it is shorter than `completed`.
 
         A list that repeats all before it is cumulative, although tokens are missing at its end: with what was there before it,
