@@ -40,6 +40,7 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "router.http.packed_bodies",
         "router.http.reply_body",
         "router.proxy.attempts",
+        "router.serving.body_pieces",
     ),
     "a noun with a theory of its own, at the top of its file": (
         "middleware_hub.inspector.branches",

@@ -15,7 +15,8 @@ arguments) stays as it is. Malformed JSON raises nothing here: whoever parses th
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -25,10 +26,14 @@ from middleware_hub.media.part import given_in, is_image
 from middleware_hub.media.picture import Picture, is_digest, read_picture
 from router.engines.form.media import IMAGES
 from router.engines.json import JSON_ERRORS, decode_any
-from router.engines.json_cost import behind_string
+from router.engines.json_cost import LIGHT, behind_string
 
 _LONG: Final = 128
 """Bytes of a string that may be a picture. A smaller one is left to the parser."""
+MODERATE: Final = 8 * 1024 * 1024
+"""Bytes of a body that may be passed over on the event loop, as often as it takes to find what it holds: a millisecond each."""
+FEW: Final = 2_000
+"""Strings to look at there, half a microsecond each: those of 250 messages."""
 _QUOTE, _BACKSLASH = b'"', ord("\\")
 
 
@@ -54,23 +59,68 @@ class PictureString(NamedTuple):
     name: str
 
 
-def places(body: bytes) -> list[PictureString]:
+class Outline(NamedTuple):
+    """A body with the mark and a number in place of each long string, and where these begin and end in the body."""
+
+    mark: str
+    text: bytes
+    strings: Sequence[tuple[int, int]]
+
+    @classmethod
+    def of(cls, body: bytes) -> Outline:
+        found = cls._of(body, sys.maxsize, sys.maxsize)
+        assert found is not None
+        return found
+
+    @classmethod
+    def light(cls, body: bytes) -> Outline | None:
+        """Return the outline of a body that nearly all consists of a few long strings; None for any other.
+
+        It is made in a millisecond or two, and the body itself can be parsed as fast as one of `LIGHT` bytes: a parser takes
+        its time for each value, and copies strings.
+        """
+        return cls._of(body, FEW, LIGHT) if len(body) <= MODERATE else None
+
+    @classmethod
+    def _of(cls, body: bytes, most_strings: int, most_text: int) -> Outline | None:
+        """Return the outline. None if the body has more strings, long or not, or the outline would be longer."""
+        mark = secrets.token_hex(12)
+        marked = mark.encode()
+        parts, strings, done, at = list[bytes](), list[tuple[int, int]](), 0, 0
+        left, passed = len(body), 0
+        while (start := body.find(_QUOTE, at) + 1) > 0:
+            end = body.find(_QUOTE, start)
+            if end < 0:
+                break
+            if body[end - 1] == _BACKSLASH:
+                end = behind_string(body, start) - 1
+            passed += 1
+            if passed > most_strings:
+                return None
+            if end - start > _LONG or body[start : start + 4].lower() == b"http":
+                parts += (body[done:start], b"%b%d" % (marked, len(strings)))
+                strings.append((start, end))
+                left -= end - start
+                done = end
+            at = end + 1
+        if left > most_text:
+            return None
+        return cls(mark, b"".join((*parts, body[done:])), strings)
+
+
+def places(outline: Outline) -> list[PictureString]:
     """Return the strings of a body that are pictures by data or by address, in order; none if the body is no JSON object.
 
     Args:
-        body: of a chat in any dialect, or one with `image_data`.
+        outline: that of the body of a chat in any dialect, or of one with `image_data`.
     """
-    if b"image" not in body:
-        return []
-    mark = secrets.token_hex(12)
-    outline, strings = _outline(body, mark.encode())
+    mark, strings, found = outline.mark, outline.strings, []
     if not strings:
         return []
     try:
-        parsed = decode_any(outline)
+        parsed = decode_any(outline.text)
     except JSON_ERRORS:
         return []
-    found = []
     for name, given in _pictures(parsed) if type(parsed) is dict else ():
         if type(given) is str and given.startswith(mark):
             found.append(PictureString(*strings[int(given[len(mark) :])], name))
@@ -108,23 +158,6 @@ def without(body: bytes, found: Mapping[PictureString, Picture]) -> LiftedBody:
         parts += (body[done : place.start], picture.digest.encode())
         done = place.end
     return LiftedBody(b"".join((*parts, body[done:])), body, {one.digest: one for one in found.values()})
-
-
-def _outline(body: bytes, mark: bytes) -> tuple[bytes, list[tuple[int, int]]]:
-    """Return the body with the mark and a number in place of each long string, and where these begin and end."""
-    parts, strings, done, at = list[bytes](), list[tuple[int, int]](), 0, 0
-    while (start := body.find(_QUOTE, at) + 1) > 0:
-        end = body.find(_QUOTE, start)
-        if end < 0:
-            break
-        if body[end - 1] == _BACKSLASH:
-            end = behind_string(body, start) - 1
-        if end - start > _LONG or body[start : start + 4].lower() == b"http":
-            parts += (body[done:start], b"%b%d" % (mark, len(strings)))
-            strings.append((start, end))
-            done = end
-        at = end + 1
-    return b"".join((*parts, body[done:])), strings
 
 
 def _pictures(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
+from contextlib import suppress
 from hashlib import sha256
 from typing import Final, NamedTuple
 
@@ -192,28 +193,43 @@ def _decoded(encoded: memoryview, max_bytes: int) -> tuple[bytes, bool]:
     try:
         if len(encoded) <= longest:
             try:
-                return _undone(encoded), True
+                return undone(encoded), True
             except Base64Error:  # to look for other forms first would cost every image a copy
                 pass
         steps = range(0, len(encoded), _STEP)
         characters = b"".join([bytes(encoded[at : at + _STEP]).translate(_STANDARD, _SPACE) for at in steps])
         if len(characters) > longest:
             raise _too_large(max_bytes)
-        return _undone(memoryview(characters)), False
+        return undone(memoryview(characters)), False
     except ValueError as error:
         raise MediaInvalidError(f"an image is no base64: {error}") from None
 
 
-def _undone(encoded: memoryview) -> bytes:
+def undone(encoded: memoryview) -> bytes:
     """Return what base64 stands for. Raises Base64Error. A call for all of it would hold up the event loop from a thread."""
     if len(encoded) <= _STEP:
-        return a2b_base64(encoded, strict_mode=True)
+        return _piece(encoded)
     pieces = []
     for at in range(0, len(encoded), _STEP):
-        pieces.append(a2b_base64(encoded[at : at + _STEP], strict_mode=True))
+        pieces.append(_piece(encoded[at : at + _STEP]))
         if len(pieces[-1]) != _STEP // 4 * 3 and at + _STEP < len(encoded):
             raise Base64Error("Excess data after padding")
     return b"".join(pieces)
+
+
+def _piece(encoded: memoryview) -> bytes:
+    """Return what base64 stands for. Raises Base64Error.
+
+    msgspec takes half the time for it, and takes nothing that `binascii` does not, as long as there are no escapes of JSON.
+    """
+    quoted = b"".join((b'"', encoded, b'"'))
+    if b"\\" not in quoted:
+        with suppress(msgspec.DecodeError):
+            return _decode(quoted)
+    return a2b_base64(encoded, strict_mode=True)
+
+
+_decode = msgspec.json.Decoder(bytes).decode
 
 
 def _too_large(max_bytes: int) -> MediaInvalidError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -12,11 +12,11 @@ from starlette.types import Receive, Scope
 from middleware_hub.media import passed_on
 from middleware_hub.media.errors import MediaInvalidError
 from middleware_hub.media.fetching import Fetcher
-from middleware_hub.media.lifted import LiftedBody, PictureString, address, picture_at, places, without
+from middleware_hub.media.lifted import LiftedBody, Outline, PictureString, address, picture_at, places, without
 from middleware_hub.media.picture import Base64Sample, Picture, payload
 from middleware_hub.media.shelf import Shelf
 from router.config.media import MediaConfig
-from router.engines.json_cost import LIGHT
+from router.engines.json_cost import LIGHT, check_weight
 from router.http.bodies import Replay, read_json, too_large, with_body
 from router.http.offload import offload
 from router.http.request_state import request_state
@@ -42,6 +42,10 @@ def keep_large_blocks() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, _FROM_HEAP)
         library.mallopt(_M_TRIM_THRESHOLD, _KEPT)
+
+
+_DECODED_HERE: Final = 1024 * 1024
+"""Characters of new images that are decoded and hashed on the event loop, which takes a millisecond: a thread costs as much."""
 
 
 class BodyReader:
@@ -80,8 +84,11 @@ class BodyReader:
             MediaError: what stands in the place of an image is none.
         """
         inside = request_state(scope).body_read
-        body = await read_json(scope, receive, self._max_body, ids=ids, media=self._max_media)
-        lifted = await self._lifted(body, request_state(scope).caller.tenant)
+        body = await read_json(scope, receive, self._max_body, media=self._max_media, check=False)
+        outline = Outline.light(body) if b"image" in body else None
+        if outline is None and len(body) > LIGHT and not inside:
+            await offload(True, check_weight, body, ids=ids)
+        lifted = await self._lifted(body, outline, request_state(scope).caller.tenant)
         if len(lifted.body) > self._max_body and not inside:
             raise too_large(self._max_body)
         return lifted
@@ -95,27 +102,39 @@ class BodyReader:
         await offload(len(body) > LIGHT, passed_on.check, body)
         return with_body(scope, body), Replay(body, receive)
 
-    async def _lifted(self, body: bytes, tenant: str) -> LiftedBody:
-        heavy = len(body) > LIGHT
-        wanted = await offload(heavy, places, body)
+    async def _lifted(self, body: bytes, outline: Outline | None, tenant: str) -> LiftedBody:
+        """Return a body without its images. `outline`: if it is made in no time; then nothing but new images needs a thread."""
+        heavy = outline is None and len(body) > LIGHT
+        if outline is not None:
+            wanted = places(outline)
+        else:
+            wanted = await offload(heavy, lambda: places(Outline.of(body))) if b"image" in body else []
         if not wanted:
             return LiftedBody(body, body, {})
         urls = {} if self._fetcher is None else {one: url for one in wanted if (url := address(body, one)) is not None}
-        alike = {one: self._shelf.alike(tenant, _sample(body, one)) for one in wanted if one not in urls}
-        found = await offload(heavy, self._decoded, body, alike)
+        given = [one for one in wanted if one not in urls]
+        alike = {one: self._shelf.alike(tenant, _sample(body, one)) for one in given}
+        found = await offload(heavy, self._known, body, alike)
+        new = [one for one in given if one not in found]
+        if new:
+            size = sum(one.end - one.start for one in new)
+            found |= await offload(size > _DECODED_HERE, self._decoded, body, new, sum(map(_size, found.values())))
         if urls and self._fetcher is not None:
             fetched = await self._fetcher.pictures(dict.fromkeys(urls.values()))
             found |= {place: fetched[url] for place, url in urls.items()}
-            self._check(sum(len(one.data) for one in found.values()))
+        self._check(sum(map(_size, found.values())))
         left = len(body) - sum(place.end - place.start for place in found)
         return await offload(left > LIGHT, without, body, found) if found else LiftedBody(body, body, {})
 
-    def _decoded(self, body: bytes, wanted: Mapping[PictureString, Picture | None]) -> dict[PictureString, Picture]:
-        """Return the pictures at these places, each with a held picture that it may be."""
-        found, size = dict[PictureString, Picture](), 0
-        for place, alike in wanted.items():
-            picture = alike if alike is not None and self._is(alike, body, place) else None
-            picture = picture or picture_at(body, place, self._max_image)
+    def _known(self, body: bytes, alike: Mapping[PictureString, Picture | None]) -> dict[PictureString, Picture]:
+        """Return the held pictures that stand at these places, each with one that it may be: all of it is compared."""
+        return {place: one for place, one in alike.items() if one is not None and self._is(one, body, place)}
+
+    def _decoded(self, body: bytes, wanted: Iterable[PictureString], size: int) -> dict[PictureString, Picture]:
+        """Return the pictures at these places. `size`: the bytes of the others of the request."""
+        found = dict[PictureString, Picture]()
+        for place in wanted:
+            picture = picture_at(body, place, self._max_image)
             if picture is not None:
                 size += len(picture.data)
                 self._check(size)
@@ -131,6 +150,10 @@ class BodyReader:
             raise MediaInvalidError(
                 f"the images of this request have more than {self._max_media} bytes (--media-max-request-bytes)"
             )
+
+
+def _size(picture: Picture) -> int:
+    return len(picture.data)
 
 
 def _sample(body: bytes, place: PictureString) -> Base64Sample:

@@ -22,13 +22,16 @@ from router.http.request_state import request_state, with_state
 _ENVELOPE = frozenset({b"content-length", b"transfer-encoding", b"content-encoding", b"expect"})
 
 
-async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = False, media: int = 0) -> bytes:
+async def read_json(
+    scope: Scope, receive: Receive, limit: int, *, ids: bool = False, media: int = 0, check: bool = True
+) -> bytes:
     """Return a request body that is JSON and does not hold up others when it is parsed.
 
     Args:
         limit: bytes.
         ids: it may hold token ids.
         media: bytes of files that it may hold in base64 besides. The caller measures what is none.
+        check: whether to count its values; if not, the caller does it.
 
     Raises BodyTooLargeError for one that has too many values in it, or bytes; other errors as `read_body` does.
     """
@@ -38,7 +41,7 @@ async def read_json(scope: Scope, receive: Receive, limit: int, *, ids: bool = F
             return body
         return await _gather(receive, sys.maxsize)
     body = await _gather_unpacked(scope, receive, limit + (media + 2) // 3 * 4)
-    if len(body) > LIGHT:
+    if check and len(body) > LIGHT:
         await offload(True, check_weight, body, ids=ids)
     return body
 

@@ -37,6 +37,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from router.errors import BadRequestError, RequestTimeoutError, RouterError
 from router.http.disconnect import EXTENSION, ServedClient, served_client
+from router.serving.body_pieces import LARGE, BodyPieces
 
 logger = logging.getLogger(__name__)
 
@@ -345,6 +346,8 @@ class LimitedConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._bare = 0
         self._reading = _PIECES
+        if len(body) > LARGE and not self.cycle.body:
+            self.cycle.body = cast(Any, BodyPieces())
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.media.errors import MediaInvalidError
-from middleware_hub.media.lifted import LiftedBody, address, picture_at, places, without
+from middleware_hub.media.lifted import FEW, MODERATE, LiftedBody, Outline, address, picture_at, places, without
+from router.engines.json_cost import LIGHT
 from tests.support.pictures import data_url, digest, picture
 
 Json = dict[str, Any]
@@ -20,7 +21,9 @@ BARE = data_url(CAT).partition(",")[2]
 
 
 def lifted(body: bytes) -> LiftedBody:
-    found = {place: one for place in places(body) if (one := picture_at(body, place, 1_000_000)) is not None}
+    found = {
+        place: one for place in places(Outline.of(body)) if (one := picture_at(body, place, 1_000_000)) is not None
+    }
     return without(body, found)
 
 
@@ -85,19 +88,19 @@ def test_slashes_may_be_escaped() -> None:
 )
 def test_what_is_no_picture_stays(body: Json) -> None:
     raw = json.dumps(body).encode()
-    assert places(raw) == []
+    assert places(Outline.of(raw)) == []
 
 
 @pytest.mark.parametrize(
     "raw", [b"", b"image", b'{"image_data": "' + b"A" * 999, b"[" + b'"image",' * 9, b'["image_data"]']
 )
 def test_malformed_bodies_are_left_to_the_parser(raw: bytes) -> None:
-    assert places(raw) == []
+    assert places(Outline.of(raw)) == []
 
 
 def test_a_fault_names_its_place() -> None:
     body = json.dumps(chat(url_part("data:image/png;base64," + "A" * 200))).encode()
-    (place,) = places(body)
+    (place,) = places(Outline.of(body))
     with pytest.raises(MediaInvalidError, match=r"messages\[0\].content\[1\]") as refused:
         picture_at(body, place, 1_000_000)
     assert refused.value.details["param"] == "messages[0].content[1]"
@@ -106,7 +109,12 @@ def test_a_fault_names_its_place() -> None:
 def test_addresses_are_told_apart() -> None:
     given = ["http://a/b.png", "HTTPS://a/\u00e9", data_url(CAT), "httpx", "file:///a"]
     body = json.dumps({"text": "a", "image_data": given}).encode()
-    assert [address(body, place) for place in places(body)] == ["http://a/b.png", "HTTPS://a/\u00e9", None, None]
+    assert [address(body, place) for place in places(Outline.of(body))] == [
+        "http://a/b.png",
+        "HTTPS://a/\u00e9",
+        None,
+        None,
+    ]
 
 
 texts = st.text(st.sampled_from('ab"\\\u00e9\n/{}[]:,'), max_size=200) | st.just("data:image/png;base64," + "A" * 200)
@@ -142,6 +150,24 @@ def replaced(value: Any) -> Any:
 @given(bodies, st.booleans())
 def test_nothing_else_changes(body: Json, ascii_only: bool) -> None:
     raw = json.dumps(body, ensure_ascii=ascii_only).encode()
+    light, whole = Outline.light(raw), Outline.of(raw)
+    assert light is not None
+    assert (places(light), len(light.text), light.strings) == (places(whole), len(whole.text), whole.strings)
     found = lifted(raw)
     assert json.loads(found.body) == replaced(body)
     assert found.original == raw
+
+
+@pytest.mark.parametrize(
+    ("body", "light"),
+    [
+        ({"image_data": "A" * (MODERATE - 100)}, True),
+        ({"image_data": "A" * MODERATE}, False),
+        ({"image_data": ["a"] * (FEW - 1)}, True),
+        ({"image_data": ["a"] * FEW}, False),
+        ({"image_data": "A" * LIGHT, "x": "ab" * LIGHT, "input_ids": [7] * (LIGHT // 3 - 100)}, True),
+        ({"image_data": "A" * LIGHT, "input_ids": [7] * (LIGHT // 3)}, False),
+    ],
+)
+def test_a_body_is_light_if_it_has_few_strings_and_little_beside_the_long_ones(body: Json, light: bool) -> None:
+    assert (Outline.light(json.dumps(body).encode()) is not None) == light

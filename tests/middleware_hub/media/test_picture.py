@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import binascii
 import contextlib
 import io
 import struct
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from middleware_hub.media.errors import MediaError, MediaInvalidError, MediaUrlError
-from middleware_hub.media.picture import MAX_PIXELS, Picture, is_digest, make_picture, read_picture
+from middleware_hub.media.picture import MAX_PIXELS, Picture, is_digest, make_picture, read_picture, undone
 
 LIMIT = 20_000_000
 FORMS = {
@@ -292,6 +293,20 @@ def test_a_long_picture_is_read_in_steps(broken: bool) -> None:
         for wrong in (text[: step - 1] + "=" + text[step:], text[: step - 2] + "==" + text[step:]):
             with pytest.raises(MediaInvalidError):
                 read_picture(wrong, 1_000_000)
+
+
+@given(st.binary(max_size=30), st.text('Az09+/=\\\\"\n _-', max_size=3), st.integers(0, 40), st.integers(0, 3))
+def test_what_binascii_takes_for_base64_is_base64(data: bytes, foreign: str, at: int, cut: int) -> None:
+    """In the right place, or in the wrong one: the same bytes, or an error for both."""
+    text = base64.b64encode(data)
+    given = text[:at] + foreign.encode() + text[at + cut :]
+    try:
+        expected = binascii.a2b_base64(given, strict_mode=True)
+    except binascii.Error:
+        with pytest.raises(binascii.Error):
+            undone(memoryview(given))
+    else:
+        assert undone(memoryview(given)) == expected
 
 
 def test_the_limit_is_that_of_the_file() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import random
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +20,21 @@ from middleware_hub.media.picture import Base64Sample, Picture
 from middleware_hub.media.reading import BodyReader
 from middleware_hub.media.shelf import Shelf
 from router.config.media import MediaConfig
+from router.errors import BodyTooLargeError
 from router.http.request_record import Caller, RequestRecord
 from router.http.request_state import first_state, with_state
 from tests.conftest import examples
 from tests.support.pictures import data_url, digest, picture
 
 CAT = picture(60, 40, 1)
-LONG = picture(60, 40, 2) + random.Random(0).randbytes(150_000)
+
+
+def noise(number: int) -> bytes:
+    """An image of 150 KB."""
+    return CAT + random.Random(number).randbytes(150_000)
+
+
+LONG = noise(0)
 
 
 class Reader:
@@ -35,9 +44,9 @@ class Reader:
         self.shelf = shelf
         self._reader = BodyReader(MediaConfig(**limits), shelf, max_body_bytes=10_000_000)
 
-    def read(self, given: Sequence[str], tenant: str = "a") -> LiftedBody:
+    def read(self, given: Sequence[str], tenant: str = "a", **more: Any) -> LiftedBody:
         """Read a request with these images, and keep them."""
-        body = json.dumps({"text": "x", "image_data": list(given)}).encode()
+        body = json.dumps({"text": "x", "image_data": list(given), **more}).encode()
 
         async def receive() -> Message:
             return {"type": "http.request", "body": body, "more_body": False}
@@ -145,3 +154,37 @@ def test_a_file_that_another_one_begins_with_is_another_one() -> None:
     reader = Reader(Shelf(10_000_000))
     for one in (short, long, short, long):
         assert reader.read([bare(one)]).pictures[digest(one)].data == one
+
+
+def test_images_do_not_hide_values_that_take_long_to_parse() -> None:
+    with pytest.raises(BodyTooLargeError):
+        Reader(Shelf(10_000_000)).read([data_url(LONG)], more=[{}] * 200_000)
+    with pytest.raises(BodyTooLargeError):
+        Reader(Shelf(10_000_000)).read([data_url(LONG)], more=[{"a": 1}] * 60_000)
+
+
+@pytest.mark.parametrize(("copies", "apart"), [(1, False), (8, True)])
+def test_many_new_images_are_decoded_in_a_thread(copies: int, apart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few are not: to hand them over takes as long. One that is held is never decoded."""
+    threads = list[bool]()
+    real = reading.picture_at
+
+    def noted(*given: Any) -> Picture | None:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return real(*given)
+
+    monkeypatch.setattr(reading, "picture_at", noted)
+    reader, new = Reader(Shelf(10_000_000)), [noise(number) for number in range(copies)]
+    for _ in range(2):
+        reader.read([data_url(one) for one in new])
+        assert threads == [apart] * copies
+
+
+@pytest.mark.parametrize("copies", [1, 60])
+def test_all_that_was_sent_before_is_compared(copies: int) -> None:
+    """On the event loop, or in a thread for a body of many megabytes."""
+    reader, many = Reader(Shelf(100_000_000)), [noise(number) for number in range(copies)]
+    reader.read([data_url(one) for one in many])
+    many[-1] = many[-1][:-1] + b"x"
+    found = reader.read([data_url(one) for one in many])
+    assert json.loads(found.body)["image_data"] == [digest(one) for one in many]
