@@ -25,7 +25,6 @@ MAX_FLOORS = 14
 
 HELPERS: dict[str, tuple[str, ...]] = {
     "one of several of a kind, each in a file of its own": (
-        "middleware_hub.client.sync",
         "middleware_hub.dialects.*",
         "middleware_hub.parsers.think",
         "middleware_hub.store_cli.*",

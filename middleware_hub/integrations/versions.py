@@ -16,6 +16,7 @@ SUPPORTED = {
     "miles": ((0, 1, 0), (0, 2)),
     "trl": ((1, 0, 0), (1, 17)),
     "harbor": ((0, 26), (0, 27)),
+    "openenv": ((0, 10, 0), (0, 11)),
 }
 """The first release that fits, and the first that may not."""
 

@@ -43,6 +43,14 @@ if [ "$(cat venv/.images 2>/dev/null)" != "$images" ]; then
   echo "$images" > venv/.images
 fi
 
+# TRL's asynchronous GRPO drives agents with it.
+openenv="openenv==0.10.0"
+if [ "$(cat venv/.openenv 2>/dev/null)" != "$openenv" ]; then
+  say "OpenEnv"
+  pip install "verl==$VERL" "trl==$TRL" "$openenv"
+  echo "$openenv" > venv/.openenv
+fi
+
 # This folder outlives a checkout, so what the router needs may have changed since.
 router="$(realpath "$here/../..") $(sha256sum < "$here/../../pyproject.toml")"
 if [ "$(cat venv/.router 2>/dev/null)" != "$router" ]; then

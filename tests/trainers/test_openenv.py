@@ -1,0 +1,232 @@
+"""OpenEnv: the turns of an agent as its own models take them, compared with what the worker sampled, and TRL's worker on them.
+
+The tests run on OpenEnv itself where it is installed (`make test-trainers`), else on stand-ins for the few names of it.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import openai
+import pytest
+
+from middleware_hub.client.errors import NotUsableError
+from middleware_hub.integrations import versions
+from tests.support import templates
+from tests.support.stack import Stack, stack
+
+REAL = importlib.util.find_spec("openenv") is not None
+SYSTEM = [{"role": "system", "content": "You answer."}, {"role": "user", "content": "1 + 1"}]
+
+
+class Session(abc.ABC):  # noqa: B024 - as OpenEnv's
+    """Stands for OpenEnv's `ResourceSession`."""
+
+
+@dataclass
+class Trace:
+    """Stands for OpenEnv's `TrainingTrace`."""
+
+    turns: list[Any]
+
+
+def _standing_in() -> dict[str, ModuleType]:
+    names = ("openenv", "openenv.core", "openenv.core.harness", "openenv.core.harness.training")
+    modules = {name: ModuleType(name) for name in names}
+    trainable = type("TrainableSession", (), {"fetch_training_trace": None})
+    Trace.turns = []  # type: ignore[misc]  # a field that can be looked for
+    harness: Any = modules["openenv.core.harness"]
+    harness.ResourceSession = harness.ResourceSessionFactory = Session
+    harness.TrainableSession, harness.TrainingTrace = trainable, Trace
+    training: Any = modules["openenv.core.harness.training"]
+    training.TrainingTurn = type("TrainingTurn", (SimpleNamespace,), {"per_token_logps": None})
+    return modules
+
+
+@pytest.fixture
+def plug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module, imported on OpenEnv or on the stand-ins."""
+    if not REAL:
+        monkeypatch.setattr(versions, "installed", lambda _: "0.10.0")
+        for name, module in _standing_in().items():
+            monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "middleware_hub.integrations.openenv", raising=False)
+    yield importlib.import_module("middleware_hub.integrations.openenv")
+    sys.modules.pop("middleware_hub.integrations.openenv", None)
+
+
+@pytest.fixture
+def served() -> Iterator[Stack]:
+    template = str(templates.folder() / "qwen2_5.jinja")
+    with stack("qwen", styles=("cumulative",), sessions={"chat_template": template}) as made:
+        yield made
+        assert made.idle()
+
+
+@dataclass
+class Environments:
+    """An environment whose reward is given; it remembers what was asked of it."""
+
+    plug: Any
+    reward: float | None = 0.5
+    closed: int = 0
+    tasks: list[Any] = field(default_factory=list)
+
+    def create(self, task: Any, seed: int | None = None, episode_id: str | None = None) -> Any:
+        self.tasks.append((task, seed, episode_id))
+        outer = self
+
+        class Environment(self.plug.ResourceSession):  # type: ignore[misc, name-defined]
+            def initial_messages(self) -> list[Any]:
+                return SYSTEM
+
+            def list_tools(self) -> list[Any]:
+                return []
+
+            def call_tool(self, name: str, arguments: dict[str, Any]) -> Any:
+                return name, arguments
+
+            def verify(self, transcript: list[Any], final_state: Any = None) -> Any:
+                return SimpleNamespace(env_reward=outer.reward, transcript=transcript)
+
+            def close(self) -> None:
+                outer.closed += 1
+
+        return Environment()
+
+
+def talks(run: Any) -> int:
+    """An agent at the router's own address, which knows its session by the key alone: two turns, and a title beside them."""
+    root = run.base_url.partition("/sessions/")[0]
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    with openai.OpenAI(base_url=f"{root}/v1", api_key=run.key) as client:
+        messages: list[Any] = list(run.initial_messages())
+        for question in ("And 2 + 2?", None):
+            reply = client.chat.completions.create(model="m", messages=messages, tools=tools, max_tokens=9)  # type: ignore[arg-type]
+            messages.append(reply.choices[0].message)
+            if question is not None:
+                messages.append({"role": "user", "content": question})
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "A title"}], max_tokens=9)
+    return 0
+
+
+def test_a_trace_has_each_turn_as_the_worker_sampled_it(plug: Any, served: Stack) -> None:
+    """Prompt and reply id for id, with the engine's floats; the title is left out."""
+    (worker,) = served.workers
+    for text in ("Two.", "Four.", "Sums"):
+        worker.script(text=text)
+    environments = Environments(plug)
+    run = plug.RecordedSessionFactory(
+        served.url, talks, environments, sampling={"temperature": 0.5, "top_k": 0}
+    ).create("sums", seed=3, episode_id="e-1")
+    assert run.wait_for_completion(60) == 0
+    trace = run.fetch_training_trace()
+    assert len(worker.log) == 3
+    assert len(trace.turns) == 2
+    for turn, record in zip(trace.turns, worker.log, strict=False):
+        assert turn.prompt_token_ids == list(record.input_ids)
+        assert turn.completion_token_ids == list(record.output_ids)
+        assert turn.per_token_logps == list(record.logprobs)
+        assert turn.loss_mask == [0] * len(record.input_ids) + [1] * len(record.output_ids)
+        assert record.body["sampling_params"]["temperature"] == 0.5
+    first, second = trace.turns
+    assert first.response["choices"][0]["message"]["content"] == "Two."
+    assert [one["role"] for one in second.request["messages"]] == ["system", "user", "assistant", "user"]
+    assert first.node_id != second.node_id
+    assert run.fetch_training_trace() == trace
+    assert environments.tasks == [("sums", 3, "e-1")]
+    assert run.verify([]).env_reward == 0.5
+    assert served.get("/sessions").json()["sessions"][0]["reward_info"] == {"reward": 0.5}
+    run.close()
+    assert environments.closed == 1
+    assert served.get("/sessions").json()["sessions"] == []
+
+
+def test_everything_is_in_it_when_it_is_asked_for(plug: Any, served: Stack) -> None:
+    run = plug.RecordedSessionFactory(served.url, talks, Environments(plug), roots="all").create("t")
+    assert run.wait_for_completion(60) == 0
+    assert len(run.fetch_training_trace().turns) == 3
+    run.close()
+
+
+def test_an_agent_that_takes_too_long_or_fails(plug: Any, served: Stack) -> None:
+    """What it has sampled by then is in the trace."""
+    go = threading.Event()
+
+    def slow(run: Any) -> int:
+        with openai.OpenAI(base_url=run.base_url, api_key=run.key) as client:
+            client.chat.completions.create(model="m", messages=SYSTEM, max_tokens=4)  # type: ignore[call-overload]
+        go.wait(60)
+        raise RuntimeError("it cannot")
+
+    run = plug.RecordedSessionFactory(served.url, slow, Environments(plug)).create("t")
+    with pytest.raises(TimeoutError):
+        run.wait_for_completion(1.5)
+    assert len(run.fetch_training_trace().turns) == 1
+    go.set()
+    assert run.wait_for_completion(60) == 1
+    run.close()
+
+
+def test_replies_without_logprobs_are_refused(plug: Any) -> None:
+    template = str(templates.folder() / "qwen2_5.jinja")
+    with stack(
+        "qwen", styles=("cumulative",), sessions={"chat_template": template}, radix={"force_logprobs": False}
+    ) as bare:
+        run = plug.RecordedSessionFactory(bare.url, talks, Environments(plug)).create("t")
+        assert run.wait_for_completion(60) == 0
+        with pytest.raises(NotUsableError, match="no logprobs"):
+            run.fetch_training_trace()
+        run.close()
+
+
+@pytest.mark.skipif(not REAL, reason="make test-trainers installs OpenEnv")
+def test_it_is_what_openenv_asks_for(plug: Any, served: Stack) -> None:
+    """By its own check of a session, and its own validator of the numbers."""
+    from openenv.core.harness import LoopOwningSession, TrainableSession, TrainingTrace
+
+    run = plug.RecordedSessionFactory(served.url, talks, Environments(plug)).create("t")
+    assert isinstance(run, TrainableSession)
+    assert not isinstance(run, LoopOwningSession)
+    run.wait_for_completion(60)
+    trace = run.fetch_training_trace()
+    assert isinstance(trace, TrainingTrace)
+    read = TrainingTrace.from_entries(trace.to_trace_entries())
+    assert [one.node_id for one in read.turns] == [one.node_id for one in trace.turns]
+    spoilt = trace.model_dump()
+    spoilt["turns"][0]["per_token_logps"].pop()
+    with pytest.raises(ValueError, match="logprob_misalign"):
+        TrainingTrace.model_validate(spoilt)
+    run.close()
+
+
+@pytest.mark.skipif(not REAL, reason="make test-trainers installs OpenEnv and TRL")
+def test_trls_worker_trains_on_it(plug: Any, served: Stack, tmp_path: Path) -> None:
+    """Its loop makes the session, waits, and assembles one row: the ids of the last turn, masked by turn."""
+    harness = pytest.importorskip("trl.experimental.async_grpo.openenv_harness")
+    (worker,) = served.workers
+    for text in ("Two.", "Four.", "Sums"):
+        worker.script(text=text)
+    loop = object.__new__(harness._HarnessRolloutLoop)
+    loop._adapter = loop._rollout_reward_fn = None
+    loop._factory = plug.RecordedSessionFactory(served.url, talks, Environments(plug), sampling={"temperature": 1.0})
+    loop._live_sessions, loop._stop_event, loop._fork_threshold_tokens = set(), threading.Event(), 0
+    (completion, ids, sequences, *_, reward), metrics = loop._run_session("sums", 7)
+    first, second = worker.log[:2]
+    assert ids == [*first.output_ids, *second.output_ids]
+    assert reward == 0.5
+    assert completion[-1]["content"] == "Four."
+    assert (metrics["turns"], metrics["tally"]["clean"]) == (2, 1.0)
+    (row,) = sequences
+    assert [*row.input_ids] == [*second.input_ids, *second.output_ids]
+    assert sum(row.completion_mask) == len(ids)
+    assert served.get("/sessions").json()["sessions"] == []
