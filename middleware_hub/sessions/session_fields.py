@@ -22,6 +22,7 @@ _SCHEMA: Kind[str | dict[str, Any]] = Kind(str | dict[str, Any], "a JSON schema,
 _LIMITS: Final = ("max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names of one limit; the last one that is there counts."""
 _BUDGET: Final = "response_budget"
+_INTERVAL: Final = "stream_interval"
 _BESIDE: Final = frozenset(
     {"lora_path", "extra_key", "priority", "chat_template_kwargs", "match", "model", "pin", "ttl_s"}
 )
@@ -32,6 +33,9 @@ def read_defaults(fields: Fields) -> tuple[RequestDefaults, int | None]:
     """Take the defaults of a session's requests, and the response budget. Raises BadRequestError."""
     given = fields.take("sampling_params", RAW_OBJECT) or {}
     sampling, inside = _in_sampling(given)
+    interval = fields.take_within(_INTERVAL, 1, LARGEST)
+    if interval is not None:
+        sampling[_INTERVAL] = interval
     budget = fields.take(_BUDGET, INTEGER)
     budget = inside if budget is None else budget
     if budget is not None and budget < 1:
@@ -93,10 +97,10 @@ def _read(given: dict[str, Raw]) -> tuple[dict[str, Any], int | None]:
         schema = fields.take(name, _SCHEMA)
         if schema:
             sampling[name] = schema if isinstance(schema, str) else schema_text(name, schema)
-    interval = fields.take_within("stream_interval", 1, LARGEST)
+    interval = fields.take_within(_INTERVAL, 1, LARGEST)
     if interval is not None:
-        sampling["stream_interval"] = interval
-    known = (*sampling_names(), *_LIMITS, "json_schema", "structural_tag", "stream_interval", _BUDGET)
+        sampling[_INTERVAL] = interval
+    known = (*sampling_names(), *_LIMITS, "json_schema", "structural_tag", _INTERVAL, _BUDGET)
     for name in fields.left():
         raise BadRequestError(f"there is no parameter `{name}`{_meant(name, known)}", param=name)
     return finish(sampling, limit), budget

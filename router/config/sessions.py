@@ -69,6 +69,13 @@ class SessionsConfig(Section):
         "most tokens of prompt and reply, in chats and `prompt_segments`; more gets 400 before a worker is asked",
         unset="the worker decides",
     )
+    stream_interval: int | None = flag(
+        "--stream-interval",
+        None,
+        "tokens of each event of a streamed chat, after the first token; a session's `stream_interval` overrules it",
+        limit=at_least(1),
+        unset="the worker decides",
+    )
     chat_template: str | None = flag(
         "--chat-template", None, "Jinja template to use instead of the tokenizer's own", metavar="FILE"
     )

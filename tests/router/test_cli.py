@@ -71,7 +71,8 @@ def test_sessions_can_be_switched_off() -> None:
 
 def test_every_flag_of_sessions_arrives() -> None:
     made = config(
-        *("--tokenizer-path", "t", "--session-ttl-secs", "60", "--session-max-tokens", "1000", "--max-context", "4096"),
+        *("--tokenizer-path", "t", "--session-ttl-secs", "60", "--session-max-tokens", "1000"),
+        *("--max-context", "4096", "--stream-interval", "8"),
         *("--session-match", "strict", "--history", "template", "--verify-rate", "0.5", "--orphan-grace", "3"),
         *("--chat-template", "x.jinja", "--tool-call-parser", "glm", "--reasoning-parser", "none"),
     )
@@ -79,6 +80,7 @@ def test_every_flag_of_sessions_arrives() -> None:
         ttl=60,
         max_tokens=1000,
         max_context=4096,
+        stream_interval=8,
         history="template",
         verify_rate=0.5,
         orphan_grace=3,

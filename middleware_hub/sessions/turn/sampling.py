@@ -30,10 +30,13 @@ class TurnSampling:
 
     Args:
         max_context: the tokens that the model takes; None if the worker is to decide.
+        stream_interval: after how many tokens a stream has an event, if the session does not say; None if the worker is to
+            decide.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, max_context: int | None) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, max_context: int | None, stream_interval: int | None) -> None:
         self._vocabulary = vocabulary
+        self._stream_interval = stream_interval
         self._max_context = max_context
         self._checked: set[bytes] = set()
 
@@ -54,6 +57,8 @@ class TurnSampling:
                 param="tool_choice",
             )
         sampling.update(needed)
+        if self._stream_interval is not None and request.stream:
+            sampling.setdefault("stream_interval", self._stream_interval)
         self._check(request, sampling)
         wanted = sampling.get("max_new_tokens")
         limit = sampling["max_new_tokens"] = self._limit(session, wanted, plan)

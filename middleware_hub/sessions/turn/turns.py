@@ -78,7 +78,9 @@ class Turns:
         self._registry = registry
         self._metrics = metrics
         self._orphan_grace = config.orphan_grace
-        self._sampling = TurnSampling(generator.judge.vocabulary, max_context=config.max_context)
+        self._sampling = TurnSampling(
+            generator.judge.vocabulary, max_context=config.max_context, stream_interval=config.stream_interval
+        )
 
     def adopt(self, session: Session, key: RequestKey) -> Exchange[TurnGeneration] | None:
         """Return the exchange that answers the same request already and has lost its client, if there is one."""
