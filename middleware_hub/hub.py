@@ -17,7 +17,7 @@ from middleware_hub.media.family_files import load_family
 from middleware_hub.media.media import Media
 from middleware_hub.media.shelf import Shelf
 from middleware_hub.media.stock import Stock
-from middleware_hub.media.worker_check import decoding_check
+from middleware_hub.media.worker_check import decoding_check, sight_check
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.store_channel import StoreChannel
@@ -135,6 +135,8 @@ class Hub:
             context.worker_checks.append(tokenizer_check(found.tokenizer, str(context.config.radix.tokenizer_path)))
             if found.media is not None:
                 context.worker_checks.append(decoding_check(found.media))
+            else:
+                context.worker_checks.append(sight_check(str(context.config.radix.tokenizer_path)))
         if context.peers is not None and found.channel is not None:
             context.peers.join(found.channel)
             context.peers.presence.settings["--add-special-tokens"] = str(found.tokenizer.bos)

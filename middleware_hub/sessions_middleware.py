@@ -24,6 +24,7 @@ from middleware_hub.media.calls import PREFIX as MEDIA
 from middleware_hub.media.calls import MediaCalls
 from middleware_hub.media.reading import NO_PICTURES, BodyReader
 from middleware_hub.metrics import SessionMetrics
+from middleware_hub.radix.judge import RECORDED
 from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.anonymous import OpenChats
 from middleware_hub.sessions.chats import Chats
@@ -299,11 +300,11 @@ class SessionsMiddleware:
             except BadRequestError as error:
                 if session.lasting or not place.native or error.details.get("code") not in UNSERVED:
                     raise
-                await self._pass_on(str(error.details["code"]), original, scope, receive, send)
+                await self._pass_on(str(error.details["code"]), original, scope, receive, send, error)
             except TextTooLongError as error:
                 if session.lasting or not place.native or len(body) <= self._limits.characters:
                     raise
-                await self._pass_on(error.type, original, scope, receive, send)
+                await self._pass_on(error.type, original, scope, receive, send, error)
         except RouterError as error:
             await send_dialect_error(error, place.dialect, send)
 
@@ -333,11 +334,18 @@ class SessionsMiddleware:
             session = await self._controls.make(tenant, name, scope)
         return session
 
-    async def _pass_on(self, why: str, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass_on(
+        self, why: str, body: bytes, scope: Scope, receive: Receive, send: Send, instead: RouterError
+    ) -> None:
+        """Have a worker answer. `instead` is raised if it has no such path, and says why the router does not answer."""
         scope, receive = with_body(scope, body), Replay(body, receive)
         if self._bodies is not None and self._hub.recorded is None:  # else the layer inside does
             scope, receive = await self._bodies.passed_on(scope, receive)
-        await self.app(scope, receive, unrecorded(send, why))
+        reply = _WorkersReply(unrecorded(send, why))
+        await self.app(scope, receive, reply.send)
+        if await reply.missing():
+            instead.headers = (*instead.headers, (RECORDED.decode(), f"no; {why}"))
+            raise instead
 
     async def _show_models(self, place: Place, _: Session, scope: Scope, receive: Receive, send: Send) -> None:
         await self._list_models(scope, receive, send, place)
@@ -367,6 +375,29 @@ class SessionsMiddleware:
             await send_json(send, 200, place.counter.count(counted.tokens), counted.headers)
         else:
             await chats.talk(place.dialect, session, body, scope, receive, send, pictures)
+
+
+class _WorkersReply:
+    """A worker's reply, passed on as it comes. One that may say that there is no such path (404) waits until it is whole."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._held: list[Message] = []
+
+    async def send(self, message: Message) -> None:
+        if message.get("status") == 404 or self._held:
+            self._held.append(message)
+        else:
+            await self._send(message)
+
+    async def missing(self) -> bool:
+        """Return whether the worker has no such path, in the words of both engines; send any other reply that was held."""
+        body = b"".join([message.get("body", b"") for message in self._held])
+        if self._held and b"".join(body.split()) == b'{"detail":"NotFound"}':
+            return True
+        for message in self._held:
+            await self._send(message)
+        return False
 
 
 def _answering(send: Send, word: bytes) -> Send:

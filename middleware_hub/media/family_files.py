@@ -24,6 +24,12 @@ PLACEHOLDERS: Final = {
 }
 """The checked families, with the text of their placeholder. Engines keep all other ids of their prompts as they were sent."""
 
+SIGHT: Final = (
+    "Images are read if --tokenizer-path is the folder, or the hub id, of a model that sees, with its config.json and the"
+    " settings of its image processor, and of a family that is known here (docs/http-api.md)"
+)
+"""What to do about a router that reads no images."""
+
 _SEES: Final = frozenset(
     "vision_config image_token_id image_token_index media_placeholder_token_id vision_tower mm_vision_tower img_processor"
     " visual vision_feature_layer thinker_config".split()

@@ -1,13 +1,15 @@
-"""Whether a worker takes the ids of a prompt with images as they are.
+"""Whether a worker takes the ids of a prompt with images as they are, and whether it takes images that the router cannot read.
 
 SGLang (0.5.23) decodes those of some families to a text, looks for placeholders in it, and encodes it again, unless it has a
 cache of preprocessed images (`--mm-preprocess-cache-size-mb`), which `/server_info` tells.
+Whether it takes images, `/model_info` tells. vLLM (0.32) does not say.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from middleware_hub.media.family_files import SIGHT
 from middleware_hub.media.media import Media
 from router.engines.engine import EngineCall
 from router.engines.json import JSON_ERRORS
@@ -40,3 +42,23 @@ def decoding_check(media: Media) -> WorkerCheck:
         )
 
     return WorkerCheck(EngineCall("GET", "/server_info"), judge)
+
+
+class _ModelInfo(msgspec.Struct):
+    has_image_understanding: bool | None = None
+
+
+_decode_model = msgspec.json.Decoder(_ModelInfo).decode
+
+
+def sight_check(path: str) -> WorkerCheck:
+    """Return the question for a router that reads no images. `path` is the path of its tokenizer."""
+
+    def judge(answer: bytes) -> str | None:
+        try:
+            sees = _decode_model(answer).has_image_understanding
+        except JSON_ERRORS:
+            return None
+        return f"it takes images, and the router reads none with --tokenizer-path {path}. {SIGHT}" if sees else None
+
+    return WorkerCheck(EngineCall("GET", "/model_info"), judge)

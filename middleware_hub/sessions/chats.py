@@ -22,6 +22,7 @@ from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.dialects.fields import unsupported
 from middleware_hub.dialects.messages import UnreadMediaError
 from middleware_hub.media.errors import MediaMissingError, MediaUnknownError, MultimodalUnsupportedError
+from middleware_hub.media.family_files import SIGHT
 from middleware_hub.media.media import MEDIA_ESTIMATED, Media
 from middleware_hub.media.part import image_parts
 from middleware_hub.media.picture import Picture
@@ -209,7 +210,8 @@ class Chats:
         for message in messages:
             if type(message.get("content")) is list and (parts := image_parts(message)):
                 place, kind = (getattr(parts[0], name, None) for name in ("place", "kind"))
-                raise unsupported(f'`{place}` is of the type "{kind}": this model takes text only', str(place))
+                text = f'`{place}` is of the type "{kind}": this model takes text only, by the files of the router. {SIGHT}'
+                raise unsupported(text, str(place))
         return request
 
     async def _answer(
