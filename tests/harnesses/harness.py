@@ -5,7 +5,7 @@ A program is one file. It begins with inline metadata as scripts have it (PEP 72
 
 - `npm`: packages from the npm registry; a Node is one of them where the machine's is older than the package wants;
 - `needs`: a program that the machine has to have;
-- `dialect`: `chat`, `responses` or `messages`;
+- `dialect`: `chat`, `responses`, `messages` or `gemini`;
 - `tool`, `first`, `second`: a tool that the harness has, and two sets of arguments for it;
 - `unknown = false`: an unknown tool ends its run; `resume = false`: it takes one question alone;
 - `marks`: a text that is in every request of the task and in no side request, where tools do not tell them apart;
@@ -19,8 +19,8 @@ A program is one file. It begins with inline metadata as scripts have it (PEP 72
 - `of`: the harness whose packages and other settings it has.
 
 It gets its questions as arguments, one after the other in one conversation, prints the last answer, and reads
-`OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL` and `MODEL` from its environment. The folder that it runs in is empty and its own, as is
-`HOME`.
+`OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL`, `GOOGLE_GEMINI_BASE_URL` and `MODEL` from its environment. The folder that it runs in
+is empty and its own, as is `HOME`.
 """
 
 from __future__ import annotations
@@ -180,7 +180,8 @@ class Harness:
         work.mkdir()
         path = f"{made}/venv/bin:{made}/node_modules/.bin:{os.environ['PATH']}"
         own = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "MODEL": "m", "TERM": "dumb", **urls}
-        own |= {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}
+        own |= {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "GEMINI_API_KEY": "none"}
+        own |= {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}
         # Beside the modules of npm, which are looked for there, and beside no file that has the name of a package.
         program = made / f"program_{self.name}{self.path.suffix}"
         shutil.copyfile(self.path, program)

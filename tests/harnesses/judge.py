@@ -181,11 +181,11 @@ def said(body: Json) -> list[Said]:
     """Return the assistant's turns of a request, of any dialect; what stands between two results is one turn."""
     turns: list[Said] = []
     fresh = True
-    for item in body.get("messages", body.get("input", ())):
+    for item in body.get("messages", body.get("input", body.get("contents", ()))):
         if isinstance(item, str):
             continue
         kind, role = item.get("type", "message"), item.get("role")
-        if role == "assistant" or kind in ("reasoning", "function_call", "custom_tool_call"):
+        if role in ("assistant", "model") or kind in ("reasoning", "function_call", "custom_tool_call"):
             if fresh:
                 turns.append(Said(calls=[]))
             fresh = False
@@ -205,11 +205,15 @@ def _read(item: Json, turn: Said) -> None:
         turn.thought += "".join(part.get("text", "") for part in parts)
     elif kind == "message":
         turn.thought += item.get("reasoning_content") or item.get("reasoning") or ""
-        content = item.get("content") or []
+        content = item.get("content") or item.get("parts") or []
         for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
-            if part["type"] == "tool_use":
+            if "functionCall" in part:
+                turn.calls.append(Call(part["functionCall"]["name"], json.dumps(part["functionCall"]["args"])))
+            elif part.get("thought"):
+                turn.thought += part["text"]
+            elif part.get("type") == "tool_use":
                 turn.calls.append(Call(part["name"], json.dumps(part["input"])))
-            elif part["type"] == "thinking":
+            elif part.get("type") == "thinking":
                 turn.thought += part["thinking"]
             else:
                 turn.text += part.get("text", "")

@@ -12,6 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+SAMPLED = frozenset({"messages", "input", "contents"})
+"""The fields of bodies that ask for a sample, in all dialects."""
+COUNTS = ("count_tokens", ":countTokens")
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "host"})
 
 
@@ -51,11 +54,11 @@ class Recorder:
         self, method: str, path: str, headers: dict[str, str], content: bytes
     ) -> tuple[int, dict[str, str], bytes]:
         body = None
-        if method == "POST" and content and not path.partition("?")[0].endswith("count_tokens"):
+        if method == "POST" and content and not path.partition("?")[0].endswith(COUNTS):
             with contextlib.suppress(ValueError):
                 body = json.loads(content)
         with self._turn:
-            samples = isinstance(body, dict) and ("messages" in body or "input" in body)
+            samples = isinstance(body, dict) and not SAMPLED.isdisjoint(body)
             who = self.script(body) if samples else ""
             parts = urlsplit(self.router)
             connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)

@@ -56,7 +56,8 @@ def run(harness: Harness, family: Family, served: Stack, plan: Mapping[str, Sequ
 
     with recording(served.url, script) as (url, exchanges):
         base = f"{url}{session.path}"
-        ran = harness.run({"OPENAI_BASE_URL": f"{base}/v1", "ANTHROPIC_BASE_URL": base}, QUESTIONS, folder)
+        urls = {"OPENAI_BASE_URL": f"{base}/v1", "ANTHROPIC_BASE_URL": base, "GOOGLE_GEMINI_BASE_URL": base}
+        ran = harness.run(urls, QUESTIONS, folder)
     worker.forget_scripts()
     plain = [dataclasses.asdict(one) | {"reply": one.reply.decode()} for one in exchanges]
     (folder / "exchanges.json").write_text(json.dumps(plain, indent=1))

@@ -13,7 +13,7 @@ from middleware_hub.dialects.gemini import replies, requests
 from router.errors import RouterError
 
 GENERATE, STREAM, COUNT = "generateContent", "streamGenerateContent", "countTokens"
-_CALL = re.compile(r"(?:.*?/)?(?:models|tunedModels)/(.+):([A-Za-z]+)")
+_CALL = re.compile(r"(?:.*?/)??(?:models|tunedModels)/(.+):([A-Za-z]+)")
 """The place of a call: a model, which may have slashes and colons in its name, and what is asked of it. Google's cloud has
 `publishers/google/`, and more, in front of it.
 """

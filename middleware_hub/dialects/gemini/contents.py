@@ -124,7 +124,10 @@ class _Reader:
             raise unsupported(f"`{place}` is `{kind}`: this model writes texts and calls only", place)
 
     def _heard(self, place: str, parts: Sequence[Any]) -> None:
-        """Read a user's parts: a message for each result, and one for all else."""
+        """Read a user's parts: a message for each result, and one for all else.
+
+        A result that is there twice, id and all, is one: Gemini CLI doubles those of a conversation that it resumes.
+        """
         rest: list[Any] = []
         results: list[tuple[str, dict[str, Any]]] = []
         for at, given in enumerate(parts):
@@ -136,7 +139,9 @@ class _Reader:
             response = part["functionResponse"]
             if type(response) is not dict:
                 raise wrong(f"{where}.functionResponse", response, "an object")
-            results.append((f"{where}.functionResponse", spelled(response)))
+            response = spelled(response)
+            if not response.get("id") or all(response != known for _, known in results):
+                results.append((f"{where}.functionResponse", response))
         named = {response.get("id") for _, response in results}
         left = [one for one in self._open if one[0] not in named]
         for where, response in results:
