@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.many_routers.wire import Wire
 from tests.support import debian, templates
@@ -63,17 +64,23 @@ class Machines:
         flags: Sequence[str] = (),
         *,
         apart: bool = False,
+        ranks: int = 1,
     ) -> None:
-        """`store`: `sqlite` or `redis`. `apart`: the workers only decode, and there are as many that prefill."""
+        """Make them.
+
+        Args:
+            store: `sqlite` or `redis`.
+            apart: the workers only decode, and there are as many that prefill.
+            ranks: data-parallel ranks of each worker.
+        """
         self._entered = contextlib.ExitStack()
         self._folder, self._flags = folder, flags
 
         def workers(role: Role) -> list[EmbeddedWorker]:
             styles: tuple[StreamStyle, ...] = ("cumulative", "incremental")
+            given: dict[str, Any] = {"token_delay": 0.002, "disaggregation_mode": role, "dp_size": ranks}
             return [
-                EmbeddedWorker(
-                    vocabulary("qwen"), stream_style=style, seed=number, token_delay=0.002, disaggregation_mode=role
-                )
+                EmbeddedWorker(vocabulary("qwen"), stream_style=style, seed=number, **given)
                 for number, style in enumerate(styles)
             ]
 

@@ -30,7 +30,8 @@ from benchmarks.many_routers.clients import Client, Shared, Truth
 from benchmarks.many_routers.count import Count, check_store
 from benchmarks.many_routers.faults import Faults
 from benchmarks.many_routers.ledger import Ledger
-from benchmarks.many_routers.machines import FSYNCS, Machines
+from benchmarks.many_routers.machines import ADMIN, FSYNCS, Machines
+from benchmarks.many_routers.targets import check_targets
 
 STORIES = 8
 
@@ -43,6 +44,7 @@ class Plan:
         store: `sqlite` or `redis`; `fsync` is Redis' `appendfsync`.
         flags: further flags of the routers.
         apart: prefill and decode workers, two of each.
+        ranks: data-parallel ranks of each worker.
     """
 
     store: str = "sqlite"
@@ -53,6 +55,7 @@ class Plan:
     seed: int = 0
     flags: Sequence[str] = ()
     apart: bool = False
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class Result:
 def run(plan: Plan, folder: Path, progress: float = 30.0) -> Result:
     """Run the routers, clients and faults, then count. All files are below `folder`."""
     ledger = Ledger()
-    with Machines(plan.store, folder, plan.routers, plan.fsync, plan.flags, apart=plan.apart) as machines:
+    made = Machines(plan.store, folder, plan.routers, plan.fsync, plan.flags, apart=plan.apart, ranks=plan.ranks)
+    with made as machines:
         truth = Truth(machines.workers)
         shared = Shared(machines.url, ledger, truth)
         clients = [Client(shared, number, plan.seed) for number in range(plan.clients)]
@@ -91,11 +95,13 @@ def run(plan: Plan, folder: Path, progress: float = 30.0) -> Result:
             fresh.wait_until_up()
             count = Count(fresh.url, ledger, truth)
             count.run()
+        placed = check_targets([one.url for one in machines.routers], ADMIN, ledger)
         stored = check_store(machines.store, ledger, truth)
         errors = _complaints(folder)
     counts = Counter({f"told: {what}": number for what, number in ledger.counts.items()})
     counts += Counter({f"count: {what}": number for what, number in count.counts.items()})
     counts += Counter({f"fault: {what}": number for what, number in faults.counts.items()})
+    counts += Counter({f"targets: {what}": number for what, number in placed.items()})
     counts += Counter({f"store: {what}": number for what, number in stored.items()})
     counts += Counter({f"log: {what}": number for what, number in errors.items()})
     first: dict[str, list[str]] = {}
@@ -146,6 +152,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--seed", type=int, default=0)
     found.add_argument("--folder", type=Path, help="where logs and the store stay")
     found.add_argument("--apart", action="store_true", help="prefill and decode workers, two of each")
+    found.add_argument("--ranks", type=int, default=1, help="data-parallel ranks of each worker")
     found.add_argument("flags", nargs="*", help="further flags of the routers, behind --")
     return found
 
@@ -153,7 +160,8 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Run what the command line says."""
     args = parser().parse_args()
-    plan = Plan(args.store, args.minutes, args.routers, args.clients, args.fsync, args.seed, args.flags, args.apart)
+    given = (args.store, args.minutes, args.routers, args.clients, args.fsync, args.seed, args.flags)
+    plan = Plan(*given, apart=args.apart, ranks=args.ranks)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

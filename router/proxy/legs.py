@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable
 
 import msgspec
 
@@ -32,8 +31,6 @@ from router.proxy.engine_upstream import EngineUpstream, WholeResponse
 from router.proxy.in_flight import InFlight
 from router.workers.pool import Lease
 from router.workers.worker import Target, Worker
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +64,7 @@ class Legs:
         prefill_target: its rank there.
         culprit: the target at fault, if it fails.
         avoided: the other target, if that may be at fault as well.
+        failure: that of the prefill leg, if it came before the reply of the decode worker.
     """
 
     def __init__(
@@ -114,7 +112,7 @@ class Legs:
         self._over = False  # whether the prefill leg has ended well
         self._response: UpstreamResponse | None = None
         self._first_leg: asyncio.Task[None] | None = None
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None
         self._prefilled: list[PrefillReply] | None = None
         self._waiting: asyncio.Timeout | None = None
 
@@ -128,8 +126,12 @@ class Legs:
             body = sent.body
         return sent, body
 
-    async def begin(self, headers: HeaderList, *, fresh: bool) -> None:
-        """Send both legs, and wait for the head of the decode worker's reply. Raises UpstreamFailure, LegRefusedError."""
+    async def begin(self, headers: HeaderList, waiting: asyncio.Timeout, *, fresh: bool) -> None:
+        """Send both legs, and wait for the head of the decode worker's reply. Raises UpstreamFailure, LegRefusedError.
+
+        `waiting`: around all that is awaited here, until `joined` is called. It ends with a `failure`.
+        """
+        self._waiting = waiting
         if self._at_once:
             prefill, rank, ranks = self.prefill, self.prefill_target.rank, len(self.prefill.targets)
             place = MeetingPlace(prefill.url, prefill.bootstrap_port, rank, ranks)
@@ -140,15 +142,15 @@ class Legs:
                     body = with_prefill_rank(body, rank)
         else:
             body = await self._one_after_the_other(headers, fresh=fresh)
-        response = self._response = await self._unless_prefill_fails(
-            lambda: self._send(self._decode_target, headers, self._body if body is None else body, fresh=fresh)
-        )
+        decoded = self._body if body is None else body
+        response = self._response = await self._send(self._decode_target, headers, decoded, fresh=fresh)
         self.status, self.headers, self.stream = response.status, response.headers, response.stream
 
     async def read(self) -> bytes:
         """Return the next piece of the decode worker's reply. Raises UpstreamBrokenError, LegRefusedError."""
         assert self._response is not None
-        return await self._unless_prefill_fails(self._response.read)
+        self._check()
+        return await self._response.read()
 
     async def joined(self, status: int, first: bytes) -> JoinedReply | None:
         """Wait until the prefill leg is over; return what joins the replies, None if there is nothing to join.
@@ -160,6 +162,7 @@ class Legs:
         Raises UpstreamFailure, LegRefusedError.
         """
         leg, sent, ended = self._first_leg, self._sent, may_be_aborted(first)
+        self._waiting = None
         if status != 200:
             if status >= 500 and leg is not None:  # it may only say that the other leg has ended
                 await asyncio.wait((leg,), timeout=MOMENT)
@@ -186,6 +189,7 @@ class Legs:
         return JoinedReply(prefilled, listed=sent.listed, rows=not _ROWS.isdisjoint(sent.fields))
 
     def close(self) -> None:
+        self._waiting = None
         if self._response is not None:
             self._response.close()
         leg, self._first_leg = self._first_leg, None
@@ -254,30 +258,16 @@ class Legs:
 
     def _fail(self, failure: Exception) -> None:
         """End the decode leg, if it is not over: the prefill leg has failed."""
-        if self._failure is not None or self._first_leg is None or self._begun:
+        if self.failure is not None or self._first_leg is None or self._begun:
             return
-        self._failure, self.culprit = failure, self.prefill_target
+        self.failure, self.culprit = failure, self.prefill_target
         self._abandon(self._in_flight, self._decode)
         if self._waiting is not None:
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
     def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    async def _unless_prefill_fails(self, waiting: Callable[[], Awaitable[T]]) -> T:
-        """Return what is waited for. Raises the failure of the prefill leg, if that comes first."""
-        self._check()
-        if self._first_leg is None or self._over:
-            return await waiting()
-        try:
-            async with asyncio.timeout(None) as self._waiting:
-                return await waiting()
-        except TimeoutError:
-            self._check()
-            raise
-        finally:
-            self._waiting = None
+        if self.failure is not None:
+            raise self.failure
 
     # Engines whose legs follow each other -----------------------------------------------------------------------------
 

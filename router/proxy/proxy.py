@@ -382,10 +382,13 @@ class Proxy:
         timeout = asyncio.timeout(None)
         waiting.add(timeout)
         try:
-            async with timeout:
-                await legs.begin(headers, fresh=attempts.fresh)
-                await attempt.begin(legs)
-                attempt.joined = await legs.joined(attempt.status, attempt.first)
+            try:
+                async with timeout:
+                    await legs.begin(headers, timeout, fresh=attempts.fresh)
+                    await attempt.begin(legs)
+                    attempt.joined = await legs.joined(attempt.status, attempt.first)
+            except TimeoutError:
+                raise legs.failure or TimeoutError from None
         except LegRefusedError as refused:
             legs.close()
             await attempt.begin(refused.response)

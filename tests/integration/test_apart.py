@@ -17,6 +17,7 @@ from router.config import AbortConfig, HealthConfig, QueueConfig, RouterConfig, 
 from router.errors import BadRequestError
 from tests.support.asking import Asking, calls, until
 from tests.support.client import call
+from tests.support.oracle import versions_of
 from tests.support.pictures import data_url, digest, picture
 from tests.support.serving import serve
 from tests.support.stack import Stack, stack
@@ -174,6 +175,62 @@ def test_an_update_while_it_decodes_is_seen_token_by_token(pair: Stack) -> None:
     found = pair.retrieve(PROMPT + record.text)
     assert set(record.versions) == {"default", "later"}
     assert "version_uncertain" not in found["reasons"]
+
+
+@contextmanager
+def retracted(pair: Stack, asked: dict[str, Any]) -> Iterator[Asking]:
+    """Ask, and have the decode worker take a generation of three tokens back; it goes on with new weights after this."""
+    prefill, decode = both(pair)
+    decode.hold(after=3)
+    asking = Asking(pair.url, {"text": PROMPT, "sampling_params": SHORT, **asked})
+    until(lambda: [len(job.sample.output_ids) for job in decode.jobs.values()] == [3])
+    until(lambda: not prefill.in_flight)
+    assert pair.post("/pause_generation", {"mode": "retract"}).status == 200
+    update = {"model_path": "x", "weight_version": "later"}
+    assert pair.post("/update_weights_from_disk", update).status == 200
+    decode.release()
+    yield asking
+    assert pair.post("/continue_generation", {}).status == 200
+
+
+@pytest.mark.parametrize("salt", [None, "rollout"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_pause_took_back_is_prefilled_again_by_the_new_weights(
+    pair: Stack, stream: bool, salt: str | None
+) -> None:
+    prefill, decode = both(pair)
+    pair.set_weight_version("first")
+    with retracted(pair, {"stream": stream, "extra_key": salt}) as asking:
+        pass
+    assert asking.answer().status == 200
+    first, again = prefill.log
+    (record,) = decode.log
+    assert again.input_ids == [*record.input_ids, *record.output_ids[:2]]
+    assert (again.rid, again.body["bootstrap_room"]) == (first.rid, first.body["bootstrap_room"])
+    assert again.body["extra_key"] == salt
+    assert record.versions == ["first"] * 3 + ["later"] * 5
+    found = pair.retrieve(PROMPT + record.text)
+    assert (found["exact"], found["reasons"]) == (True, [])
+    assert found["tokens"] == record.input_ids + record.output_ids
+    assert [version for _, version in versions_of(found["weight_versions"])] == record.versions
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prefill_worker_that_died_in_a_pause_ends_what_it_is_to_prefill_again(pair: Stack, stream: bool) -> None:
+    prefill, decode = both(pair)
+    with retracted(pair, {"stream": stream}) as asking:
+        prefill.kill()
+        begun = time.monotonic()
+        assert call(decode.url + "/continue_generation", {}).status == 200
+        if stream:
+            *_, last = asking.events()
+            asking.close()
+            assert "Decode transfer failed" in str(last)
+        else:
+            answer = asking.answer()
+            assert answer.status >= 500, answer.content
+        assert time.monotonic() - begun < 2
+        prefill.restart()
 
 
 # Ends -------------------------------------------------------------------------------------------------------------------

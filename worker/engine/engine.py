@@ -360,7 +360,13 @@ class EmbeddedEngine:
             for job in self.jobs.values():
                 if job.stage is JobStage.RUNNING:
                     job.stage = JobStage.QUEUED
+                    if job.leg is not None and not job.leg.prefill:
+                        job.leg.lose()
         self.changed()
+
+    async def until_lost(self, leg: Leg) -> None:
+        """Wait until the engine goes on with a decode leg whose cache a pause has taken back."""
+        await self._gates.wait_for(lambda: leg.lost and not self._scheduler_closed)
 
     def resume(self) -> None:
         logger.info("continued")

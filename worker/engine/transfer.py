@@ -7,6 +7,11 @@
     ends with that token                        ends as any generation does
 
 Both legs of a request name the same room. Whichever comes first waits for the other. A leg that ends early fails the other one.
+
+A pause that retracts takes the cache from a decode worker. When it goes on, it asks its prefill worker, by a `/generate` of its
+own, for the cache of the prompt and of all tokens but the last one, and then goes on behind the last one
+(`scheduler.py`, `Req.build_rebootstrap_payload` in SGLang 0.5.23).
+
 No cache moves here: the decode worker samples as the prefill worker would go on, given its seed and its first token.
 """
 
@@ -48,6 +53,7 @@ class Leg:
     Attributes:
         ready: whether it may sample.
         done: whether what it hands over has been taken. A decode leg hands over nothing.
+        lost: whether a decode leg's cache was taken back, and has to be computed again.
         failure: why it cannot go on; None if it can.
         handover: what passes from the prefill leg to the decode leg.
     """
@@ -56,7 +62,7 @@ class Leg:
         """`changed` is called after each change."""
         self.room = room
         self.prefill = prefill
-        self.ready = self.done = False
+        self.ready = self.done = self.lost = False
         self.failure: str | None = None
         self.handover: Handover | None = None
         self._changed = changed
@@ -75,6 +81,10 @@ class Leg:
         """Note that the other leg has it."""
         self.done = True
         self._changed()
+
+    def lose(self) -> None:
+        """Take its cache from a decode leg, which may sample again once it has that again."""
+        self.lost, self.ready, self.done = True, False, False
 
     def fail(self, why: str) -> None:
         """End it, unless it is done. The first reason counts."""

@@ -158,6 +158,31 @@ class Generating(Generic[W]):
         events.put_nowait(None)
 
 
+def prefill_again(job: EngineJob) -> dict[str, Any]:
+    """Return the request by which a decode worker has its prefill worker compute a cache again. It has no images."""
+    request, body, place = job.sample.request, job.record.body, job.sample.request.bootstrap
+    assert place is not None
+
+    def own(name: str) -> Any:
+        value = body.get(name)
+        return value[job.record.index] if isinstance(value, list) else value
+
+    return {
+        "input_ids": [*request.input_ids, *job.sample.output_ids[:-1]],
+        "sampling_params": {"max_new_tokens": 1},
+        "return_logprob": False,
+        "stream": False,
+        "rid": request.rid,
+        "bootstrap_host": place.host,
+        "bootstrap_port": place.port,
+        "bootstrap_room": place.room,
+        "extra_key": own("extra_key"),
+        "cache_salt": own("cache_salt"),
+        "routed_dp_rank": place.prefill_rank,
+        "disagg_prefill_dp_rank": place.prefill_rank,
+    }
+
+
 class GenerateHandler(Generating[Wire]):
     """SGLang's `/generate`."""
 
@@ -205,6 +230,20 @@ class GenerateHandler(Generating[Wire]):
             leg.taken()
         except PeerError as error:
             leg.fail(f"Decode handshake failed for bootstrap room {leg.room}: {error}")
+            return
+        while leg.failure is None:
+            await self._engine.until_lost(leg)
+            leg.lost = False
+            body = prefill_again(job)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(ask(bootstrap.host, bootstrap.port, "/generate", body, seconds))
+                    group.create_task(ask(bootstrap.host, bootstrap.port, ROOMS, asked, seconds))
+            except* PeerError as errors:
+                leg.fail(f"Decode transfer failed for bootstrap room {leg.room}: {errors.exceptions[0]}")
+            else:
+                leg.begin()
+                leg.taken()
 
     async def _reply(self, exchange: HttpExchange, jobs: list[EngineJob], listed: bool, fault: Fault | None) -> None:
         match fault:
