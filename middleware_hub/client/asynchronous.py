@@ -208,9 +208,10 @@ class AsyncSession:
         listed: ExportOptions = {"expect_request_ids": self.replies} if self.replies else {}
         return await self.client.run(operations.finalize(self.id, {**listed, **options}))
 
-    async def trajectories(self) -> tuple[Trajectory, ...]:
-        """Return a trajectory for each branch so far, without ending it."""
-        return await self.client.run(operations.trajectories(self.id))
+    async def trajectories(self, *, export_all_checkpoints: bool = False) -> tuple[Trajectory, ...]:
+        """Return a trajectory for each branch so far, or for every reply, without ending the session."""
+        call = operations.trajectories(self.id, export_all_checkpoints=export_all_checkpoints)
+        return await self.client.run(call)
 
     async def tree(self, *, roots: str = "all", media: operations.Media = "ref") -> dict[str, Any]:
         """End it; return its tree, in which shared turns are once. See `middleware_hub.integrations.tree`.

@@ -390,8 +390,9 @@ def reward_session(session_id: str, info: Mapping[str, Any], branch: str | None)
     return _saved(in_session("POST", session_id, "/reward_info", body).call)
 
 
-def trajectories(session_id: str) -> Operation[tuple[Trajectory, ...]]:
-    call = in_session("GET", session_id, "/trajectories").call
+def trajectories(session_id: str, *, export_all_checkpoints: bool) -> Operation[tuple[Trajectory, ...]]:
+    query = "?export_all_checkpoints=true" if export_all_checkpoints else ""
+    call = in_session("GET", session_id, f"/trajectories{query}").call
     return _operation(call, lambda found: tuple(Trajectory.of_branch(one) for one in found["trajectories"]))
 
 

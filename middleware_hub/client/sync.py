@@ -203,9 +203,10 @@ class Session:
         listed: ExportOptions = {"expect_request_ids": self.replies} if self.replies else {}
         return self.client.run(operations.finalize(self.id, {**listed, **options}))
 
-    def trajectories(self) -> tuple[Trajectory, ...]:
-        """Return a trajectory for each branch so far, without ending it."""
-        return self.client.run(operations.trajectories(self.id))
+    def trajectories(self, *, export_all_checkpoints: bool = False) -> tuple[Trajectory, ...]:
+        """Return a trajectory for each branch so far, or for every reply, without ending the session."""
+        call = operations.trajectories(self.id, export_all_checkpoints=export_all_checkpoints)
+        return self.client.run(call)
 
     def tree(self, *, roots: str = "all", media: operations.Media = "ref") -> dict[str, Any]:
         """End it; return its tree, in which shared turns are once. See `middleware_hub.integrations.tree`.

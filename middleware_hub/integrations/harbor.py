@@ -17,7 +17,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -25,7 +25,7 @@ from middleware_hub.client import operations
 from middleware_hub.client.asynchronous import AsyncClient, AsyncSession
 from middleware_hub.client.errors import RouterClientError
 from middleware_hub.client.trajectory import Trajectory, Turn
-from middleware_hub.integrations.rollout import PATIENT, RolloutGroup
+from middleware_hub.integrations.rollout import PATIENT, RolloutGroup, named_session
 from middleware_hub.integrations.versions import require
 
 require(
@@ -173,23 +173,19 @@ class SessionPlugin(BaseJobPlugin):
         trial.placed.clear()
         trial.waiting.clear()
         trial.left_out.clear()
-        url = f"{self._client.url}/sessions/{trial.name}"
-        names = {"session_id": trial.name, "base_url": f"{url}/v1", "anthropic_base_url": url}
-        trial.session = AsyncSession(self._client, names)
-        if trial.attempts > 1:
-            await trial.session.delete()  # Harbor has dropped the attempt before
+        if trial.attempts > 1:  # Harbor has dropped the attempt before
+            await self._client.run(operations.delete_session(trial.name))
         group = self._group(event.task_name, trial)
-        call = operations.create_session(
+        trial.session = await named_session(
+            self._client,
             {
                 "session_id": trial.name,
                 "group_id": group.id,
                 "group_size": group.size,
                 "sampling_params": self._sampling,
                 "metadata": {"task": event.task_name, "trial": event.trial_name},
-            }
-        ).call
-        # The name is the trial's own: a session of this name is there only if an answer was lost. So the call may be repeated.
-        await self._client.run(operations.plain(replace(call, again=True, accepts=frozenset({201, 409}))))
+            },
+        )
 
     def _group(self, task: str, trial: _Trial) -> RolloutGroup:
         if self._groups == "off":

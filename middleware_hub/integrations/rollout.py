@@ -11,14 +11,16 @@ import math
 import os
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any, Final
 
-from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation
+from middleware_hub.client import operations
+from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation, AsyncSession
 from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import RefusedError
 from middleware_hub.client.images import Image
+from middleware_hub.client.operations import SessionOptions
 from middleware_hub.client.wire import Reply, Retries
 
 Observation = str | tuple[str, Sequence[Image]]
@@ -176,6 +178,18 @@ def client_for(url: str, *, evaluation: bool) -> AsyncClient:
     if key not in _CLIENTS:
         _CLIENTS[key] = AsyncClient(url.split(","), namespace=key[1], retries=PATIENT)
     return _CLIENTS[key]
+
+
+async def named_session(client: AsyncClient, options: SessionOptions) -> AsyncSession:
+    """Make a session, or return the one of this name: then an answer was lost before, if the name is the caller's own.
+
+    So the call is repeated where a router is away for a while.
+    """
+    call = operations.create_session(options).call
+    await client.run(operations.plain(replace(call, again=True, accepts=frozenset({201, 409}))))
+    url = f"{client.url}/sessions/{options['session_id']}"
+    names = {"session_id": options["session_id"], "base_url": f"{url}/v1", "anthropic_base_url": url}
+    return AsyncSession(client, names)
 
 
 async def close_clients() -> None:

@@ -17,6 +17,7 @@ SUPPORTED = {
     "trl": ((1, 0, 0), (1, 17)),
     "harbor": ((0, 26), (0, 27)),
     "openenv": ((0, 10, 0), (0, 11)),
+    "verifiers": ((0, 4), (0, 5)),
 }
 """The first release that fits, and the first that may not."""
 
