@@ -182,6 +182,9 @@ class Harness:
         own = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "MODEL": "m", "TERM": "dumb", **urls}
         own |= {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "GEMINI_API_KEY": "none"}
         own |= {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}
+        if "uv" in {re.split("[=<>]", one)[0] for one in self.dependencies}:  # it installs more while it runs
+            own |= {name: value for name, value in os.environ.items() if name.startswith(("UV_", "SSL_CERT_"))}
+            own["UV_CACHE_DIR"] = str(cache() / "uv-cache")
         # Beside the modules of npm, which are looked for there, and beside no file that has the name of a package.
         program = made / f"program_{self.name}{self.path.suffix}"
         shutil.copyfile(self.path, program)

@@ -71,7 +71,10 @@ def test_dialects_say_the_same() -> None:
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
         {"type": "function_call", "name": "look", "arguments": '{"where": "there"}'},
     ]
-    assert said({"messages": [{"role": "assistant", "content": blocks}]}) == said({"input": items})
+    parts: list[dict[str, Any]] = [{"text": "hm", "thought": True}, {"text": "I look."}]
+    parts.append({"functionCall": {"name": "look", "args": {"where": "there"}}})
+    found = said({"messages": [{"role": "assistant", "content": blocks}]})
+    assert found == said({"input": items}) == said({"contents": [{"role": "model", "parts": parts}]})
 
 
 def test_a_lost_turn_is_not_trained_on() -> None:
