@@ -73,6 +73,10 @@ MODELS: Final[Table] = {
 }
 """The same for clients that write the model's name into the path, where it may have slashes and colons. No worker has these."""
 
+SCORES: Final[Table] = {"/trajectories/score": {"POST": "score"}}
+"""Of `Scoring` (`middleware_hub/sessions/scoring.py`), which `SessionsMiddleware` has: what a teacher or a reference says of
+tokens."""
+
 SESSIONS: Final[Table] = {"/sessions": {"POST": "create", "GET": "list"}}
 """Of `SessionsMiddleware`. Nothing below goes on to the router."""
 

@@ -34,6 +34,7 @@ from middleware_hub.sessions.log.archive import Archive
 from middleware_hub.sessions.log.chat_notes import ChatNotes
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.registry import SessionRegistry
+from middleware_hub.sessions.scoring import Scoring
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.generation import Generator
 from middleware_hub.sessions.turn.kept_replies import KeptReplies
@@ -104,7 +105,7 @@ class SessionsMiddleware:
             hub.media,
             max_body_bytes=self._max_body_bytes,
         )
-        hub.sessions = SessionSamples(self.registry, hub.media)
+        hub.sessions = samples = SessionSamples(self.registry, hub.media)
         self._chats = self._make_chats(context, config)
         self._media = MediaCalls.of(context, hub.stock).serve
         self._limits = PromptLimits(config.server.max_batch, config.radix.max_text_tokens)
@@ -122,6 +123,9 @@ class SessionsMiddleware:
         )
         open_models = {"talk": self._talk_open, "models": self._list_models}
         self._open_models = routes.bound(routes.MODELS, open_models, "/")
+        most, limit = config.server.max_batch, self._max_body_bytes
+        scoring = Scoring(context.scorers, samples, most=most, max_body_bytes=limit)
+        self._open_calls |= routes.bound(routes.SCORES, {"score": scoring})
         all_sessions: dict[str, Handler] = {"create": self._create, "list": self._list}
         self._all_sessions = ByMethod(routes.bound(routes.SESSIONS, all_sessions)[PREFIX])
         chats = {"talk": self._talk, "models": self._show_models}

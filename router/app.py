@@ -22,14 +22,16 @@ from router.auth.key_check import KeyCheck
 from router.auth.keys import ApiKeys
 from router.auth.session_key_check import SessionKeyCheck
 from router.auth.session_keys import SessionKeys
-from router.config import RouterConfig, ServerConfig, TraceConfig
+from router.config import RouterConfig, ServerConfig, TraceConfig, WorkersConfig
+from router.engines.engine import KnownWorker
 from router.engines.table import engines, fleet_paths
 from router.errors import BadRequestError
 from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
+from router.generate.scorers import Scorers
 from router.http.request_record import Requests
-from router.http.upstream import AiohttpUpstream
+from router.http.upstream import AiohttpUpstream, Upstream
 from router.kv_cache.salts import KvSalts
 from router.kv_cache.watch import KvWatch
 from router.observability.kv_metrics import KvCollector
@@ -251,6 +253,7 @@ def create_app(
         backend=backend,
         engine=lambda: engine.spoken,
         session_keys=session_keys,
+        scorers=_scorers(upstream, workers) if workers.scorers else None,
         stopping=lambda: lifecycle.draining,
     )
     app: ASGIApp = backend
@@ -279,6 +282,16 @@ def _checks_of_callers(keys: ApiKeys, session_keys: SessionKeys) -> Sequence[Che
     if not keys:
         return [HeaderChecks(of_sessions, of_pages)]
     return HeaderChecks(of_sessions), KeyCheck(keys), HeaderChecks(of_pages)
+
+
+def _scorers(upstream: Upstream, config: WorkersConfig) -> Scorers:
+    vllm = EngineUpstream(upstream, lambda _: KnownWorker())
+    vllm.speak(engines()["vllm"])
+    ways: dict[str, tuple[Upstream, str]] = {}
+    for name, url in config.scorer_urls.items():
+        bare = url.removeprefix("vllm+")
+        ways[name] = upstream if bare == url else vllm, bare
+    return Scorers(ways, seconds=config.score_timeout)
 
 
 def _url(config: ServerConfig) -> str | None:

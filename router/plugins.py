@@ -15,6 +15,7 @@ from router.config import RouterConfig
 from router.engines.engine import Engine
 from router.engines.sglang.engine import SGLANG
 from router.errors import BadRequestError
+from router.generate.scorers import Scorers
 from router.observability.tracing import Tracer
 from router.peers.peers import Peers
 from router.proxy.generate_call import Backend
@@ -38,6 +39,7 @@ class MiddlewareContext:
         backend: generates at the workers: what a middleware that stands inside of all others calls in place of the application.
         engine: returns the engine that the workers run.
         session_keys: what the keys of sessions need. A middleware that has sessions says so there.
+        scorers: models that only score; None where there are none.
         stopping: returns whether the router is about to stop. Requests that only wait for something are then to be answered.
     """
 
@@ -51,6 +53,7 @@ class MiddlewareContext:
     backend: Backend | None = None
     engine: Callable[[], Engine] = lambda: SGLANG
     session_keys: SessionKeys = field(default_factory=SessionKeys)
+    scorers: Scorers | None = None
     stopping: Callable[[], bool] = lambda: False
 
 

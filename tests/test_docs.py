@@ -112,7 +112,7 @@ def routes() -> set[str]:
     control = ControlRoutes(pool, admission, CollectorRegistry(), Lifecycle(), Requests())
     own = {route.path.replace("{key:rest}", "{id}") for route in control.routes()}
     own -= {"/inspect/{rest:rest}"}
-    tables = hub.RADIX_TREE, hub.TRAJECTORIES, hub.CHATS, hub.MEDIA, hub.INSPECTOR_PAGE, hub.INSPECTOR_API
+    tables = (hub.RADIX_TREE, hub.TRAJECTORIES, hub.SCORES, hub.CHATS, hub.MEDIA, hub.INSPECTOR_PAGE, hub.INSPECTOR_API)
     fleet = Fleet(
         pool, AiohttpUpstream(connect_timeout=1.0), max_body_bytes=1, forward_authorization=False, paths=fleet_paths()
     )

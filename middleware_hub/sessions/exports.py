@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
-from middleware_hub.chat.errors import SessionOverError
+from middleware_hub.chat.errors import SessionOverError, UnknownSessionError
 from middleware_hub.media.media import Media
 from middleware_hub.media.viewer import Viewer, asks_inline
 from middleware_hub.metrics import SessionMetrics
@@ -283,6 +283,31 @@ class SessionSamples:
             tuple(kv_versions(turn for one in found for turn in one.turns)),
             exact_tokens=bool(found) and all(INEXACT_TOKENS.isdisjoint(one.reasons) for one in found),
         )
+
+    async def branches(self, tenant: str, session_id: str, *, head: bool) -> list[BranchTrajectory]:
+        """Return the trajectories of a session, as `trajectories` gives them. Raises UnknownSessionError, StoreError."""
+        session = await self._registry.reach(tenant, session_id)
+        if session is None:
+            raise UnknownSessionError(f"there is no session {session_id[:140]!r}: POST /sessions makes one")
+        session.visitors += 1
+        try:
+            unread = session.stale or not await filled(session)
+            check_known(session, unread=unread)
+            trie, root = session.trie, session.trie.head_root
+            ends = trie.checkpoints(terminal=True, root=root if head else None)
+            session.touch()
+            return list(
+                branches(
+                    ends,
+                    session.reward_info,
+                    missing=session.lost,
+                    unread=unread,
+                    passed_over=trie.passed_over,
+                    head=root,
+                )
+            )
+        finally:
+            session.visitors -= 1
 
     async def acknowledged(self, tenant: str, members: Sequence[Member]) -> None:
         """Note that a trainer has these sessions."""

@@ -37,7 +37,7 @@ USE = frozenset(
         "/retrieve_from_text",
         "/radix_tree/explain",
         "/trajectories",
-        *(f"/trajectories/{call}" for call in ("claim", "ack", "release", "renew", "reward", "drop")),
+        *(f"/trajectories/{call}" for call in ("claim", "ack", "release", "renew", "reward", "drop", "score")),
         "/abort_request",
         # A worker's: OpenAI, Anthropic, Ollama, SageMaker, Vertex AI, SGLang (0.5.23).
         "/v1/completions",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -106,6 +107,10 @@ class QueueConfig(Section):
     timeout: float = flag("--queue-timeout-secs", 60.0, "how long a request may wait for room; then it gets 408")
 
 
+_SCORER = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_SCORED_AT = re.compile(r"(vllm\+)?https?://[^/\s?#]+/*")
+
+
 @dataclass(frozen=True)
 class WorkersConfig(Section):
     """The workers, how one is chosen, and how long it may take. Times are in seconds, None means no limit."""
@@ -172,6 +177,14 @@ class WorkersConfig(Section):
         False,
         "streams of /generate hold only what is new in each event; SGLang's workers have a flag of their own for that",
     )
+    scorers: tuple[str, ...] = flag(
+        "--scorer",
+        (),
+        "model that only scores, by a name: a teacher, a reference (POST /trajectories/score); vllm+http://... is a vLLM;"
+        " repeatable",
+        metavar="NAME=URL",
+    )
+    score_timeout: float = flag("--score-timeout-secs", 600.0, "how long a scorer may take for one sequence")
     connect_timeout: float = flag("--connect-timeout-secs", 5.0, "how long connecting to a worker may take")
     probe_timeout: float = 2.0
     request_timeout: float | None = flag(
@@ -202,7 +215,7 @@ class WorkersConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.networks, self.given_ranks
+        _ = self.networks, self.given_ranks, self.scorer_urls
         for name in ("prefill", "decode", "prefill_policy", "decode_policy"):
             if getattr(self, name) and not self.apart:
                 raise BadRequestError(f"--{name.replace('_', '-')} is of a router with --pd-disaggregation")
@@ -223,6 +236,20 @@ class WorkersConfig(Section):
             if not (url and equals and count.isascii() and count.isdigit() and 0 < int(count) <= MOST_RANKS):
                 raise BadRequestError(f"--worker-ranks must be like http://10.0.0.1:8000=4, not {entry}")
             found[url] = int(count)
+        return found
+
+    @property
+    def scorer_urls(self) -> dict[str, str]:
+        """The URLs of scorers by name. Raise BadRequestError for a bad entry: names are parts of fields."""
+        found: dict[str, str] = {}
+        for entry in self.scorers:
+            name, _, url = entry.partition("=")
+            if not _SCORER.fullmatch(name) or name in (*found, "response") or not _SCORED_AT.fullmatch(url):
+                raise BadRequestError(
+                    f"--scorer must be like teacher=http://10.0.0.1:30000 or ref=vllm+http://10.0.0.2:8000, each name once, "
+                    f"in small letters, digits and _, not {entry}"
+                )
+            found[name] = url.rstrip("/")
         return found
 
     @property

@@ -41,6 +41,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.chats",
         "middleware_hub.sessions.controls",
         "middleware_hub.sessions.exports",
+        "middleware_hub.sessions.scoring",
         "middleware_hub.sessions.session_fields",
         "middleware_hub.store_cli.*",
         "middleware_hub.trajectories.calls",
