@@ -206,18 +206,27 @@ def _lives(group: int) -> bool:
 
 @contextlib.contextmanager
 def reading(
-    folder: Path, *, abort: AbortConfig | None = None, middlewares: tuple[str, ...] | None = None
+    folder: Path,
+    *,
+    abort: AbortConfig | None = None,
+    middlewares: tuple[str, ...] | None = None,
+    tokenizer: Path | None = None,
 ) -> Iterator[Reading]:
-    """Start what `make serve` starts, in this process, so that the workers' logs show what was sampled."""
+    """Start what `make serve` starts, in this process, so that the workers' logs show what was sampled.
+
+    `tokenizer`: another one, for workers that take images.
+    """
+    tokenizer = tokenizer or shipped_tokenizer()
     with contextlib.ExitStack() as stack:
         workers = [
-            stack.enter_context(EmbeddedWorker(seed=number, token_delay=1 / TOKENS_PER_SECOND)) for number in range(2)
+            stack.enter_context(EmbeddedWorker(tokenizer, seed=number, token_delay=1 / TOKENS_PER_SECOND))
+            for number in range(2)
         ]
         config = RouterConfig(
             server=ServerConfig(),
             workers=WorkersConfig(urls=tuple(worker.url for worker in workers), policy="round_robin"),
             abort=abort or AbortConfig(),
-            radix=RadixConfig(tokenizer_path=str(shipped_tokenizer())),
+            radix=RadixConfig(tokenizer_path=str(tokenizer)),
             **({} if middlewares is None else {"middlewares": middlewares}),
         )
         url = stack.enter_context(serve(create_app(config)))

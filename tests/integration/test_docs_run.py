@@ -32,7 +32,7 @@ from tests.integration.doc_runner import Reading, reading
 from tests.support.client import call
 from tests.support.usual import usual
 from tests.trainers import trainers
-from worker.models.ngram import shipped_tokenizer
+from worker.models.ngram import shipped_image_tokenizer, shipped_tokenizer
 
 PIECES = {piece.name: piece for piece in pieces()}
 # The model often ends a line, so a conversation has turns; the seed makes it the same conversation each time.
@@ -57,14 +57,29 @@ def read(tmp_path: Path) -> Iterator[Callable[..., Reading]]:
 PAGES = [name for name in PIECES if not name.startswith("docs/trainers.md#")]
 LONG = {
     "README.md",
-    *(f"docs/{name}.md" for name in "agents command-line memory operations quickstart user-guide".split()),
+    *(f"docs/{name}.md" for name in "agents command-line images memory operations quickstart user-guide".split()),
 }
 """Pages that start programs, or many SDKs. `make test` has the others."""
 
 
 @pytest.mark.parametrize("name", usual(PAGES, *{*PAGES} - LONG))
 def test_what_a_page_says_happens(read: Callable[..., Reading], name: str) -> None:
-    read(name)
+    read(name, tokenizer=shipped_image_tokenizer() if name == "docs/images.md" else None)
+
+
+def test_the_agents_that_see_are_exact(read: Callable[..., Reading]) -> None:
+    """The worker read each picture where the trajectory says, and its ids are those of the trajectory."""
+    reader = read("docs/images.md", tokenizer=shipped_image_tokenizer())
+    names = reader.namespace
+    for see in (names["see_with_openai"], names["see_with_anthropic"]):
+        reader.forget()
+        session = names["call"]("/sessions", {})
+        see(session, [names["SCREEN"]] * 3)
+        (found,) = names["call"](f"/sessions/{session['session_id']}/finalize", {})["trajectories"]
+        log = [record for worker in reader.workers for record in worker.log]
+        whole = found["prompt_ids"] + found["response_ids"]
+        assert any([*record.input_ids, *record.output_ids] == whole for record in log)
+        assert max(len(record.images) for record in log) == len(found["multi_modal_data"]["images"]) == 3
 
 
 @pytest.mark.parametrize(
