@@ -111,7 +111,7 @@ class SampledTokens:
             self.take_tops(streamed.last_meta, len(streamed.logprobs))
         added = streamed.added or []
         try:
-            text = "".join([_decode_text(piece) for piece in added])
+            text = _decode_text(added[0]) if len(added) == 1 else "".join([_decode_text(piece) for piece in added])
         except JSON_ERRORS as error:
             raise UnreadableReplyError(f"a text that is none: {error}") from error
         added.clear()

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+TEXT: Final = "the text of a delta"
+"""Stands for the text of an event of which `around_text` takes the rest."""
+_WRITTEN = b'"%b"' % TEXT.encode()
+
+
+def around_text(event: bytes) -> tuple[bytes, bytes]:
+    """Return what stands before and behind the text of an event whose last text is `TEXT`."""
+    before, _, behind = event.rpartition(_WRITTEN)
+    return before, behind
+
 
 class ServerSentEvents:
     """The part of `DialectStream` that the dialect does not matter for. Every reader of events skips a comment."""

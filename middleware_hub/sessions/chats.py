@@ -291,6 +291,10 @@ class _ChatReply:
     _out: list[bytes] = field(default_factory=list)
     """What was sent of a stream, as long as it may be kept."""
     _size: int = 0
+    _silent: bool = False
+    """Whether nothing was sent since the last tick."""
+    _ping_due: bool = False
+    _ticker: asyncio.TimerHandle | None = None
 
     def _head(self) -> ReplyHead:
         generations = self._exchange.generations
@@ -339,25 +343,12 @@ class _ChatReply:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         prompt = generations[0].prompt
         out = [stream.begin(prompt.tokens + (still_unknown(self._session, prompt) if prompt.media else 0))]
-        sent, running = [0] * len(generations), set(range(len(generations)))
-        while running:
-            room, behind = PIECES_AT_ONCE, False
-            for index in sorted(running):
-                generation = generations[index]
-                pieces = generation.building.pieces[sent[index] : sent[index] + room]
-                out += [stream.piece(index, *piece) for piece in pieces]
-                sent[index] += len(pieces)
-                room -= len(pieces)
-                behind = sent[index] < len(generation.building.pieces)
-                if behind:
-                    break
-                if generation.answer is not None:
-                    out.append(stream.finish(index, generation.answer))
-                if generation.over or self._exchange.over:
-                    running.discard(index)
-            if running:
-                await self._send_on(out)
-                await (asyncio.sleep(0) if behind else self._news_or_ping(stream))
+        self._tick()
+        try:
+            await self._send_pieces(stream, out)
+        finally:
+            if self._ticker is not None:
+                self._ticker.cancel()
         await self._exchange.all_over()
         # If some of several samples failed, the others are the reply, as in a reply in one piece.
         answers = self._exchange.answers
@@ -378,17 +369,45 @@ class _ChatReply:
             names = tuple(map(_id_of, self._exchange.generations))
             self.kept = KeptReply(headers, body, self._request.stream, names, time.monotonic())
 
-    async def _news_or_ping(self, stream: DialectStream) -> None:
-        try:
-            async with asyncio.timeout(PING_SECONDS):
-                await self._exchange.news()
-        except TimeoutError:
-            await self._send_on([stream.ping()])
+    async def _send_pieces(self, stream: DialectStream, out: list[bytes]) -> None:
+        """Send `out` and the pieces of all generations as they come; what is left in `out` is still to be sent."""
+        generations = self._exchange.generations
+        sent, running = [0] * len(generations), set(range(len(generations)))
+        while running:
+            room, behind = PIECES_AT_ONCE, False
+            for index in sorted(running):
+                generation = generations[index]
+                pieces = generation.building.pieces[sent[index] : sent[index] + room]
+                out += [stream.piece(index, *piece) for piece in pieces]
+                sent[index] += len(pieces)
+                room -= len(pieces)
+                behind = sent[index] < len(generation.building.pieces)
+                if behind:
+                    break
+                if generation.answer is not None:
+                    out.append(stream.finish(index, generation.answer))
+                if generation.over or self._exchange.over:
+                    running.discard(index)
+            if running:
+                if self._ping_due:
+                    self._ping_due = False
+                    out.append(stream.ping())
+                await self._send_on(out)
+                await (asyncio.sleep(0) if behind else self._exchange.news())
+
+    def _tick(self) -> None:
+        """Have a ping sent if nothing was sent since the last tick. A timer for each event would cost more than the event."""
+        if self._silent:
+            self._ping_due = True
+            self._exchange.notify()
+        self._silent = True
+        self._ticker = asyncio.get_running_loop().call_later(PING_SECONDS / 2, self._tick)
 
     async def _send_on(self, out: list[bytes], *, last: bool = False) -> None:
         body = b"".join(out)
         out.clear()
         if body or last:
+            self._silent = False
             self._size += len(body)
             if self._size <= MOST_BYTES:
                 self._out.append(body)

@@ -47,6 +47,15 @@ class EventSplitter:
         del rest[:begin]
         self._seen = len(rest)
 
+    def only(self, chunk: bytes) -> bytes | None:
+        """Return the payload of a chunk that is one whole event with nothing else in it, as engines send it; None otherwise.
+
+        None also means that the chunk has yet to be fed.
+        """
+        if self._rest or not (chunk.startswith(b"data: {") and chunk.endswith(b"}\n\n")):
+            return None
+        return chunk[6:-2] if chunk.find(b"\n") == len(chunk) - 2 else None
+
     def flush(self) -> bytes:
         """Return and forget the bytes after the last empty line."""
         rest = bytes(self._rest)

@@ -78,6 +78,10 @@ class EventEditor:
 
     def __call__(self, piece: bytes) -> bytes:
         """Take the next piece of the stream, empty at its end, and return the events that are whole now."""
+        only = self._events.only(piece)
+        if only is not None:
+            edited = self._event(only)
+            return piece if edited is only else b"data: %b\n\n" % bytes(edited)
         out = []
         for event in self._events.feed(piece):
             data = event_data(event)

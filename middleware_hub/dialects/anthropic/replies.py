@@ -15,7 +15,7 @@ from msgspec import Raw
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
 from middleware_hub.chat.errors import CONTEXT_LENGTH, ContextLengthError
 from middleware_hub.chat.messages import ChatRequest, Piece, Text, ToolCall
-from middleware_hub.dialects.events import ServerSentEvents
+from middleware_hub.dialects.events import TEXT, ServerSentEvents, around_text
 from router.errors import RouterError
 
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "abort": "abort"}
@@ -87,6 +87,8 @@ class AnthropicStream(ServerSentEvents):
         self._blocks = 0
         self._open: str | None = None
         """The type of the block that is being written."""
+        self._around: tuple[bytes, bytes] = b"", b""
+        """What stands around the text of each delta of that block."""
 
     def begin(self, prompt_tokens: int) -> bytes:
         """Return `message_start`. Its numbers are replaced at the end, when the number of cached tokens is known."""
@@ -100,10 +102,13 @@ class AnthropicStream(ServerSentEvents):
             return opened + self._delta("input_json_delta", partial_json=piece.arguments) + self._closed()
         if not piece.text:
             return b""
-        if isinstance(piece, Text):
-            return self._opened("text", {"type": "text", "text": ""}) + self._delta("text_delta", text=piece.text)
-        opened = self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-        return opened + self._delta("thinking_delta", thinking=piece.text)
+        kind = "text" if isinstance(piece, Text) else "thinking"
+        opened = b""
+        if self._open != kind:
+            signature = {} if kind == "text" else {"signature": ""}
+            opened = self._opened(kind, {"type": kind, kind: "", **signature})
+            self._around = around_text(self._delta(f"{kind}_delta", **{kind: TEXT}))
+        return opened + self._around[0] + _encode(piece.text) + self._around[1]
 
     def finish(self, index: int, answer: Answer) -> bytes:
         return self._closed()

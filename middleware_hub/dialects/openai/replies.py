@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
 from middleware_hub.chat.messages import CUSTOM, ChatRequest, Piece, Reasoning, Text, ToolCall
-from middleware_hub.dialects.events import ServerSentEvents
+from middleware_hub.dialects.events import TEXT, ServerSentEvents, around_text
 from middleware_hub.dialects.tools import custom_input
 from router.errors import RouterError
 
@@ -65,6 +65,8 @@ class OpenAIStream(ServerSentEvents):
         self._opening = b"data: " + _encode(shared)[:-1] + b',"choices":['
         self._calls = [0] * request.samples
         self._shown = [0] * request.samples
+        self._around: dict[tuple[int, str], tuple[bytes, bytes]] = {}
+        """What stands around the text of a delta, by its choice and its field."""
 
     def begin(self, prompt_tokens: int) -> bytes:
         """Return the role of every choice. The length of the prompt is reported at the end."""
@@ -82,13 +84,21 @@ class OpenAIStream(ServerSentEvents):
             return self._chunk(index, {}, logprobs) if logprobs else b""
         elif not piece.text and not logprobs:
             return b""
-        elif isinstance(piece, Text):
-            delta = {"content": piece.text}
         else:
-            delta = {"reasoning_content": piece.text}
+            field = "content" if isinstance(piece, Text) else "reasoning_content"
+            if logprobs is None:
+                return self._delta(index, field, piece.text)
+            delta = {field: piece.text}
         if logprobs is not None:
             self._shown[index] += len(logprobs)
         return self._chunk(index, delta, logprobs)
+
+    def _delta(self, index: int, field: str, text: str) -> bytes:
+        """Return a chunk with nothing but text: all of a choice and field are alike, so only the text is encoded."""
+        around = self._around.get((index, field))
+        if around is None:
+            around = self._around[index, field] = around_text(self._chunk(index, {field: TEXT}))
+        return around[0] + _encode(text) + around[1]
 
     def finish(self, index: int, answer: Answer) -> bytes:
         """Return the finish reason, and the logprobs of tokens after the last piece: a hidden tail has no text of its own."""

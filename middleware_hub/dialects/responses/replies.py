@@ -13,7 +13,7 @@ import msgspec
 
 from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
 from middleware_hub.chat.messages import FUNCTION, ChatRequest, Piece, Reasoning, Text, Tool, ToolCall
-from middleware_hub.dialects.events import ServerSentEvents
+from middleware_hub.dialects.events import TEXT, ServerSentEvents, around_text
 from middleware_hub.dialects.openai.replies import error_body
 from middleware_hub.dialects.responses.tools import PREFIXES, call_item
 from middleware_hub.dialects.tools import ANY, AUTO, NONE
@@ -108,6 +108,8 @@ class ResponsesStream(ServerSentEvents):
         self._open: type[Text | Reasoning] | None = None
         self._item_id = ""
         self._texts: list[str] = []
+        self._around: tuple[bytes, bytes, bytes] = b"", b"", b""
+        """What stands around the number and the text of each delta of the open item."""
 
     def begin(self, prompt_tokens: int) -> bytes:
         """Return the two events that announce a response. The length of the prompt is reported at the end."""
@@ -122,8 +124,18 @@ class ResponsesStream(ServerSentEvents):
             return b""
         opened = self._opened(type(piece))
         self._texts.append(piece.text)
-        more: dict[str, Any] = {"logprobs": []} if isinstance(piece, Text) else {}
-        return opened + self._event(f"response.{_WORDS[type(piece)]}.delta", **self._place, delta=piece.text, **more)
+        before, between, behind = self._around
+        number, self._events = self._events, self._events + 1
+        return b"%b%b%d%b%b%b" % (opened, before, number, between, _encode(piece.text), behind)
+
+    def _around_delta(self, kind: type[Text | Reasoning]) -> tuple[bytes, bytes, bytes]:
+        """Return what deltas of the open item have in common: they are alike but for their number and their text."""
+        more: dict[str, Any] = {"logprobs": []} if kind is Text else {}
+        number = self._events
+        event, behind = around_text(self._event(f"response.{_WORDS[kind]}.delta", **self._place, delta=TEXT, **more))
+        self._events = number
+        before, _, between = event.partition(_NUMBER + b"%d" % number)
+        return before + _NUMBER, between, behind
 
     def finish(self, index: int, answer: Answer) -> bytes:
         """Close the last item. A reply that says nothing has one empty message."""
@@ -168,7 +180,9 @@ class ResponsesStream(ServerSentEvents):
         (part,) = item["content"]
         item = {**item, "content": [], "status": "in_progress"}
         added = self._event("response.output_item.added", **self._at, item=item)
-        return closed + added + self._event("response.content_part.added", **self._place, part=part)
+        added += self._event("response.content_part.added", **self._place, part=part)
+        self._around = self._around_delta(kind)
+        return closed + added
 
     def _closed(self, status: str = "completed") -> bytes:
         kind = self._open
@@ -207,6 +221,7 @@ class ResponsesStream(ServerSentEvents):
         return done
 
 
+_NUMBER: Final = b'"sequence_number":'
 _WORDS: Final[dict[type[Piece], str]] = {Text: "output_text", Reasoning: "reasoning_text"}
 """The word for each kind of text in the types of events."""
 

@@ -302,8 +302,9 @@ class TurnGeneration:
             if reply.stream:
                 events = EventSplitter()
                 while piece := await reply.read():
-                    for event in events.feed(piece):
-                        if received.event(event_data(event)):
+                    only = events.only(piece)
+                    for data in map(event_data, events.feed(piece)) if only is None else (only,):
+                        if received.event(data):
                             # What comes of a session that is over reaches no client.
                             self.begun = self.begun or not plan.trie.closed
                             if self.building.event(received.streamed):

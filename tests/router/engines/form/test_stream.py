@@ -38,6 +38,20 @@ def test_chunking_does_not_change_the_events(events: list[bytes], rest: bytes, d
     assert splitter.flush() == b""
 
 
+@given(
+    st.lists(st.sampled_from([*EVENTS, b"data: {}", b"\n", b"\n\n", b"data: {\n}\n\n", b"data: x}\n\n"]), max_size=5)
+)
+def test_an_event_alone_in_its_chunk_is_the_event_that_feeding_finds(chunks: list[bytes]) -> None:
+    """And only with nothing before it that waits for its end."""
+    splitter = EventSplitter()
+    for chunk in chunks:
+        only = splitter.only(chunk)
+        found = list(splitter.feed(chunk))
+        if only is not None:
+            assert [event_data(event) for event in found] == [only]
+            assert found == [chunk]
+
+
 def test_events_byte_by_byte() -> None:
     splitter = EventSplitter()
     assert [event for byte in b"".join(EVENTS) for event in splitter.feed(bytes([byte]))] == EVENTS
