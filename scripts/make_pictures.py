@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
 
@@ -32,11 +33,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 TURNS, ROLLOUTS = 8, 7
 SIZES = {"1280": (1280, 820), "400": (400, 820)}
-PLACES = ("overview", "conversation", "drift", "session", "compare", "explain", "run")
+PLACES = ("overview", "conversation", "drift", "image", "session", "compare", "explain", "run")
 SHOWN = (
     ("overview", "1280", "light"),
     ("conversation", "1280", "light"),
     ("drift", "1280", "dark"),
+    ("image", "1280", "light"),
     ("run", "1280", "light"),
 )
 SHOWN += (("compare", "1280", "light"), ("explain", "1280", "light"), ("session", "400", "dark"))
@@ -81,10 +83,12 @@ def shoot(browser: Browser, url: str, rollouts: list[Rollout], out: Path, wanted
             session = page.get_attribute("tr[data-id^='session:']", "data-id") or ""
             known = json.load(urlopen(f"{url}/inspect/api/conversations/{name(session)}"))
             branches = [branch["id"] for branch in known["branches_list"] if branch["reward"] is not None]
+            seeing, (start, _) = first_image(f"{url}/inspect/api/conversations/{name(session)}", known["branches_list"])
             paths = {
                 "overview": "",
                 "conversation": f"conversation/{name(one)}?by=logprob",
                 "drift": f"conversation/{name(one)}",
+                "image": f"conversation/{name(session)}/{name(seeing)}?t={start}",
                 "session": f"conversation/{name(session)}",
                 "compare": f"compare?a={name(session)}&b={name(session)}&a_branch={branches[1]}&b_branch={branches[2]}",
                 "explain": "explain",
@@ -98,10 +102,22 @@ def shoot(browser: Browser, url: str, rollouts: list[Rollout], out: Path, wanted
             for key in {"conversation": "nnn", "drift": "dd"}.get(place, ""):
                 page.wait_for_selector(".t")
                 page.keyboard.press(key)
+            if place == "image":
+                page.wait_for_selector(".strip .picture")
+                page.eval_on_selector(".strip .picture", "one => one.scrollIntoView({block: 'center'})")
             for unfinished in (".waiting", "progress"):
                 page.wait_for_selector(unfinished, state="detached")
             page.wait_for_timeout(500)  # until what is drawn step by step has come
             page.screenshot(path=out / f"inspector-{place}{'' if wanted == list(SHOWN) else f'-{size}-{theme}'}.png")
+
+
+def first_image(url: str, branches: list[dict[str, Any]]) -> tuple[str, tuple[int, int]]:
+    """Return the first branch with an image, and the tokens of that."""
+    for branch in branches:
+        shown = json.load(urlopen(f"{url}/branches/{quote(branch['id'], safe='')}"))["images"]
+        if shown:
+            return branch["id"], shown[0]["span"]
+    raise SystemExit("no branch of the session has an image")
 
 
 def main() -> None:
