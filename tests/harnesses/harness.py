@@ -208,7 +208,7 @@ def _python(wanted: str) -> str | None:
     named = filter(None, (shutil.which(f"python3.{minor}") for minor in range(11, 16)))
     for one in (sys.executable, *named, *map(str, sorted(Path.home().glob(".pyenv/versions/3.*/bin/python")))):
         told = subprocess.run(
-            [one, "-c", "import platform; print(platform.python_version())"], capture_output=True, text=True
+            [one, "-ISc", "import sys; print(sys.version.split()[0])"], capture_output=True, text=True
         )
         if not told.returncode and SpecifierSet(wanted).contains(told.stdout.strip()):
             return one

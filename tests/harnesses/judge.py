@@ -225,8 +225,10 @@ def changes(echoes: Sequence[Said], plan: Sequence[Turn]) -> list[str]:
     """Tell in words what echoes changed in the replies of the plan, each kind of change once."""
     if len(echoes) < len(plan):
         return [f"{len(plan) - len(echoes)} of {len(plan)} turns dropped"]
+    if len(echoes) > len(plan):
+        return [f"{len(plan)} turns come back as {len(echoes)}"]
     found: dict[str, None] = {}
-    for echo, turn in zip(echoes, plan, strict=False):
+    for echo, turn in zip(echoes, plan, strict=True):
         if turn.thought and not echo.thought.strip():
             found["reasoning dropped"] = None
         elif turn.thought.strip() != echo.thought.strip():

@@ -39,6 +39,12 @@ def test_an_echo_that_keeps_all_changes_nothing() -> None:
     assert echoed() == []
 
 
+def test_turns_that_come_back_as_others_are_counted() -> None:
+    said_all = [turn for one in PLAN for turn in said({"messages": [echo(one)]})]
+    assert changes(said_all[1:], PLAN) == [f"1 of {len(PLAN)} turns dropped"]
+    assert changes([said_all[0], *said_all], PLAN) == [f"{len(PLAN)} turns come back as {len(PLAN) + 1}"]
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
