@@ -132,6 +132,7 @@ def test_rollouts_of_a_task_are_sessions_of_their_own(evaluation: Evaluation, se
     assert len({trace["id"] for trace in traces}) == 3
     by_id = {record.body["rid"][:32]: record for record in worker.log}
     for trace in traces:
+        assert trace["info"]["tito"]["session_id"] == trace["id"]
         (turn,) = trace["info"]["tito"]["turns"]
         check([by_id[turn["generation_id"]]], trace)
 
