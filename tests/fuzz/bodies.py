@@ -121,6 +121,26 @@ _MESSAGES: Json = {
     "stop_sequences": ["END"],
 }
 
+_CALLS_OF_GOOGLE = ("generateContent", "streamGenerateContent", "countTokens")
+_GENERATE: Json = {
+    "systemInstruction": {"parts": [{"text": "Be brief."}]},
+    "contents": [
+        {"role": "user", "parts": [{"text": "Hello"}]},
+        {
+            "role": "model",
+            "parts": [{"text": "hm", "thought": True}, {"functionCall": {"name": "f", "args": {"a": 1}}}],
+        },
+        {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"output": "2"}}}, {"text": "And?"}]},
+    ],
+    "tools": [{"functionDeclarations": [{"name": "f", "parameters": {"type": "OBJECT"}}]}, {"googleSearch": {}}],
+    "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
+    "generationConfig": {
+        **{"temperature": 0.5, "topK": 40.0, "maxOutputTokens": 3, "stopSequences": ["END"], "candidateCount": 2},
+        **{"responseLogprobs": True, "logprobs": 1, "thinkingConfig": {"includeThoughts": True}},
+    },
+    "safetySettings": [],
+}
+
 _COMPLETION: Json = {"model": "default", "prompt": "Hello", "max_tokens": 3}
 COMPLETIONS: list[Json] = [
     {**_COMPLETION, "logprobs": 1},
@@ -214,6 +234,7 @@ BODIES: dict[str, list[Any]] = {
     "/sessions/s/v1/messages/count_tokens": [_MESSAGES],
     "/v1/messages": [_MESSAGES, {**_MESSAGES, "stream": True}],
     "/v1/messages/count_tokens": [_MESSAGES],
+    **{f"{place}/v1beta/models/m:{call}": [_GENERATE] for place in ("", "/sessions/s") for call in _CALLS_OF_GOOGLE},
     "/sessions/s/v1/responses": RESPONSES,
     "/v1/responses": RESPONSES,
     "/sessions/s/reward_info": [{"reward_info": {"score": 1.0}}, {"reward_info": {}, "branch": "x"}],

@@ -56,7 +56,8 @@ def _shape(answer: Answer) -> str | None:
         return None  # as Anthropic's clients want it
     if not isinstance(error, dict) or error.get("code") not in (answer.status, *NAMED):
         return f"{answer.status} of another shape: {bytes(answer.body[:300])!r}"
-    if not error.get("message") or not isinstance(error.get("type"), str):
+    kind = "status" if "details" in error else "type"  # the first is Google's
+    if not error.get("message") or not isinstance(error.get(kind), str):
         return f"an error without words: {error!r}"
     return None
 
