@@ -18,6 +18,7 @@ Json = dict[str, Any]
 CAT, DOG = picture(30, 20, 1), picture(30, 20, 2)
 URLS = {digest(one): data_url(one) for one in (CAT, DOG)}
 BARE = data_url(CAT).partition(",")[2]
+SAFE = BARE.replace("+", "-").replace("/", "_")
 
 
 def lifted(body: bytes) -> LiftedBody:
@@ -39,6 +40,14 @@ def source(data: str) -> Json:
     return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
 
 
+def blob(data: str) -> Json:
+    return {"inlineData": {"mimeType": "image/png", "data": data}}
+
+
+def google(part: Any) -> Json:
+    return {"contents": [{"role": "user", "parts": [{"text": "a"}, part]}, {"role": "model", "parts": []}]}
+
+
 FORMS = [
     lambda one: chat(url_part(one)),
     lambda one: chat({"type": "input_image", "image_url": one}),
@@ -49,16 +58,29 @@ FORMS = [
     lambda one: {"text": "a", "image_data": one},
     lambda one: {"text": "a", "image_data": ["sha256:" + "0" * 64, one]},
     lambda one: {"text": ["a"], "image_data": [[one], None, []]},
+    lambda one: google(blob(one)),
+    lambda one: google({"inline_data": {"mime_type": "image/png", "data": one}}),
+    lambda one: google({"functionResponse": {"name": "look", "response": {}, "parts": [{"text": "a"}, blob(one)]}}),
+    lambda one: google({"function_response": {"name": "look", "parts": blob(one)}}),
+    lambda one: {"contents": {"role": "user", "parts": blob(one)}},
 ]
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("given", [data_url(CAT), BARE, BARE[:60] + "\n" + BARE[60:]], ids=["url", "bare", "lines"])
+@pytest.mark.parametrize(
+    "given", [data_url(CAT), BARE, BARE[:60] + "\n" + BARE[60:], SAFE], ids=["url", "bare", "lines", "for addresses"]
+)
 def test_a_digest_stands_in_place_of_each_form(form: Any, given: str) -> None:
     found = lifted(json.dumps(form(given)).encode())
     assert json.loads(found.body) == form(digest(CAT))
     assert found.pictures[digest(CAT)].data == CAT
     assert lifted(found.body).body == found.body
+
+
+def test_sound_stays_where_it_is() -> None:
+    """Of Google's parts, the media type says what is a picture."""
+    body = json.dumps(google({"inlineData": {"mimeType": "audio/image", "data": BARE}})).encode()
+    assert lifted(body).body == body
 
 
 def test_slashes_may_be_escaped() -> None:
