@@ -180,6 +180,8 @@ class Legs:
             await asyncio.wait((leg,), timeout=GRACE if ended else None)
         if not ended:
             self._check()
+        elif self.failure is not None:  # the reply is that of an abort, whatever became of the prefill leg
+            self.failure, self.culprit = None, self._decode_target
         self._begun = True
         prefilled = self._prefilled
         if prefilled is None and leg is not None and sent is not None:

@@ -259,6 +259,22 @@ def test_an_abort_goes_to_both(pair: Stack, at: str, stream: bool) -> None:
     assert at == "decode" or {"rid": "mine"} in calls(prefill, "/abort_request")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_abort_stays_one_if_the_prefill_worker_dies_of_it(pair: Stack, stream: bool) -> None:
+    prefill, decode = both(pair)
+    prefill.fault("no_answer")
+    asking = Asking(pair.url, {"text": PROMPT, "rid": "mine", "sampling_params": LONG, "stream": stream})
+    until(lambda: prefill.in_flight and decode.in_flight)
+    assert pair.post("/abort_request", {"rid": "mine"}).status == 200
+    until(lambda: not decode.in_flight)
+    time.sleep(0.1)  # the router waits for the prefill leg now
+    prefill.kill()
+    body = asking.events()[-1] if stream else asking.answer().json()
+    asking.close()
+    assert body["meta_info"]["finish_reason"]["type"] == "abort"
+    prefill.restart()
+
+
 def test_a_client_that_leaves_ends_both_legs(pair: Stack) -> None:
     prefill, decode = both(pair)
     prefill.hold()

@@ -612,6 +612,16 @@ def test_edited_histories_and_groups_of_samples_stay_on_their_worker(load: str, 
     assert outcome.busiest <= 1.15
 
 
+def test_a_new_conversation_goes_to_the_least_worked_of_those_with_about_the_least_in_flight() -> None:
+    policy, workers = CacheAware(), fleet(0, 0, 0)
+    policy.select(workers[:1], query("A long first prompt. " * 100))
+    for worker, load in zip(workers, (6, 8, 9), strict=True):
+        worker.inflight = load
+    assert policy.select(workers, query("Something else.")).target is workers[1]
+    workers[0].inflight = 5
+    assert policy.select(workers, query("And something new.")).target is workers[0]
+
+
 @pytest.mark.parametrize("seed", usual(range(1, 9), 1))
 def test_few_groups_for_many_ranks_are_spread_by_their_work(seed: int) -> None:
     """Eight ranks, and eight groups of sixteen in flight: a group is as much as a rank is to have."""
