@@ -120,6 +120,10 @@ def test_rows_are_of_kinds_and_lengths(tokenizer: Tokenizer) -> None:
     assert (rows["x", 1.0]["tokens"]["part"], rows["x", 1.0]["tokens"]["whole"]) == (40, 40)
     assert (rows["all", 1.0]["tokens"]["part"], rows["all", 1.0]["tokens"]["whole"]) == (42, 58)
     assert (rows["all", 1.0]["changed"]["part"], rows["all", 1.0]["changed"]["whole"]) == (2, 2)
+    seam = rollout(tokenizer, [B, C])
+    seam["prompt"] = "ca"
+    (row, _) = by_kind([seam], tokenizer)
+    assert (row["tokens"]["part"], row["tokens_whole"]["part"], row["tokens_whole"]["whole"]) == (0, 1, 2)
     lengths = {row["length"]: row for row in by_length(rollouts, tokenizer) if row["temperature"] == 1.0}
     assert set(lengths) == {16, 32}  # no rollout has 64 tokens
     assert (lengths[16]["changed"]["part"], lengths[16]["changed"]["whole"]) == (1, 2)
@@ -246,10 +250,12 @@ assert math.isclose(found["mean_drifted"], (abs(own + 3) + abs(short + 2)) / 2, 
 unchanged = step(model, [same])
 assert (unchanged["cosine"], unchanged["cosine_changed"], unchanged["drifted"]) == (1.0, None, None)
 assert [round(one, 2) for one in advantages(["ab", "a1", "12", "a1"])] == [1.22, 0.0, -1.22, 0.0]
-counted = [("x", 1.0, "p", 5), ("x", 1.0, "q", 4), ("x", 0.7, "r", 4), ("y", 1.0, "p", 4), ("y", 1.0, "q", 3)]
+counted = [("x", 1.0, "p", 5), ("x", 1.0, "q", 2), ("x", 0.7, "r", 6), ("y", 1.0, "p", 1), ("y", 1.0, "q", 3)]
+counted.append(("z", 1.0, "p", 1))
 rollouts = [{"kind": k, "temperature": t, "prompt": p} for k, t, p, n in counted for _ in range(n)]
-steps = [(kind, [one["prompt"] for one in each]) for kind, each in steps_of(rollouts, ["y", "x"])]
-assert steps == [("x", ["p"] * 4 + ["q"] * 4)]
+found = steps_of(rollouts, ["x + z", "y + x"])
+steps = [(name, [[one["prompt"] for one in group] for group in groups]) for name, groups in found]
+assert steps == [("y + x", [["q"] * 3, ["p"] * 4])]
 """
 
 

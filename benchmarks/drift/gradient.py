@@ -2,10 +2,10 @@
 
     python -m benchmarks.drift.gradient --model FOLDER --rollouts FILE --out FILE
 
-As in docs/training-loop.md: a step has two groups of four rollouts, the reward is the share of letters, the advantage that of
-GRPO, and the old policy is the model's own pass, so the loss is the advantage times the logprob of each sampled token. The loop
-on text encodes prompt and reply, each by itself. A rollout that encoding again does not change has the same gradient in both,
-so its pass is made once.
+As in docs/training-loop.md: a step has two groups of up to four rollouts, the reward is the share of letters, the advantage
+that of GRPO, and the old policy is the model's own pass, so the loss is the advantage times the logprob of each sampled token.
+The loop on text encodes prompt and reply, each by itself. A rollout that encoding again does not change has the same gradient
+in both, so its pass is made once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 GROUP = 4
-GROUPS = 2
+"""The most rollouts of a group."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,10 @@ class Sample:
         ]
 
 
-def samples(rollouts: Sequence[dict[str, Any]], tokenizer: Any, length: int) -> list[Sample]:
-    """Return the rollouts of a step, cut after `length` sampled tokens. Those of one prompt are a group."""
+def samples(groups: Sequence[Sequence[dict[str, Any]]], tokenizer: Any, length: int) -> list[Sample]:
+    """Return the rollouts of a step, cut after `length` sampled tokens. A group is of one prompt."""
     found: list[Sample] = []
-    for at in range(0, len(rollouts), GROUP):
-        group = rollouts[at : at + GROUP]
+    for group in groups:
         texts = [tokenizer.decode(one["ids"][:length], skip_special_tokens=True) for one in group]
         for one, text, advantage in zip(group, texts, advantages(texts), strict=True):
             prompt, ids = one["prompt_ids"], one["ids"][:length]
@@ -80,7 +79,7 @@ def logprobs(model: Any, tokens: Sequence[int]) -> torch.Tensor:
     return torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0]
 
 
-def step(model: Any, found: Sequence[Sample], told: Any = lambda text: None) -> dict[str, Any]:
+def step(model: Any, found: Sequence[Sample]) -> dict[str, Any]:
     """Return what a step is trained on.
 
     Returns:
@@ -110,17 +109,14 @@ def step(model: Any, found: Sequence[Sample], told: Any = lambda text: None) -> 
     for one in (one for one in found if one.changed):
         own = backward(one.tokens, one.begin, one.advantage)
         exact += [abs(own[n - 1].item() - one.logprobs[n - one.begin]) for n in range(one.begin, len(one.tokens))]
-        told("sampled")
     changed = taken()
     for one in (one for one in found if one.changed):
         own = backward(one.again, one.begin_again, one.advantage)
         drifted += [abs(own[there - 1].item() - one.logprobs[here - one.begin]) for here, there in one.kept()]
-        told("encoded again")
     changed_again = taken()
     for one in (one for one in found if not one.changed):
         own = backward(one.tokens, one.begin, one.advantage)
         exact += [abs(own[n - 1].item() - one.logprobs[n - one.begin]) for n in range(one.begin, len(one.tokens))]
-        told("unchanged")
     same = taken()
     any_changed = any(one.changed for one in found)
     sampled = sum(len(one.tokens) - one.begin for one in found)
@@ -152,17 +148,22 @@ def cosine(
     return dot / math.sqrt(one * other) if one and other else math.nan
 
 
-def steps_of(rollouts: Sequence[dict[str, Any]], kinds: Sequence[str]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Return the rollouts of a step of each kind, sampled at temperature 1. A kind with fewer whole groups has none."""
+def steps_of(rollouts: Sequence[dict[str, Any]], wanted: Sequence[str]) -> list[tuple[str, list[list[dict[str, Any]]]]]:
+    """Return the groups of each step, sampled at temperature 1: of each kind in `code + JSON` the largest of a prompt.
+
+    A step without two rollouts of a prompt for each of its kinds is left out.
+    """
     found = []
-    for kind in kinds:
-        prompts: dict[str, list[dict[str, Any]]] = {}
-        for one in rollouts:
-            if one["kind"] == kind and one["temperature"] == 1.0:
-                prompts.setdefault(one["prompt"], []).append(one)
-        groups = [group[:GROUP] for group in prompts.values() if len(group) >= GROUP]
-        if len(groups) >= GROUPS:
-            found.append((kind, [one for group in groups[:GROUPS] for one in group]))
+    for name in wanted:
+        groups = []
+        for kind in name.split(" + "):
+            prompts: dict[str, list[dict[str, Any]]] = {}
+            for one in rollouts:
+                if one["kind"] == kind and one["temperature"] == 1.0:
+                    prompts.setdefault(one["prompt"], []).append(one)
+            groups.append(max(prompts.values(), key=len, default=[])[:GROUP])
+        if all(len(group) > 1 for group in groups):
+            found.append((name, groups))
     return found
 
 
@@ -174,18 +175,18 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--rollouts", type=Path, required=True, help="as benchmarks.drift.run writes them")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--kinds", nargs="+", required=True)
+    parser.add_argument("--steps", nargs="+", required=True, help='the kinds of each step, such as "code + JSON"')
     parser.add_argument("--length", type=int, default=96, help="sampled tokens of a rollout (default: 96)")
     parser.add_argument("--seconds", type=float, default=300.0, help="no step begins later (default: 300)")
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     begun, results = time.monotonic(), []
-    for kind, rollouts in steps_of(json.loads(args.rollouts.read_text()), args.kinds):
+    for kind, groups in steps_of(json.loads(args.rollouts.read_text()), args.steps):
         if time.monotonic() - begun > args.seconds:
             print(f"gradient: out of time before {kind}", file=sys.stderr, flush=True)
             break
-        results.append({"kind": kind, **step(model, samples(rollouts, tokenizer, args.length))})
+        results.append({"kind": kind, **step(model, samples(groups, tokenizer, args.length))})
         print(f"gradient: [{time.monotonic() - begun:4.0f}s] {json.dumps(results[-1])}", file=sys.stderr, flush=True)
         args.out.write_text(json.dumps(results))
     args.out.write_text(json.dumps(results))

@@ -18,7 +18,7 @@ _FONTS = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 def draw(models: Mapping[str, Sequence[dict[str, Any]]], path: Path, title: str) -> None:
     """Write the picture as SVG, from rows as `report.by_length` returns them. The same rows give the same bytes."""
     matplotlib.use("svg")
-    style = {"svg.fonttype": "none", "svg.hashsalt": "drift", "font.family": "sans-serif", "font.size": 10}
+    style: Any = {"svg.fonttype": "none", "svg.hashsalt": "drift", "font.family": "sans-serif", "font.size": 10}
     with pyplot.rc_context(style):
         figure, axes = pyplot.subplots(1, 2, figsize=(7.6, 3.4), facecolor=_CARD, layout="constrained")
         for axis, field, name in zip(

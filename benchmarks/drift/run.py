@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,8 +48,13 @@ from worker.demo.processes import Program
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 GEMMA: Final = Path.home() / ".cache" / "tito-router" / "gemma-3-270m"
-STEPS: Final = ("English", "code", "Chinese, Japanese", "JSON", "tool calls")
-"""The kinds whose rollouts gradients are computed of."""
+STEPS: Final = (
+    "code + JSON",
+    "German, French, Spanish + Russian",
+    "tool calls + chat",
+    "English + Chinese, Japanese",
+)
+"""The kinds of which each step takes a group."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +67,13 @@ class Plan:
     rollout_seconds: float
     loop_seconds: float
     gradient_seconds: float
-    kinds: tuple[str, ...]
+    steps: tuple[str, ...]
 
 
 PLANS: Final = {
-    (TRAINED, False): Plan(8, 256, 6, 300, 120, 150, STEPS),
-    (RANDOM, False): Plan(8, 256, 0, 60, 0, 40, STEPS[:1]),
-    (TRAINED, True): Plan(4, 64, 1, 60, 30, 30, STEPS[1:2]),
+    (TRAINED, False): Plan(8, 128, 6, 300, 120, 150, STEPS),
+    (RANDOM, False): Plan(8, 128, 0, 60, 0, 40, STEPS),
+    (TRAINED, True): Plan(4, 64, 1, 60, 30, 30, STEPS[:1]),
     (RANDOM, True): Plan(4, 64, 0, 20, 0, 20, ()),
 }
 
@@ -147,9 +152,9 @@ def study(name: str, model: Path, plan: Plan, python: str, folder: Path, flags: 
     log.write_text(json.dumps(found))
     gradients.write_text("[]")
     say(f"{name}: gradients")
-    if plan.kinds:
+    if plan.steps:
         files = ("--model", str(model), "--rollouts", str(log), "--out", str(gradients))
-        limits = ("--seconds", str(plan.gradient_seconds), "--kinds", *plan.kinds)
+        limits = ("--seconds", str(plan.gradient_seconds), "--steps", *plan.steps)
         torch_part(python, "benchmarks.drift.gradient", *files, *limits)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     return {
@@ -182,6 +187,9 @@ def main() -> None:
     parser.add_argument(
         "--figures", type=Path, metavar="FILE", help="measure nothing: take figures of an earlier --out"
     )
+    parser.add_argument("--rollouts", type=int, help="of each kind and temperature (default: 8)")
+    parser.add_argument("--length", type=int, help="the most tokens of a rollout (default: 128)")
+    parser.add_argument("--seconds", type=float, help="until no rollout of the trained model begins (default: 300)")
     args = parser.parse_args()
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -194,6 +202,9 @@ def main() -> None:
             figures = {"machine": machine(), "sglang": sglang_server.KIT.version, "models": {}}
             for name, model in ((TRAINED, GEMMA), (RANDOM, sglang_server.model_path())):
                 plan = PLANS[name, args.quick]
+                plan = replace(plan, rollouts=args.rollouts or plan.rollouts, length=args.length or plan.length)
+                if name == TRAINED and args.seconds:
+                    plan = replace(plan, rollout_seconds=args.seconds)
                 # The weights had 4 to 8 bits, and two cores sample twice as fast in bfloat16.
                 flags = ("--dtype", "bfloat16") if name == TRAINED else ()
                 figures["models"][name] = study(name, model, plan, python, folder, flags)
