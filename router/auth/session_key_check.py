@@ -12,7 +12,7 @@ from router.errors import ForbiddenError, UnauthorizedError
 from router.http.request_record import Caller
 from router.http.request_state import with_state
 
-_ROOTS = ("/v1/", "/v1beta/")
+_ROOTS = ("/v1/", "/v1beta/", "/v1alpha/")
 """How the paths of client libraries begin."""
 _PREFIX = PREFIX.encode()
 
@@ -59,8 +59,8 @@ class SessionKeyCheck:
         elif not path.startswith(tuple(own + root for root in _ROOTS)):
             call = f"{scope.get('method', 'GET')} {path}"
             raise ForbiddenError(
-                f"{call}: the key of a session is for its turns (/v1/chat/completions, /v1/responses, /v1/messages) and "
-                "/v1/models only. Other calls need a key of the router, or none if it has none"
+                f"{call}: the key of a session is for its turns (/v1/chat/completions, /v1/responses, /v1/messages, Google's "
+                "/v1beta/models) and its models only. Other calls need a key of the router, or none if it has none"
             )
         scope.update(with_state(scope, caller=Caller(admin=False, confined=True, session=key)))
 

@@ -116,6 +116,22 @@ class TestTurns:
         assert key[8:51] not in seen
         assert len(exported(free, name)) == 1
 
+    @pytest.mark.parametrize("place", ["header", "query"])
+    @pytest.mark.parametrize("root", ["/v1beta", "/v1alpha"])
+    def test_googles_api_at_the_root(self, kept: Stack, place: str, root: str) -> None:
+        name, key = opened(kept, OTHER)
+        (worker,) = kept.workers
+        generated = len(worker.log)
+        body = {
+            "contents": [{"role": "user", "parts": [{"text": "Hello"}]}],
+            "generationConfig": {"maxOutputTokens": 4},
+        }
+        query, headers = (f"?key={key}", {}) if place == "query" else ("", given(key, "x-goog-api-key"))
+        answer = kept.post(f"{root}/models/m:generateContent{query}", body, headers=headers)
+        assert answer.status == 200, answer.content
+        assert len(exported(kept, name, OTHER)) == 1
+        assert key not in repr([(one.headers, one.body) for one in worker.log[generated:]])
+
     def test_a_library_may_have_the_session_in_its_address_too(self, kept: Stack) -> None:
         name, key = opened(kept, OTHER)
         assert asked(kept, f"/sessions/{name}/v1/chat/completions", key).status == 200
