@@ -171,6 +171,10 @@ class RecordedSessionFactory(ResourceSessionFactory):
             raise
         return RecordedSession(session, environment, self._agent, task=task, episode_id=episode_id, roots=self._roots)
 
+    def close(self) -> None:
+        """Close the connections. Otherwise they end with the process: TRL closes no factory."""
+        self._client.close()
+
 
 def training_trace(found: Cover) -> TrainingTrace:
     """Return a trace with each sample of a session once, in the order of commits.

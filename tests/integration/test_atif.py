@@ -131,6 +131,16 @@ class TestSteps:
         assert told["extra"]["edited_generation_ids"] == [first.generation]
         assert_sampled(told["steps"][-1], second)
 
+    def test_what_a_later_prompt_left_out_is_in_the_step(self, served: Stack) -> None:
+        """It was sampled: the step is what the engine did, and the next prompt shows what became of it."""
+        agent = AgentSession.make(served)
+        first = agent.must(user("a"), says="one two END", stop=["END"], finish="length")
+        second = agent.must(user("a"), first.message, user("b"), says="three")
+        assert "left_out" in second.answer.headers["x-radix-reasons"]
+        (found,) = documents(agent)
+        assert_sampled(found["steps"][1], first)
+        assert_sampled(found["steps"][3], second)
+
     def test_a_result_without_its_call(self, served: Stack) -> None:
         """A context that was cut: it is kept, and names no call of a step."""
         agent = AgentSession.make(served)

@@ -6,6 +6,7 @@ The tests run on OpenEnv itself where it is installed (`make test-trainers`), el
 from __future__ import annotations
 
 import abc
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -65,6 +66,17 @@ def plug(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.fixture
+def factory(plug: Any) -> Iterator[Any]:
+    """Makes factories, which are closed at the end."""
+    with contextlib.ExitStack() as ends:
+
+        def made(*given: Any, **options: Any) -> Any:
+            return ends.enter_context(contextlib.closing(plug.RecordedSessionFactory(*given, **options)))
+
+        yield made
+
+
+@pytest.fixture
 def served() -> Iterator[Stack]:
     template = str(templates.folder() / "qwen2_5.jinja")
     with stack("qwen", styles=("cumulative",), sessions={"chat_template": template}) as made:
@@ -115,22 +127,24 @@ def talks(run: Any) -> int:
             messages.append(reply.choices[0].message)
             if question is not None:
                 messages.append({"role": "user", "content": question})
-        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "A title"}], max_tokens=9)
+        title = [{"role": "user", "content": "A title"}]
+        client.chat.completions.create(model="m", messages=title, max_tokens=9, temperature=1.5)  # type: ignore[arg-type]
     return 0
 
 
-def test_a_trace_has_each_turn_as_the_worker_sampled_it(plug: Any, served: Stack) -> None:
+def test_a_trace_has_each_turn_as_the_worker_sampled_it(plug: Any, factory: Any, served: Stack) -> None:
     """Prompt and reply id for id, with the engine's floats; the title is left out."""
     (worker,) = served.workers
     for text in ("Two.", "Four.", "Sums"):
         worker.script(text=text)
     environments = Environments(plug)
-    run = plug.RecordedSessionFactory(
-        served.url, talks, environments, sampling={"temperature": 0.5, "top_k": 0}
-    ).create("sums", seed=3, episode_id="e-1")
+    run = factory(served.url, talks, environments, sampling={"temperature": 0.5, "top_k": 0}).create(
+        "sums", seed=3, episode_id="e-1"
+    )
     assert run.wait_for_completion(60) == 0
     trace = run.fetch_training_trace()
     assert len(worker.log) == 3
+    assert worker.log[2].body["sampling_params"]["temperature"] == 0.5  # the agent cannot change it
     assert len(trace.turns) == 2
     for turn, record in zip(trace.turns, worker.log, strict=False):
         assert turn.prompt_token_ids == list(record.input_ids)
@@ -151,14 +165,14 @@ def test_a_trace_has_each_turn_as_the_worker_sampled_it(plug: Any, served: Stack
     assert served.get("/sessions").json()["sessions"] == []
 
 
-def test_everything_is_in_it_when_it_is_asked_for(plug: Any, served: Stack) -> None:
-    run = plug.RecordedSessionFactory(served.url, talks, Environments(plug), roots="all").create("t")
+def test_everything_is_in_it_when_it_is_asked_for(plug: Any, factory: Any, served: Stack) -> None:
+    run = factory(served.url, talks, Environments(plug), roots="all").create("t")
     assert run.wait_for_completion(60) == 0
     assert len(run.fetch_training_trace().turns) == 3
     run.close()
 
 
-def test_an_agent_that_takes_too_long_or_fails(plug: Any, served: Stack) -> None:
+def test_an_agent_that_takes_too_long_or_fails(plug: Any, factory: Any, served: Stack) -> None:
     """What it has sampled by then is in the trace."""
     go = threading.Event()
 
@@ -168,7 +182,7 @@ def test_an_agent_that_takes_too_long_or_fails(plug: Any, served: Stack) -> None
         go.wait(60)
         raise RuntimeError("it cannot")
 
-    run = plug.RecordedSessionFactory(served.url, slow, Environments(plug)).create("t")
+    run = factory(served.url, slow, Environments(plug)).create("t")
     with pytest.raises(TimeoutError):
         run.wait_for_completion(1.5)
     assert len(run.fetch_training_trace().turns) == 1
@@ -177,12 +191,29 @@ def test_an_agent_that_takes_too_long_or_fails(plug: Any, served: Stack) -> None
     run.close()
 
 
-def test_replies_without_logprobs_are_refused(plug: Any) -> None:
+def test_a_turn_that_is_not_exact_is_context(plug: Any, factory: Any, served: Stack) -> None:
+    """What was sampled stays to be read, and is not trained on."""
+
+    def names_nobody(run: Any) -> None:
+        with openai.OpenAI(base_url=run.base_url, api_key=run.key) as client:
+            headers = {"x-parent-generation": "nobody"}
+            client.chat.completions.create(model="m", messages=SYSTEM, max_tokens=4, extra_headers=headers)  # type: ignore[call-overload]
+
+    run = factory(served.url, names_nobody, Environments(plug)).create("t")
+    assert run.wait_for_completion(60) == 0
+    (turn,) = run.fetch_training_trace().turns
+    assert len(turn.completion_token_ids) == 4
+    assert not any(turn.loss_mask)
+    assert turn.metadata["reasons"] == ["unknown_parent"]
+    run.close()
+
+
+def test_replies_without_logprobs_are_refused(plug: Any, factory: Any) -> None:
     template = str(templates.folder() / "qwen2_5.jinja")
     with stack(
         "qwen", styles=("cumulative",), sessions={"chat_template": template}, radix={"force_logprobs": False}
     ) as bare:
-        run = plug.RecordedSessionFactory(bare.url, talks, Environments(plug)).create("t")
+        run = factory(bare.url, talks, Environments(plug)).create("t")
         assert run.wait_for_completion(60) == 0
         with pytest.raises(NotUsableError, match="no logprobs"):
             run.fetch_training_trace()
@@ -190,11 +221,11 @@ def test_replies_without_logprobs_are_refused(plug: Any) -> None:
 
 
 @pytest.mark.skipif(not REAL, reason="make test-trainers installs OpenEnv")
-def test_it_is_what_openenv_asks_for(plug: Any, served: Stack) -> None:
+def test_it_is_what_openenv_asks_for(plug: Any, factory: Any, served: Stack) -> None:
     """By its own check of a session, and its own validator of the numbers."""
     from openenv.core.harness import LoopOwningSession, TrainableSession, TrainingTrace
 
-    run = plug.RecordedSessionFactory(served.url, talks, Environments(plug)).create("t")
+    run = factory(served.url, talks, Environments(plug)).create("t")
     assert isinstance(run, TrainableSession)
     assert not isinstance(run, LoopOwningSession)
     run.wait_for_completion(60)
@@ -210,7 +241,7 @@ def test_it_is_what_openenv_asks_for(plug: Any, served: Stack) -> None:
 
 
 @pytest.mark.skipif(not REAL, reason="make test-trainers installs OpenEnv and TRL")
-def test_trls_worker_trains_on_it(plug: Any, served: Stack, tmp_path: Path) -> None:
+def test_trls_worker_trains_on_it(plug: Any, factory: Any, served: Stack, tmp_path: Path) -> None:
     """Its loop makes the session, waits, and assembles one row: the ids of the last turn, masked by turn."""
     harness = pytest.importorskip("trl.experimental.async_grpo.openenv_harness")
     (worker,) = served.workers
@@ -218,7 +249,7 @@ def test_trls_worker_trains_on_it(plug: Any, served: Stack, tmp_path: Path) -> N
         worker.script(text=text)
     loop = object.__new__(harness._HarnessRolloutLoop)
     loop._adapter = loop._rollout_reward_fn = None
-    loop._factory = plug.RecordedSessionFactory(served.url, talks, Environments(plug), sampling={"temperature": 1.0})
+    loop._factory = factory(served.url, talks, Environments(plug), sampling={"temperature": 1.0})
     loop._live_sessions, loop._stop_event, loop._fork_threshold_tokens = set(), threading.Event(), 0
     (completion, ids, sequences, *_, reward), metrics = loop._run_session("sums", 7)
     first, second = worker.log[:2]
