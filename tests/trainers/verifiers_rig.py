@@ -32,7 +32,10 @@ class QuestionTaskset(vf.Taskset[QuestionTask]):
 
 
 class Sdk(vf.Harness[HarnessConfig]):
-    """Asks until the model says `done`, and `Sure?` in between. A task's name is the dialect, and whether it streams."""
+    """Asks until the model says `done`, and `Sure?` in between. A task's name is the dialect, and whether it streams.
+
+    The SDKs repeat nothing: what is repeated is so by the client.
+    """
 
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
@@ -60,7 +63,7 @@ class Sdk(vf.Harness[HarnessConfig]):
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
     async def chat(self, endpoint: str, secret: str, messages: list[Any], stream: bool) -> str:
-        async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret) as client:
+        async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
             if not stream:
                 answer = await client.chat.completions.create(model="m", messages=messages)
                 return answer.choices[0].message.content or ""
@@ -73,7 +76,7 @@ class Sdk(vf.Harness[HarnessConfig]):
             return said
 
     async def responses(self, endpoint: str, secret: str, messages: list[Any], stream: bool) -> str:
-        async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret) as client:
+        async with openai.AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
             if not stream:
                 return (await client.responses.create(model="m", input=messages)).output_text
             async with client.responses.stream(model="m", input=messages) as found:
@@ -81,7 +84,7 @@ class Sdk(vf.Harness[HarnessConfig]):
 
     async def messages(self, endpoint: str, secret: str, messages: list[Any], stream: bool) -> str:
         root = endpoint.removesuffix("/v1")
-        async with anthropic.AsyncAnthropic(base_url=root, api_key=secret) as client:
+        async with anthropic.AsyncAnthropic(base_url=root, api_key=secret, max_retries=0) as client:
             if not stream:
                 answer = await client.messages.create(model="m", max_tokens=100, messages=messages)
             else:
