@@ -237,7 +237,7 @@ def agents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reading]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agent", ["ask_openai", "ask_anthropic", "ask_langchain"])
+@pytest.mark.parametrize("agent", ["ask_openai", "ask_anthropic", "ask_google", "ask_langchain"])
 def test_the_agents_lose_no_token(agents: Reading, agent: str) -> None:
     """Run a loop of each library with scripted tool calls, and check the batch made from it."""
     names, worker = agents.namespace, agents.workers[0]
