@@ -80,4 +80,6 @@ def place_at(path: str, scope: Scope) -> Place | None:
             row = f"v1beta/models{'/{model}' if name else ''}"
             return Place(row, _GOOGLE, model=name, about_models=True, listed=google_models, native=False)
         return Place("v1/models", OPENAI, model=name, about_models=True)
-    return Place("", _GOOGLE) if is_googles else None
+    if is_googles:
+        return Place("", _GOOGLE)
+    return Place("", _ANTHROPIC) if rest.startswith("messages/") else None

@@ -403,7 +403,9 @@ STOPPED = [
     pytest.param(("Hel", "mary"), "ar", "ar", 1, "mar", id="sampled past the stop, the stop spelled"),
     pytest.param(("Hel", "mary"), "ary", "", 1, "m", id="partly visible, at the end"),
     pytest.param(("Hel", "mary", "OP"), "aryOP", "aryOP!", 3, "!", id="partly visible, spelled with what follows"),
-    pytest.param(("Hel", "\n\n", "User", ":"), "\nUser:", "\nUser:!", 4, "!", id="line breaks, spelled with what follows"),
+    pytest.param(
+        ("Hel", "\n\n", "User", ":"), "\nUser:", "\nUser:!", 4, "!", id="line breaks, spelled with what follows"
+    ),
 ]
 
 

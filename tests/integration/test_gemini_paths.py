@@ -145,6 +145,8 @@ def test_what_is_there_takes_its_methods_only(free: Stack) -> None:
     assert answer.json()["error"]["status"] == "UNIMPLEMENTED"
     answer = free.post(f"{session.path}/v1beta/models/m:embedContent", {})
     assert (answer.status, answer.json()["error"]["status"]) == (404, "NOT_FOUND")
+    answer = free.post(f"{session.path}/v1/messages/batches", {})
+    assert (answer.status, answer.json()["error"]["type"]) == (404, "not_found_error"), "Anthropic's shape"
 
 
 def test_a_router_without_a_template_says_so(tmp_path: Path) -> None:

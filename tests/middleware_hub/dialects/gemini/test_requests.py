@@ -101,6 +101,7 @@ def test_other_paths_are_no_calls(place: str) -> None:
         ("responses", "v1/responses"),
         ("chat/completions", "v1/chat/completions"),
         ("v1beta/files", ""),
+        ("v1/messages/batches", ""),
     ],
 )
 def test_places(path: str, row: str) -> None:
