@@ -118,7 +118,7 @@ class BodyReader:
         new = [one for one in given if one not in found]
         if new:
             size = sum(one.end - one.start for one in new)
-            found |= await offload(size > _DECODED_HERE, self._decoded, body, new, sum(map(_size, found.values())))
+            found |= await offload(size > _DECODED_HERE, self._decoded, body, new)
         if urls and self._fetcher is not None:
             fetched = await self._fetcher.pictures(dict.fromkeys(urls.values()))
             found |= {place: fetched[url] for place, url in urls.items()}
@@ -130,15 +130,15 @@ class BodyReader:
         """Return the held pictures that stand at these places, each with one that it may be: all of it is compared."""
         return {place: one for place, one in alike.items() if one is not None and self._is(one, body, place)}
 
-    def _decoded(self, body: bytes, wanted: Iterable[PictureString], size: int) -> dict[PictureString, Picture]:
-        """Return the pictures at these places. `size`: the bytes of the others of the request."""
-        found = dict[PictureString, Picture]()
+    def _decoded(self, body: bytes, wanted: Iterable[PictureString]) -> dict[PictureString, Picture]:
+        """Return the pictures at these places."""
+        found, size = dict[PictureString, Picture](), 0
         for place in wanted:
             picture = picture_at(body, place, self._max_image)
             if picture is not None:
                 size += len(picture.data)
                 self._check(size)
-                _ = picture.data_url  # made here, in the thread
+                _ = picture.data_url  # made here, which may be a thread
                 found[place] = picture
         return found
 

@@ -309,6 +309,12 @@ def test_what_binascii_takes_for_base64_is_base64(data: bytes, foreign: str, at:
         assert undone(memoryview(given)) == expected
 
 
+@pytest.mark.parametrize("escaped", [b"a\\/01", b"Cuu\\/", b"A\\/B=", b"\\u0041AAA", b"AAAA\\n"])
+def test_an_escape_of_json_is_no_base64(escaped: bytes) -> None:
+    with pytest.raises(binascii.Error):
+        undone(memoryview(escaped))
+
+
 def test_the_limit_is_that_of_the_file() -> None:
     broken = base64.encodebytes(SMALL).decode()
     for text in (TEXT, broken):

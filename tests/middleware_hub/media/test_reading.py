@@ -188,3 +188,11 @@ def test_all_that_was_sent_before_is_compared(copies: int) -> None:
     many[-1] = many[-1][:-1] + b"x"
     found = reader.read([data_url(one) for one in many])
     assert json.loads(found.body)["image_data"] == [digest(one) for one in many]
+
+
+def test_the_limit_of_a_request_counts_what_is_held_and_what_is_new() -> None:
+    shelf = Shelf(10_000_000)
+    reader = Reader(shelf, max_request_bytes=2 * len(LONG) - 1)
+    reader.read([data_url(LONG)])
+    with pytest.raises(MediaInvalidError, match="--media-max-request-bytes"):
+        reader.read([data_url(LONG), data_url(noise(1))])
