@@ -295,9 +295,10 @@ def match_text(
         unknown = continues is None
     if continues is None:
         cut, continues = path.longest_complete(None)
-        begin = None if continues is None else measure.straddled(text, continues.span.start + continues.span.width)
+        begin = None if continues is None else measure.straddled(text, cut.start)
         if begin is not None:
-            # The reply ends inside an added token that the text spells: a shorter reply continues with that token.
+            # The reply ends inside an added token that the text spells: a shorter reply continues with that token. (Where the
+            # reply itself sampled that token, and shows a part of it, the cut lies behind it.)
             shorter = path.longest_complete(None, begin)
             cut, continues = (cut, continues) if shorter[1] is None else shorter
     at_prompt = path.at.contexts is not None and path.ends_on_node()

@@ -423,6 +423,25 @@ def test_a_stop_string_stays_as_far_as_it_is_spelled(
     assert talk.sent("A:" + first.text + more) == first.input_ids + first.output_ids[:kept] + talk.ids(behind)
 
 
+@pytest.mark.parametrize(
+    ("pieces", "stop", "more"), [(("Hel", "<tool_call>"), "call>", "call>!"), (("Hel", "mary"), "ary", "ary!")]
+)
+def test_a_stop_string_in_a_token_of_a_second_turn_stays_if_it_is_spelled(
+    talk: Talk, pieces: tuple[str, ...], stop: str, more: str
+) -> None:
+    """Also in an added token, as a blank line is for Gemma: the reply before is not continued instead, by context."""
+    ids = talk.ids(*pieces)
+    if len(ids) != len(pieces):
+        pytest.skip("these are no tokens here")
+    talk.say("A:", talk.ids("Hel"))
+    second = talk.say("A:Hel!", ids, stop=[stop]).record
+    third = talk.say("A:Hel!" + second.text + more, talk.ids("z"), body={"return_trajectory": True})
+    sequence = third.body["meta_info"]["trajectory"]
+    assert third.record.input_ids == second.input_ids + second.output_ids + talk.ids("!")
+    places = range(len(second.input_ids), len(second.input_ids) + len(ids))
+    assert [sequence["loss_mask"][place] for place in places] == [1] * len(ids)
+
+
 @pytest.mark.parametrize(("more", "kept", "behind"), [("!", 1, "m!"), ("", 1, "m"), ("ary!", 3, "!")])
 def test_a_special_before_a_cut_token_loses_no_text(talk: Talk, more: str, kept: int, behind: str) -> None:
     """`Hel|<special>|mary`, stopped at `ary`: the `m` is text that the reader saw, and the model must see it, too."""
