@@ -238,3 +238,37 @@ def test_a_layout_puts_an_event_together_again(step: list[Token]) -> None:
 )
 def test_an_event_without_a_layout(event: bytes) -> None:
     assert layout_of(event) is None
+
+
+@pytest.mark.parametrize("style", ["cumulative", "incremental"])
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("lost", lambda found: [*found[:6], *found[7:]]),
+        ("twice", lambda found: [*found[:7], found[6], *found[7:]]),
+        (
+            "one id too many",
+            lambda found: [*found[:6], found[6].replace(b'"output_ids":[', b'"output_ids":[7,'), *found[7:]],
+        ),
+        (
+            "one logprob too many",
+            lambda found: [
+                *found[:6],
+                found[6].replace(b'"output_token_logprobs":[', b'"output_token_logprobs":[[-0.5,7,null],'),
+                *found[7:],
+            ],
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_tokens_that_are_missing_or_doubled_show(style: str, name: str, spoil: Any) -> None:
+    """Exactly as if every event had been decoded: the reply is the same, also where it is no exact one."""
+    fast, slow = StreamedReply(), decoded()
+    for event in spoil(events([[(7, -0.5, "a")]] * 10, style)):
+        fast.feed(event)
+        slow.feed(event)
+    assert outcome(fast) == outcome(slow)
+    reply = fast.reply()
+    assert reply is not None
+    if style == "incremental" and name == "lost":
+        assert reply.fault(4, logprobs_asked=True) is not None
