@@ -155,7 +155,7 @@ class StreamedReply:
         if self._grows_ids:
             if self._entries is not None and not self._grows_logprobs:
                 return
-        elif self._cumulative_ids or self._cumulative_text or self._entries is None or self._miscounted:
+        elif self._cumulative_ids or self._cumulative_text or self._entries is None:
             return
         self._tries -= 1
         found = layout_of(data)

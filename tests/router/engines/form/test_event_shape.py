@@ -180,6 +180,17 @@ def test_a_fault_shows_as_if_every_event_had_been_decoded(
         assert found == expected or found.fault(4, logprobs_asked=True) is not None
 
 
+@pytest.mark.parametrize("style", ["cumulative", "incremental"])
+@pytest.mark.parametrize("spoil", [lambda event: event + b"x", lambda event: event + event, lambda event: event[:-1]])
+def test_an_event_with_more_or_less_at_its_end_cannot_be_read(style: str, spoil: Any) -> None:
+    good = events([[(7, -0.5, "a")]] * 8, style)
+    streamed = StreamedReply()
+    for event in (*good[:7], spoil(good[7])):
+        streamed.feed(event)
+    assert streamed.unreadable
+    assert len(streamed.ids) == 7
+
+
 def test_tokens_that_are_lost_with_unreadable_ones_are_counted() -> None:
     """What is kept is decoded together: if one id cannot be read, the reply lacks the others too, and its count tells."""
     good = events([[(7, -0.5, "a")]] * 8, "incremental")
