@@ -116,8 +116,9 @@ class Scorers:
 
     def _keep(self, found: Mapping[_Key, Scored]) -> None:
         for key, scored in found.items():
-            self._kept[key] = scored
-            self._numbers += scored.numbers
+            if key not in self._kept:  # else another call, at the same time, has kept it
+                self._kept[key] = scored
+                self._numbers += scored.numbers
         while self._numbers > MOST_KEPT:
             _, oldest = self._kept.popitem(last=False)
             self._numbers -= oldest.numbers

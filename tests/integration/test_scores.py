@@ -303,3 +303,20 @@ def test_a_client_that_left_is_not_scored_for_again(served: Stack, ref: Scorer, 
     until(lambda: served.get("/debug/requests").json()["total"] == 0, "the router has seen that its client left")
     assert len(scored(served, sequences=several)["sequences"]) == len(several)
     assert len(ref.bodies) == before + len(several)
+
+
+def test_calls_that_fail_at_the_same_time_keep_their_numbers_once(
+    served: Stack, ref: Scorer, teacher: Scorer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the memory counts as full, and what the next calls were told is forgotten."""
+    monkeypatch.setattr(scorers, "PAUSE", 0.5)
+    monkeypatch.setattr(scorers, "MOST_KEPT", 12)
+    several = [{"input_ids": [one, one + 1]} for one in range(400, 410)]
+    teacher.failing = 10**6
+    before = len(ref.bodies)
+    calls = [Asking(served.url, {"sequences": several}, path=PATH) for _ in range(4)]
+    until(lambda: len(ref.bodies) == before + 4 * len(several), "the reference has answered all calls")
+    assert [call.answer().status for call in calls] == [502] * 4
+    teacher.failing = 0
+    assert len(scored(served, sequences=several)["sequences"]) == len(several)
+    assert len(ref.bodies) == before + 4 * len(several)
