@@ -91,8 +91,8 @@ SESSION_CONTROLS: Final[Table] = {
 
 SESSION_CHATS: Final[Table] = {
     "/sessions/{id}/v1/chat/completions": {"POST": "talk"},  # OpenAI
-    "/sessions/{id}/v1/responses": {"POST": "talk"},
     "/sessions/{id}/v1/messages": {"POST": "talk"},  # Anthropic
+    "/sessions/{id}/v1/responses": {"POST": "talk"},  # OpenAI
     "/sessions/{id}/v1/messages/count_tokens": {"POST": "talk"},
     "/sessions/{id}/v1/models": {"GET": "models"},
     **{f"/sessions/{{id}}{path}": calls for path, calls in MODELS.items()},
