@@ -140,6 +140,9 @@ class _Reader:
             if type(response) is not dict:
                 raise wrong(f"{where}.functionResponse", response, "an object")
             response = spelled(response)
+            for key in ("name", "id"):
+                if key in response:
+                    string(f"{where}.functionResponse.{key}", response[key])
             if not response.get("id") or all(response != known for _, known in results):
                 results.append((f"{where}.functionResponse", response))
         named = {response.get("id") for _, response in results}
@@ -154,9 +157,6 @@ class _Reader:
     def _result(self, place: str, response: dict[str, Any], left: list[tuple[str, str]]) -> Message:
         """Return a result. One without an id takes that of a call that is `left`."""
         name, call_id = response.get("name"), response.get("id")
-        for key, value in (("name", name), ("id", call_id)):
-            if value is not None:
-                string(f"{place}.{key}", value)
         message: Message = {"role": "tool", "content": _output(place, response)}
         answered = None if call_id else next((one for one in left if one[1] == name), left[0] if left else None)
         if answered is not None:
@@ -181,7 +181,9 @@ def _output(place: str, response: dict[str, Any]) -> str | list[Message]:
     check_depth(f"{place}.response", given)
     only = next((given[key] for key in _LONE if key in given), given) if len(given) == 1 else given
     text = only if type(only) is str else _encode(only).decode() if given else ""
-    parts = listed(response.get("parts")) or ()
+    parts = listed(response.get("parts", []))
+    if type(parts) is not list:
+        raise wrong(f"{place}.parts", parts, "a list of parts")
     shown = [_shown(f"{place}.parts[{at}]", _one(f"{place}.parts[{at}]", part)) for at, part in enumerate(parts)]
     if not shown:
         return text

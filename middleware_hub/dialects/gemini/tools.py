@@ -26,6 +26,8 @@ _CHOICE = "toolConfig.functionCallingConfig"
 _MODES = {"AUTO": AUTO, "MODE_UNSPECIFIED": AUTO, "ANY": ANY, "NONE": NONE, "VALIDATED": AUTO}
 """`VALIDATED` lets the model choose between a text and a call."""
 _INTEGERS = frozenset("maxItems minItems minProperties maxProperties minLength maxLength".split())
+_MOST_DIGITS = 19
+"""Digits of an int64, which Google's integers in strings are. Python converts only a few thousand."""
 _OWN = frozenset("propertyOrdering example".split())
 """What only Google's schemas have: the order of properties is that in which they are written."""
 
@@ -91,6 +93,8 @@ def json_schema(place: str, schema: Any) -> dict[str, Any]:
         elif key in ("$defs", "defs", "definitions") and type(value) is dict:
             value = {name: json_schema(f"{place}.{key}.{name}", one) for name, one in value.items()}
         elif key in _INTEGERS and type(value) is str and value.isascii() and value.isdigit():
+            if len(value) > _MOST_DIGITS:
+                raise wrong(f"{place}.{key}", value, f"an integer of at most {_MOST_DIGITS} digits")
             value = int(value)
         elif key == "enum" and nullable and type(value) is list and None not in value:
             value = [*value, None]
