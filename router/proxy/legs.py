@@ -173,6 +173,7 @@ class Legs:
                     logger.warning("worker %s: %s", self._decode.url, first[:_SHOWN].decode("utf-8", "replace"))
                     self.culprit, self.avoided = self.prefill_target, self._decode_target
                     raise UpstreamBrokenError("its decode worker did not get the cache of the prompt from it")
+            self._settle()
             return None
         if leg is not None and not leg.done():
             if ended:
@@ -180,15 +181,19 @@ class Legs:
             await asyncio.wait((leg,), timeout=GRACE if ended else None)
         if not ended:
             self._check()
-        elif self.failure is not None:  # the reply is that of an abort, whatever became of the prefill leg
-            self.failure, self.culprit = None, self._decode_target
-        self._begun = True
+        self._settle()
         prefilled = self._prefilled
         if prefilled is None and leg is not None and sent is not None:
             prefilled = [UNTOLD] * sent.prompts
         if prefilled is None or sent is None:
             return None
         return JoinedReply(prefilled, listed=sent.listed, rows=not _ROWS.isdisjoint(sent.fields))
+
+    def _settle(self) -> None:
+        """Let the reply of the decode worker, an abort's or an error, stand for both, whatever becomes of the prefill leg."""
+        self._begun = True
+        if self.failure is not None:
+            self.failure, self.culprit = None, self._decode_target
 
     def close(self) -> None:
         self._waiting = None

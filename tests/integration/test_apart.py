@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import time
@@ -15,6 +16,8 @@ import pytest
 from router.app import create_app
 from router.config import AbortConfig, HealthConfig, QueueConfig, RouterConfig, WorkersConfig
 from router.errors import BadRequestError
+from router.http.headers import HeaderList
+from router.proxy.legs import Legs
 from tests.support.asking import Asking, calls, until
 from tests.support.client import call
 from tests.support.oracle import versions_of
@@ -346,6 +349,30 @@ def test_nor_after_a_prefill_that_failed(pair: Stack, stream: bool, fault: Any) 
     assert fault != "abort" or b'"type":"abort"' in answer.content
     prefill.release()
     until(lambda: not decode.in_flight)
+
+
+def test_what_both_refuse_is_the_clients_fault(pair: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefill worker says so between two pieces of what the decode worker says, in a stream."""
+    ask, join = Legs._ask_prefill, Legs.joined
+
+    async def late(legs: Legs, headers: HeaderList, body: bytes, *, fresh: bool) -> Any:
+        await asyncio.sleep(0.1)
+        return await ask(legs, headers, body, fresh=fresh)
+
+    async def then(legs: Legs, status: int, first: bytes) -> Any:
+        found = await join(legs, status, first)
+        assert legs._first_leg is not None
+        assert not legs._first_leg.done()
+        await asyncio.wait((legs._first_leg,))
+        return found
+
+    monkeypatch.setattr(Legs, "_ask_prefill", late)
+    monkeypatch.setattr(Legs, "joined", then)
+    body = {"text": PROMPT, "sampling_params": SHORT, "return_logprob": True, "token_ids_logprob": [10**9]}
+    answer = pair.post("/generate", {**body, "stream": True})  # all of it: the stream does not break off
+    assert b"out-of-vocabulary" in answer.content
+    assert b"internal" not in answer.content
+    assert pair.get("/workers").json()["workers"][0]["is_healthy"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
