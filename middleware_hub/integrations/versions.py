@@ -18,6 +18,7 @@ SUPPORTED = {
     "harbor": ((0, 26), (0, 27)),
     "openenv": ((0, 10, 0), (0, 11)),
     "verifiers": ((0, 4), (0, 5)),
+    "skyrl": ((0, 4), (0, 5)),
 }
 """The first release that fits, and the first that may not."""
 

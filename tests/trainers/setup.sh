@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The trainers themselves, as far as they install without a GPU: verl and TRL from PyPI, slime and miles as checkouts.
+# The trainers themselves, as far as they install without a GPU: verl, TRL and SkyRL from PyPI, slime and miles as checkouts.
 #
 # Usage: setup.sh    makes DIR/venv, DIR/slime and DIR/miles (2.5 GB, some minutes); does nothing if they are there.
 # Where GitHub is out of reach, there is no slime and no miles, and their tests are skipped. To have them, tell git of a
@@ -49,6 +49,15 @@ if [ "$(cat venv/.openenv 2>/dev/null)" != "$openenv" ]; then
   say "OpenEnv"
   pip install "verl==$VERL" "trl==$TRL" "$openenv"
   echo "$openenv" > venv/.openenv
+fi
+
+# SkyRL asks for Python 3.12, and for more than this environment has: these are what its trainer imports. With a Python 3.11 one
+# class of the standard library is replaced for it (tests/trainers/test_skyrl.py).
+skyrl="skyrl==0.4.0 skyrl-gym==0.4.0 loguru==0.7.3 jaxtyping==0.3.11 wadler_lindig==0.1.8 cloudpathlib==0.26.0 func_timeout==4.3.5"
+if [ "$(cat venv/.skyrl 2>/dev/null)" != "$skyrl" ]; then
+  say "SkyRL"
+  pip install --no-deps --ignore-requires-python $skyrl
+  echo "$skyrl" > venv/.skyrl
 fi
 
 # This folder outlives a checkout, so what the router needs may have changed since.
