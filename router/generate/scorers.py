@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.json import JSON_ERRORS
-from router.errors import UpstreamError, UpstreamTimeoutError
+from router.errors import BadRequestError, UpstreamError, UpstreamTimeoutError
 from router.http.time_limits import patience
 from router.http.upstream import Upstream, UpstreamFailure, fetch
 
@@ -33,6 +33,8 @@ PAUSE: Final = 0.5
 MOST_KEPT: Final = 4_000_000
 """Numbers that are kept of calls that failed, so that the next one goes on from there."""
 _FULL: Final = (429, 503)
+_REFUSED: Final = (400, 413, 422)
+"""What an engine answers to a sequence that it cannot score: too long, or with ids that it does not know."""
 _HEADERS: Final = [(b"content-type", b"application/json"), (b"accept-encoding", b"identity")]
 
 
@@ -88,8 +90,8 @@ class Scorers:
             sequences: ids as a JSON list, and the first position that is scored, at least 1.
             top: how many likeliest tokens to return for each position.
 
-        Raises UpstreamError and UpstreamTimeoutError if a scorer does not answer, or not about these ids. All others have been
-        answered then; the same call, made again, asks only for what is missing.
+        Raises UpstreamError and UpstreamTimeoutError if a scorer does not answer, or not about these ids, and BadRequestError
+        if it refuses them. All others have been answered then; the same call, made again, asks only for what is missing.
         """
         keys = [
             [(name, hashlib.blake2b(ids, digest_size=16).digest(), start, top) for name in names]
@@ -154,6 +156,8 @@ class Scorers:
                 if status == 200:
                     return content
                 why = f"it answers {status}: {content[:300].decode('utf-8', 'replace')}"
+                if status in _REFUSED:
+                    raise BadRequestError(f"scorer {name!r} refuses a sequence: {why}")
                 if status not in _FULL:
                     break
             if attempt < ATTEMPTS:

@@ -260,9 +260,14 @@ def test_a_worker_scores_as_well() -> None:
         with stack("qwen", styles=("cumulative",), workers=given) as made:
             body = {"sequences": [{"input_ids": [10, 20, 30], "start": 2}], "top_logprobs": 2}
             (found,) = scored(made, **body)["sequences"]
+            refused = made.post(PATH, {"sequences": [{"input_ids": [10, 10**9]}]})
     assert len(found["teacher_logprobs"]) == len(found["teacher_top_logprobs"]) == 1
     assert worker.log[-1].input_ids == [10, 20, 30]
     assert worker.log[-1].output_ids == []
+    assert refused.status == 400  # ids of another vocabulary: it is no use to ask again
+    message = refused.json()["error"]["message"]
+    assert "scorer 'teacher' refuses a sequence" in message
+    assert "vocabulary" in message
 
 
 @pytest.mark.parametrize(
