@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Hubs of environments from PyPI, each in an environment of its own, as their dependencies do not agree: Harbor and verifiers.
+# What comes from PyPI into an environment of its own, as their dependencies do not agree: Harbor, verifiers, Agent Lightning.
 #
-# Usage: hubs.sh    makes DIR/harbor and DIR/verifiers (1 GB, two minutes); does nothing if they are there.
+# Usage: hubs.sh    makes DIR/harbor, DIR/verifiers and DIR/agentlightning (1 GB, two minutes); does nothing if they are there.
 # DIR: $TITO_HUBS_DIR, or ~/.cache/tito-router/hubs-1. Prints it: TITO_HUBS. Harbor needs Python 3.12: without one on the PATH
 # or in pyenv it says so, prints nothing, and the tests of the hubs are skipped.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -10,6 +10,7 @@ NAME=hubs
 
 HARBOR=0.26.0
 VERIFIERS=0.4.0
+AGENT_LIGHTNING=1.0.2
 # What the modules of the router import there, beside aiohttp, which both have.
 IMPORTED=(msgspec)
 
@@ -18,7 +19,7 @@ for one in python3.12 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.12.*/bin/python; 
   if "$one" -c "" 2>/dev/null; then python=$one; fi # a shim of pyenv may stand for no Python at all
 done
 if [ -z "$python" ]; then
-  say "no python3.12 on the PATH or in pyenv: the tests of Harbor and verifiers are skipped"
+  say "no python3.12 on the PATH or in pyenv: the tests of Harbor, verifiers and Agent Lightning are skipped"
   exit 0
 fi
 
@@ -37,4 +38,5 @@ hub() { # NAME REQUIREMENT
 }
 hub harbor "harbor==$HARBOR"
 hub verifiers "verifiers==$VERIFIERS"
+hub agentlightning "agentlightning==$AGENT_LIGHTNING"
 echo "$dir"
