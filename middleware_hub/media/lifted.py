@@ -174,9 +174,10 @@ def _pictures(body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             for field in ("content", "output"):
                 if type(item) is dict:
                     yield from _parts(f"{name}[{number}].{field}", item.get(field))
-    contents = body.get("contents")
-    for number, content in enumerate(contents if type(contents) is list else [contents]):
-        yield from _googles(f"contents[{number}]", content)
+    for place, holder in (("", body), *((f"{field}.", body.get(field)) for field in _COUNTED)):
+        contents = holder.get("contents") if isinstance(holder, dict) else None
+        for number, content in enumerate(contents if type(contents) is list else [contents]):
+            yield from _googles(f"{place}contents[{number}]", content)
 
 
 def _parts(name: str, content: Any) -> Iterator[tuple[str, Any]]:
@@ -211,6 +212,8 @@ def _blobs(place: str, part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{place}.{field}.{key}", blob.get(key, blob.get(older))
 
 
+_COUNTED: Final = ("generateContentRequest", "generate_content_request")
+"""The field of Google's `countTokens` that may have all of what is counted, in both spellings."""
 _BLOBS: Final = (
     *((field, "data", "data") for field in ("inlineData", "inline_data")),
     *((field, "fileUri", "file_uri") for field in ("fileData", "file_data")),

@@ -63,6 +63,8 @@ FORMS = [
     lambda one: google({"functionResponse": {"name": "look", "response": {}, "parts": [{"text": "a"}, blob(one)]}}),
     lambda one: google({"function_response": {"name": "look", "parts": blob(one)}}),
     lambda one: {"contents": {"role": "user", "parts": blob(one)}},
+    lambda one: {"generateContentRequest": google(blob(one))},
+    lambda one: {"generate_content_request": google(blob(one))},
 ]
 
 
