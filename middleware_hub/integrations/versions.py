@@ -19,6 +19,7 @@ SUPPORTED = {
     "openenv": ((0, 10, 0), (0, 11)),
     "verifiers": ((0, 4), (0, 5)),
     "skyrl": ((0, 4), (0, 5)),
+    "areal": ((1, 0), (1, 1)),
 }
 """The first release that fits, and the first that may not."""
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The trainers themselves, as far as they install without a GPU: verl, TRL and SkyRL from PyPI, slime and miles as checkouts.
+# The trainers themselves, as far as they install without a GPU: verl, TRL, SkyRL and AReaL from PyPI, slime and miles as checkouts.
 #
 # Usage: setup.sh    makes DIR/venv, DIR/slime and DIR/miles (2.5 GB, some minutes); does nothing if they are there.
 # Where GitHub is out of reach, there is no slime and no miles, and their tests are skipped. To have them, tell git of a
@@ -58,6 +58,15 @@ if [ "$(cat venv/.skyrl 2>/dev/null)" != "$skyrl" ]; then
   say "SkyRL"
   pip install --no-deps --ignore-requires-python $skyrl
   echo "$skyrl" > venv/.skyrl
+fi
+
+# AReaL requires another transformers, and agents that nothing here uses: these are what its executor imports.
+areal="areal==1.0.4 aiofiles==25.1.0 blinker==1.9.0 colorlog==6.12.0 einops==0.8.2 flask==3.1.3 itsdangerous==2.2.0 lark==1.3.1"
+areal+=" llvmlite==0.50.0 numba==0.68.1"
+if [ "$(cat venv/.areal 2>/dev/null)" != "$areal" ]; then
+  say "AReaL"
+  pip install --no-deps $areal
+  echo "$areal" > venv/.areal
 fi
 
 # This folder outlives a checkout, so what the router needs may have changed since.
