@@ -79,7 +79,7 @@ test-harnesses: $(VENV)/.test ## run agent harnesses, each in an environment of 
 	@$(PYTEST) -m harness -n0 tests/harnesses $(ARGS)
 
 # The trainers want versions of transformers that the tests do not, so they have an environment of their own.
-test-trainers: ## run the tests of trainers on verl, TRL, SkyRL, AReaL, slime, miles, Harbor, verifiers and Agent Lightning themselves; the first time installs them, 3.5 GB, minutes
+test-trainers: ## run the tests of trainers on verl, TRL, SkyRL, AReaL, slime, miles, Harbor, verifiers and Agent Lightning themselves; the first time installs them, 4 GB, minutes
 	@found=$$(tests/trainers/setup.sh) && hubs=$$(tests/trainers/hubs.sh) && \
 	TITO_HUBS=$$hubs TITO_TRAINERS=$${found#* } $${found%% *} -m pytest -n0 -W default tests/trainers -rs $(ARGS)
 
