@@ -80,14 +80,15 @@ class RedisMedia:
         for file, there in zip(files, replies[len(named) :], strict=True):
             key = self._keys.media(file.key)
             lengths = [part for name, length in file.lengths.items() for part in (_LENGTH + name.encode(), length)]
+            learned: list[Command] = [("HSET", key, *lengths)] if lengths else []
             if not there:
                 fields = (_ABOUT, encode_about(file), _SIZE, file.size, _DATA, file.data)
                 async with self._turns:
-                    (new,) = await self._servers.write([("HSET", key, *fields, *lengths)])
-                if new == len(fields) // 2 + len(file.lengths):  # else another router has written it at the same time
+                    new, *_ = await self._servers.write([("HSET", key, *fields), *learned])
+                if new == len(fields) // 2:  # else another router has written it at the same time
                     await self._count(1, file.size)
-            elif lengths:
-                await self._servers.write([("HSET", key, *lengths)])
+            elif learned:
+                await self._servers.write(learned)
 
     async def confirm(self, names: Names, files: Sequence[MediaFile]) -> None:
         """Name files again, after the records that name them were appended, and write those that are gone again."""

@@ -263,6 +263,25 @@ def test_what_is_named_while_it_is_forgotten_is_whole_or_gone(kind: str, tmp_pat
 
 
 @pytest.mark.parametrize("kind", usual(["redis", "cluster"], "redis", "cluster"))
+def test_a_file_is_counted_whose_lengths_were_left(kind: str, tmp_path: Path) -> None:
+    """Another router learned one while the file was removed."""
+    address = address_of(kind, tmp_path)
+
+    async def work(first: Any) -> None:
+        turn = showing(World().turn(None, "one", "two", namespace=("a", "", ""), own_context=True), (2,))
+        opened = first._opened
+        await opened.servers.write([("HSET", opened.keys.media(file_of("a", 2).key), b"l:qwen", 7)])
+        await first.append(batch_of(turn, file_of("a", 2, qwen=7)))
+        stats = await first.stats()
+        assert (stats.media, stats.media_bytes) == (1, len(CONTENTS[2]))
+        await first.forget_roots([turn.reply.root])
+        stats = await first.stats()
+        assert (stats.media, stats.media_bytes) == (0, 0)
+
+    with_store(address, work)
+
+
+@pytest.mark.parametrize("kind", usual(["redis", "cluster"], "redis", "cluster"))
 def test_a_conversation_that_is_appended_again_while_it_is_forgotten(kind: str, tmp_path: Path) -> None:
     """Its picture is there, whichever of the steps of the two comes first."""
     address = address_of(kind, tmp_path)
