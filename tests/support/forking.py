@@ -83,8 +83,10 @@ class _Source:
         if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             raise OSError("no programs can be forked: this process cannot take over the children of its children")
         self._asking = threading.Lock()
+        # By its path: some packages (verl) install a `tests` of their own, which `-m` would find.
+        program = f"import runpy; runpy.run_path({__file__!r}, run_name='__main__')"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-c", program],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
