@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import random
 import selectors
@@ -394,20 +395,36 @@ class Transport:
         await self._transport.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        future = self._begin(work)
+        left, begun = threading.Event(), list[asyncio.Task[Any] | None]()
+
+        async def watched() -> T:
+            begun.append(asyncio.current_task())
+            if left.is_set():
+                work.close()
+                raise CancelledError
+            return await work
+
+        def end() -> None:
+            for task in begun:
+                if task is not None:
+                    task.cancel()
+
         try:
-            return future.result()
+            return self._begin(work, watched()).result()
         except CancelledError:
             raise RuntimeError("this client was closed while a request was under way") from None
-        except BaseException:  # also Ctrl-C: what is under way ends, and its worker stops
-            future.cancel()
+        except BaseException:  # also Ctrl-C, at any moment: what is under way ends, and its worker stops
+            left.set()
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(end)
             raise
 
-    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def _begin(self, work: Coroutine[Any, Any, T], watched: Coroutine[Any, Any, T]) -> Future[T]:
         if self._thread.is_alive():
             with self._beginning:  # nothing begins behind `_end`
                 if not self._closed:
-                    return asyncio.run_coroutine_threadsafe(work, self._loop)
+                    return asyncio.run_coroutine_threadsafe(watched, self._loop)
+        watched.close()
         work.close()
         raise RuntimeError(
             "this client was closed, or it was made before a fork and its thread is in the other process: make another client"

@@ -599,6 +599,26 @@ def test_what_is_interrupted_ends_at_the_router() -> None:
             router.close()
 
 
+def test_what_is_interrupted_while_it_is_handed_over_ends_at_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's thread may have sent the request before the interrupted thread knows of it."""
+    router, taken = Silent(), list[socket.socket]()
+    hand_over = asyncio.run_coroutine_threadsafe
+
+    def interrupted(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        hand_over(work, loop)
+        taken.append(router.take())
+        raise KeyboardInterrupt
+
+    with Client(router.url) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                client.generate("Hi")
+        while taken[0].recv(4096):
+            pass
+    router.close()
+
+
 def _one_option_more(client: Client, option: str) -> list[Callable[[], object]]:
     """Return calls of all functions that take options by name, each with this option."""
     more: Any = {option: 1}
