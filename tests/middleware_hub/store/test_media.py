@@ -282,6 +282,27 @@ def test_a_file_is_counted_whose_lengths_were_left(kind: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", usual(["redis", "cluster"], "redis", "cluster"))
+def test_the_hold_of_a_process_that_died_is_swept(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It died between the records that it forgot and their file."""
+    monkeypatch.setattr("middleware_hub.store.redis.media._HELD_SECONDS", 0.0)
+    address = address_of(kind, tmp_path)
+
+    async def work(store: Any) -> None:
+        turn = showing(World().turn(None, "one", "two", namespace=("a", "", ""), own_context=True), (2,))
+        await store.append(batch_of(turn, file_of("a", 2)))
+        opened = store._opened
+        await opened.servers.write([("SADD", opened.keys.named(file_of("a", 2).key), b"hold:" + new_id())])
+        await store.forget_roots([turn.reply.root])
+        assert (await store.stats()).media == 1
+        assert await store.media_unnamed() == 1
+        assert await store.sweep_media() == 1
+        assert (await store.stats()).media == 0
+        assert await _found(store) == []
+
+    with_store(address, work)
+
+
+@pytest.mark.parametrize("kind", usual(["redis", "cluster"], "redis", "cluster"))
 def test_a_conversation_that_is_appended_again_while_it_is_forgotten(kind: str, tmp_path: Path) -> None:
     """Its picture is there, whichever of the steps of the two comes first."""
     address = address_of(kind, tmp_path)
