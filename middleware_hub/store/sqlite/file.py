@@ -291,10 +291,10 @@ class SameFile:
             weakref.finalize(self, os.close, self._log_file)
 
     def __bool__(self) -> bool:
-        begins = self._log_file is not None and os.pread(self._log_file, 1, 0) == _LOG_MAGIC
-        if begins:
+        begun = self._log_begun  # before the log is read: another thread may begin it right after that, and note it
+        if self._log_file is not None and os.pread(self._log_file, 1, 0) == _LOG_MAGIC:
             self._log_begun = True
-        elif self._log_begun:
+        elif begun:
             return False
         return _which(self._log) == self._found_log and _which(self._path, empty=False) == self._found
 

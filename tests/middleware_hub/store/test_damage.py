@@ -14,7 +14,7 @@ from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreMis
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Durability, Store
 from middleware_hub.store.records import Blob, Event
-from middleware_hub.store.sqlite.file import connect
+from middleware_hub.store.sqlite.file import SameFile, connect
 from middleware_hub.store.sqlite.writer import SqliteWriter
 from tests.middleware_hub.store.world import World, append_all, closed, findings, ids, query, sqlite, with_store
 
@@ -373,6 +373,31 @@ def test_an_append_during_which_the_file_is_lost_is_not_acknowledged(
                 await store.append(world.turn(None, "third", "reply").batch)
 
     with_store(sqlite(tmp_path), work, durability=durability)
+
+
+def test_a_log_that_begins_while_a_thread_looks_at_it_was_not_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread found nothing in it; before it says so, another one has written, and has looked as well."""
+    with_store(sqlite(tmp_path), lambda _: asyncio.sleep(0))
+    connection = connect(tmp_path / NAME)
+    connection.execute("SELECT * FROM meta").fetchall()
+    same, read = SameFile(tmp_path / NAME), os.pread
+
+    def slow(*where: int) -> bytes:
+        found = read(*where)
+        monkeypatch.undo()
+        connection.execute("INSERT INTO meta VALUES ('log', '')")
+        assert same
+        assert found == b"" != read(*where)
+        return found
+
+    monkeypatch.setattr(os, "pread", slow)
+    assert same
+    assert os.pread is read
+    os.truncate(tmp_path / f"{NAME}-wal", 0)
+    assert not same
+    connection.close()
 
 
 # A log that is removed alone --------------------------------------------------------------------------------------------
