@@ -356,6 +356,8 @@ class SessionsMiddleware:
 
     async def _list_models(self, scope: Scope, receive: Receive, send: Send, place: Place) -> None:
         if place.listed is None:
+            if ".." in place.model.split("/"):  # what is in front of a worker could read another path in it
+                raise NotFoundError(f"there is no model {place.model!r}")
             path = f"/v1/models/{place.model}" if place.model else "/v1/models"
             await self.app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
             return

@@ -106,6 +106,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         deferred: tools that the template does not show, and whose calls are read all the same.
         forms: by their names in the prompt, the tools that the client writes in another form.
         ignored_tools: the types of tools that were left out, because nobody runs them here.
+        ignored_fields: fields that have no effect here, and might have had one on the reply elsewhere.
         template: further variables for the template (`chat_template_kwargs`, `documents`, `reasoning_effort`).
         sampling: `sampling_params` for SGLang's `/generate`. `max_new_tokens` is missing if the client set no limit.
         samples: `n`.
@@ -131,6 +132,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     deferred: Sequence[Tool] = ()
     forms: dict[str, ToolForm] = {}
     ignored_tools: tuple[str, ...] = ()
+    ignored_fields: tuple[str, ...] = ()
     template: dict[str, Any] = {}
     sampling: dict[str, Any] = {}
     samples: int = 1

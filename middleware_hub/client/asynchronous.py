@@ -161,6 +161,7 @@ class AsyncSession:
         id: its name.
         base_url: for OpenAI's SDKs.
         anthropic_base_url: for Anthropic's.
+        google_base_url: for Google's.
         key: names the session at the router's own `/v1`, as the key of any SDK; None unless it was made with `as_key=True`.
         replies: the ids of the replies that `chat` got. An agent that talks by itself may add its own.
     """
@@ -170,6 +171,8 @@ class AsyncSession:
         self.id: str = made["session_id"]
         self.base_url: str = made["base_url"]
         self.anthropic_base_url: str = made["anthropic_base_url"]
+        # Earlier routers have no such field.
+        self.google_base_url: str = made.get("google_base_url", made["anthropic_base_url"])
         self.key: str | None = made.get("session_key")
         self.replies: list[str] = []
 

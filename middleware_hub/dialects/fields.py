@@ -37,6 +37,8 @@ _ONLY_SHOWN = frozenset(
 _REASONING_SWITCHES = ("separate_reasoning", "include_reasoning")
 """SGLang's and vLLM's switches for how a chat completion shows reasoning; both are true by default."""
 
+_EMPTY = (b"null", b"[]", b"{}", b'""')
+
 _PROMPT = "the prompt of a chat is made of its `messages`"
 _MEDIA = frozenset({"image_data", "video_data", "audio_data"})
 _ONLY_IMAGES = (
@@ -136,6 +138,11 @@ class Fields:
         """Discard fields that mean nothing here."""
         for key in keys:
             self._left.pop(key, None)
+
+    def ignored(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """Discard fields that have no effect here; return the names of those that are not empty."""
+        given = [(key, self._left.pop(key)) for key in keys if key in self._left]
+        return tuple(key for key, raw in given if bytes(raw).strip() not in _EMPTY)
 
     def rest(self) -> dict[str, Raw]:
         """Return the remaining fields, for the worker. Raises BadRequestError for a field that no client may send it."""

@@ -53,6 +53,7 @@ class RecordedSession(ResourceSession):
     Attributes:
         base_url: for OpenAI's SDKs.
         anthropic_base_url: for Anthropic's.
+        google_base_url: for Google's.
         key: names the session at the router's own `/v1`, and opens its turns alone.
         task, episode_id: what `create` was given.
         environment: OpenEnv's own session, which has the tools and the reward.
@@ -70,6 +71,7 @@ class RecordedSession(ResourceSession):
     ) -> None:
         self.base_url = session.base_url
         self.anthropic_base_url = session.anthropic_base_url
+        self.google_base_url = session.google_base_url
         self.key = session.key or ""
         self.task = task
         self.episode_id = episode_id

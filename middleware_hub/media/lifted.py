@@ -208,7 +208,9 @@ def _parts_of(name: str, content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 def _blobs(place: str, part: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for field, key, older in _BLOBS:
         blob = part.get(field)
-        if type(blob) is dict and str(blob.get("mimeType", blob.get("mime_type", "image/"))).startswith("image/"):
+        if type(blob) is not dict:
+            continue
+        if str(blob.get("mimeType", blob.get("mime_type", "image/"))).lower().startswith("image/"):
             yield f"{place}.{field}.{key}", blob.get(key, blob.get(older))
 
 

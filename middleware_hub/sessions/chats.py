@@ -440,6 +440,8 @@ class _ChatReply:
             kinds = self._request.ignored_tools[:_MOST_IGNORED]
             more = ("...",) * (len(self._request.ignored_tools) > len(kinds))
             headers.append((b"x-radix-ignored-tools", ", ".join((*kinds, *more)).encode("latin-1", "replace")))
+        if self._request.ignored_fields:
+            headers.append((b"x-radix-ignored-fields", ", ".join(self._request.ignored_fields).encode("latin-1")))
         if self._exchange.notes:
             headers.append((b"x-radix-reasons", ", ".join(self._exchange.notes).encode("latin-1")))
         if first.worker:

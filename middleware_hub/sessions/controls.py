@@ -134,6 +134,7 @@ class Controls:
             "anthropic_base_url": root,
             "reward_info_url": f"{root}/reward_info",
             **({} if key is None else {"session_key": written(key)}),
+            "google_base_url": root,
         }
         await send_json(send, 201, msgspec.json.encode(answer), [(affinity.HEADER, session.id.encode("latin-1"))])
 

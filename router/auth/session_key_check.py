@@ -12,8 +12,10 @@ from router.errors import ForbiddenError, UnauthorizedError
 from router.http.request_record import Caller
 from router.http.request_state import with_state
 
-_ROOTS = ("/v1/", "/v1beta/", "/v1alpha/")
-"""How the paths of client libraries begin."""
+_ROOTS = ("/v1/", "/v1beta/", "/v1alpha/", "/messages/", "/models/")
+"""How the paths of client libraries begin, also of one whose base URL lacks the `/v1`."""
+_WHOLE = frozenset({"/chat/completions", "/responses", "/messages", "/models"})
+"""Paths of a base URL without `/v1` that have nothing behind them."""
 _PREFIX = PREFIX.encode()
 
 
@@ -52,15 +54,16 @@ class SessionKeyCheck:
         if key is None:
             raise _unauthorized(UNKNOWN)
         own = f"/sessions/{key.session_id}"
-        if path.startswith(_ROOTS):
+        if _is_turn(path):
             scope["path"] = own + path
             if (raw := scope.get("raw_path")) is not None:
                 scope["raw_path"] = own.encode() + raw
-        elif not path.startswith(tuple(own + root for root in _ROOTS)):
+        elif not (path.startswith(own) and _is_turn(path[len(own) :])):
             call = f"{scope.get('method', 'GET')} {path}"
             raise ForbiddenError(
                 f"{call}: the key of a session is for its turns (/v1/chat/completions, /v1/responses, /v1/messages, Google's "
-                "/v1beta/models) and its models only. Other calls need a key of the router, or none if it has none"
+                "/v1beta/models) and its models only. The base URL of OpenAI's libraries is http://ROUTER/v1, that of "
+                "others http://ROUTER. Other calls need a key of the router, or none if it has none"
             )
         scope.update(with_state(scope, caller=Caller(admin=False, confined=True, session=key)))
 
@@ -72,6 +75,11 @@ class SessionKeyCheck:
         if name == b"authorization":
             word = word.rpartition(b" ")[2]
         return word if word.startswith(_PREFIX) else None
+
+
+def _is_turn(path: str) -> bool:
+    """Return whether a library may add this path to a base URL. Those of a session's controls must not be among them."""
+    return path.startswith(_ROOTS) or path.rstrip("/") in _WHOLE
 
 
 def _unauthorized(why: str) -> UnauthorizedError:

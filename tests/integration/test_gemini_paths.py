@@ -12,6 +12,7 @@ import pytest
 from google import genai
 from google.genai import types
 
+from middleware_hub.client import Client, Session
 from router.config import StoreConfig
 from tests.support.agents import AgentSession
 from tests.support.client import Answer
@@ -187,3 +188,24 @@ def test_a_model_of_text_says_what_it_reads(free: Stack) -> None:
         assert answer.status == 400
         found = answer.json()["error"]
         assert found["details"][0]["metadata"]["param"] == "contents[0].parts[0]"
+
+
+def test_the_answer_that_makes_a_session_has_googles_base_url(free: Stack) -> None:
+    """It is the last field, since earlier ones keep their places."""
+    made = free.post("/sessions", {"as_key": True}).json()
+    assert list(made) == [
+        "session_id",
+        "base_url",
+        "anthropic_base_url",
+        "reward_info_url",
+        "session_key",
+        "google_base_url",
+    ]
+    (worker,) = free.workers
+    worker.script(text="one")
+    google = client(made["google_base_url"])
+    assert google.models.generate_content(model="m", contents="a").text == "one"
+    with Client(free.url) as own, Session(own, session_id="googles") as session:
+        google = client(session.google_base_url)
+        google.models.generate_content(model="m", contents="a")
+        assert len(session.trajectories()) == 1

@@ -116,6 +116,41 @@ class TestTurns:
         assert key[8:51] not in seen
         assert len(exported(free, name)) == 1
 
+    @pytest.mark.parametrize("below", ["", "/sessions/{name}"])
+    def test_a_base_url_without_v1_is_recorded_too(self, kept: Stack, below: str) -> None:
+        """Also by a library whose address is the session's own, and Google's that names no version of its API."""
+        name, key = opened(kept, OTHER)
+        (worker,) = kept.workers
+        root = kept.url + below.format(name=name)
+        worker.script(text="One.")
+        worker.script(text="Two.")
+        with openai.OpenAI(base_url=root, api_key=key) as client:
+            messages: list[Any] = [user("Hello")]
+            with client.chat.completions.create(model="m", messages=messages, stream=True) as stream:
+                said = "".join(piece.choices[0].delta.content or "" for piece in stream if piece.choices)
+            messages += [{"role": "assistant", "content": said}, user("And?")]
+            assert client.responses.create(model="m", input=messages).output_text == "Two."
+            assert [one.id for one in client.models.list()]
+        given_too = given(key, "x-api-key")
+        begun = len(worker.log)
+        for path in ("/messages", "/messages/count_tokens", "/models/m:generateContent"):
+            body = {"contents": {"parts": [{"text": "Hi"}]}} if "models" in path else TURN
+            asked = kept.post(f"{below.format(name=name)}{path}", body, headers=given_too)
+            assert asked.status == 200, (path, asked.content)
+        assert len(worker.log) == begun + 2
+        found = exported(kept, name, OTHER)
+        assert sorted(one["num_turns"] for one in found) == [1, 1, 2]
+        assert all(one["exact"] for one in found)
+
+    @pytest.mark.parametrize("below", ["", "/v1", "/sessions/{name}/v1"])
+    def test_a_models_name_is_no_way_to_another_path_of_a_worker(self, kept: Stack, below: str) -> None:
+        name, key = opened(kept, OTHER)
+        (worker,) = kept.workers
+        called = len(worker.calls)
+        path = f"{below.format(name=name)}/models/../../server_info"
+        assert kept.exchange("GET", path, headers=given(key)).status == 404
+        assert len(worker.calls) == called
+
     @pytest.mark.parametrize("place", ["header", "query"])
     @pytest.mark.parametrize("root", ["/v1beta", "/v1alpha"])
     def test_googles_api_at_the_root(self, kept: Stack, place: str, root: str) -> None:
@@ -244,6 +279,13 @@ class TestRights:
             ("POST", "/v1/../finalize"),
             ("POST", "/sessions/{own}/v1/../finalize"),
             ("DELETE", "/v1/"),
+            ("POST", "/finalize"),
+            ("POST", "/complete"),
+            ("POST", "/reward_info"),
+            ("GET", "/trajectories"),
+            ("POST", "/completions"),
+            ("POST", "/sessions/{other}/messages"),
+            ("POST", "/sessions/{own}/messages/../finalize"),
         ],
     )
     @pytest.mark.parametrize("keyed", [False, True])
@@ -256,7 +298,7 @@ class TestRights:
         body = {} if method == "POST" else None
         answer = served.exchange(method, path.format(own=own, other=other), body, headers=given(key))
         assert answer.status in (403, 404, 405), answer.content
-        assert answer.status == 403 or "/v1" in path
+        assert answer.status == 403 or "/v1" in path or ".." in path
         for one in (own, other):
             shown = served.exchange("GET", f"/sessions/{one}", headers=owner).json()
             assert (shown["phase"], shown["num_generations"]) == ("active", 0)

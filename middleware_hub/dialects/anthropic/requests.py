@@ -124,8 +124,10 @@ CLIENT_TOOLS = {
 }
 """By their types without the date."""
 
-_BOOKKEEPING = "metadata service_tier betas cache_control container context_management inference_geo speed".split()
-"""Fields for Anthropic's own use, and hints that may be ignored."""
+_BOOKKEEPING = "metadata service_tier betas cache_control inference_geo speed".split()
+"""Fields for Anthropic's own use, and for what a reply costs in time and money there."""
+_HINTS = ("container", "context_management")
+"""Fields that have no effect here, which the reply says."""
 
 _ELSEWHERE = {"n": 1, "logprobs": False, "top_logprobs": 0}
 """Fields whose results have no place in a message of this dialect, and the values they may have."""
@@ -194,6 +196,7 @@ def _read(fields: Fields, opened: OpenedBody, limit: int | None) -> tuple[ChatRe
         tools=offered.shown or None,
         deferred=tuple(offered.deferred),
         ignored_tools=tuple(offered.ignored),
+        ignored_fields=fields.ignored(_HINTS),
         template=template,
         sampling=finish(sampling, limit),
         stream=fields.take("stream", BOOLEAN) or False,

@@ -224,7 +224,7 @@ def _shown(place: str, part: dict[str, Any]) -> dict[str, Any]:
         raise wrong(f"{place}.{kind}", given, "an object")
     given = spelled(given)
     mime = string(f"{place}.{kind}.mimeType", given.get("mimeType") or ("image/*" if kind == "fileData" else None))
-    if not mime.startswith("image/"):
+    if not mime.lower().startswith("image/"):  # RFC 2045: types are the same in capitals
         raise UnreadMediaError(
             f"`{place}` is of the type {mime[:40]!r}: this model takes text only",
             param=place,

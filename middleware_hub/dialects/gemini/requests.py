@@ -49,8 +49,10 @@ _OWN = frozenset(
     "contents systemInstruction tools toolConfig generationConfig cachedContent safetySettings labels model serviceTier"
     " store generateContentRequest continuationToken".split()
 )
-_BOOKKEEPING = "safetySettings labels model serviceTier store".split()
-"""Fields for Google's own use. Nothing filters replies here, so a safety setting has nothing to set."""
+_BOOKKEEPING = "labels model serviceTier store".split()
+"""Fields for Google's own use."""
+_SAFETY = ("safetySettings",)
+"""Nothing filters replies here, so a safety setting has nothing to set, which the reply says."""
 _OTHER_NAMES = {"messages": "contents", "system": "systemInstruction", "input": "contents"}
 """Fields of other dialects, and their names here."""
 _KEPT_ELSEWHERE = {
@@ -74,7 +76,7 @@ _HINTS = (
     "mediaResolution enableEnhancedCivicAnswers audioTimestamp speechConfig imageConfig routingConfig"
     " modelSelectionConfig modelConfig".split()
 )
-"""Fields about what this model neither reads nor writes, and about Google's choice of a model."""
+"""Fields about what this model neither reads nor writes, and about Google's choice of a model. The reply names them."""
 _SCHEMAS = ("responseJsonSchema", "_responseJsonSchema", "responseSchema")
 _CONFIG_FIELDS = frozenset(
     (
@@ -171,10 +173,12 @@ def _request(fields: Fields, own: Fields, model: str, messages: list[Message], *
     offered = offered_tools("tools", fields.take("tools", ANYTHING))
     choice, allowed = read_choice(fields.take("toolConfig", ANYTHING), offered, shaped)
     fields.drop(_BOOKKEEPING)
+    ignored = (*fields.ignored(_SAFETY), *(f"{_CONFIG}.{key}" for key in own.ignored(_HINTS)))
     return ChatRequest(
         messages=messages,
         tools=offered.shown or None,
         ignored_tools=tuple(offered.ignored),
+        ignored_fields=ignored,
         template=template,
         sampling=finish(sampling, own.take_within("maxOutputTokens", 1, LARGEST)),
         samples=own.take_within("candidateCount", 1, MOST_SAMPLES) or 1,
@@ -193,7 +197,7 @@ def _request(fields: Fields, own: Fields, model: str, messages: list[Message], *
 
 def _add_format(own: Fields, sampling: dict[str, Any]) -> str | None:
     """Read the form of the reply, and return the field that sets it; None if none does. Raises BadRequestError."""
-    mime = own.take("responseMimeType", STRING) or _TEXT
+    mime = (own.take("responseMimeType", STRING) or _TEXT).lower()
     schemas = {key: schema for key in _SCHEMAS if (schema := own.take(key, OBJECT)) is not None}
     if mime not in (_TEXT, _JSON, _ENUM):
         raise wrong("responseMimeType", mime, f'"{_TEXT}", "{_JSON}" or "{_ENUM}"')

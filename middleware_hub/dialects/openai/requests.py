@@ -50,10 +50,11 @@ from router.engines.json import decode_any
 from router.errors import BadRequestError
 
 _BOOKKEEPING = (
-    "user metadata store service_tier prompt_cache_key prompt_cache_retention safety_identifier "
-    "verbosity prediction".split()
+    "user metadata store service_tier prompt_cache_key prompt_cache_retention safety_identifier prediction".split()
 )
-"""Fields for OpenAI's own use. `verbosity` and `prediction` are hints that may be ignored."""
+"""Fields for OpenAI's own use. `prediction` is to save time only."""
+_HINTS = ("verbosity",)
+"""Fields that have no effect here, which the reply says."""
 
 _SYSTEM = ("system", "developer")
 _ROLES = '"system", "developer", "user", "assistant" or "tool"'
@@ -88,12 +89,14 @@ def _read(fields: Fields) -> ChatRequest:
     if modalities and modalities != ["text"]:
         raise unsupported('`modalities` must be ["text"]: this model\'s replies are texts', "modalities")
     fields.drop(_BOOKKEEPING)
+    ignored = fields.ignored(_HINTS)
     choice, allowed = _choice(fields, offered, sampling)
     return ChatRequest(
         messages=(),
         tools=offered.shown or None,
         deferred=tuple(offered.deferred),
         forms=offered.forms,
+        ignored_fields=ignored,
         template=read_variables(fields),
         sampling=finish(sampling, older if newer is None else newer),
         samples=fields.take_within("n", 1, MOST_SAMPLES) or 1,

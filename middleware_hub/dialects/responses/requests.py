@@ -47,8 +47,10 @@ from middleware_hub.dialects.template_variables import read_variables
 from middleware_hub.dialects.tools import OfferedTools, read_choice
 from router.errors import BadRequestError, NotFoundError
 
-_DROPPED = "stream_options moderation context_management prompt_cache_options client_metadata".split()
-"""Fields for OpenAI's own use, and hints that may be ignored."""
+_DROPPED = "stream_options prompt_cache_options client_metadata".split()
+"""Fields for OpenAI's own use."""
+_HINTS = ("moderation", "context_management")
+"""Fields that have no effect here, which the reply says."""
 
 _KEPT_ELSEWHERE = {
     "conversation": "conversations are not kept by name: send the whole conversation in `input`",
@@ -128,6 +130,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     add_format(sampling, "text.format", text.get("format"))
     reasoning = fields.peek("reasoning", OBJECT)
     fields.drop(_DROPPED)
+    ignored = (*fields.ignored(_HINTS), *(("text.verbosity",) if text.get("verbosity") else ()))
     choice = fields.take("tool_choice", _CHOICE)
     shaped = shaped or ("text.format" if form_field(sampling) else None)
     called, allowed = read_choice(choice, "tool_choice", offered, partial(chosen, offered), form=shaped)
@@ -148,6 +151,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
         deferred=tuple(offered.deferred),
         forms=offered.forms,
         ignored_tools=tuple(offered.ignored),
+        ignored_fields=ignored,
         template=read_variables(fields),
         sampling=finish(sampling, fields.take_within("max_output_tokens", 1, LARGEST)),
         stream=fields.take("stream", BOOLEAN) or False,

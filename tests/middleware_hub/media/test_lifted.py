@@ -41,7 +41,7 @@ def source(data: str) -> Json:
 
 
 def blob(data: str) -> Json:
-    return {"inlineData": {"mimeType": "image/png", "data": data}}
+    return {"inlineData": {"mimeType": "IMAGE/png", "data": data}}
 
 
 def google(part: Any) -> Json:

@@ -37,7 +37,20 @@ def check(*, served: bool = True) -> SessionKeyCheck:
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/models/Qwen/Qwen3-8B", "/v1beta/models/m:generateContent"]
+    "path",
+    [
+        "/v1/chat/completions",
+        "/v1/models/Qwen/Qwen3-8B",
+        "/v1beta/models/m:generateContent",
+        "/chat/completions",
+        "/chat/completions/",
+        "/responses",
+        "/messages",
+        "/messages/count_tokens",
+        "/models",
+        "/models/Qwen/Qwen3-8B",
+        "/models/m:streamGenerateContent",
+    ],
 )
 def test_a_path_at_the_root_becomes_that_of_the_session(path: str) -> None:
     scope = scope_of(path, (b"a", b"b"), BEARER, (b"x-api-key", b"other"))
@@ -71,10 +84,27 @@ def test_without_sessions_it_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/sessions/task-17/finalize", "/sessions/task-170/v1/messages", "/sessions/task-1/v1/messages", "/v1", "/"]
+    "path",
+    [
+        "/sessions/task-17/finalize",
+        "/sessions/task-17",
+        "/sessions/task-170/v1/messages",
+        "/sessions/task-1/v1/messages",
+        "/sessions/task-17messages",
+        "/v1",
+        "/",
+        "/finalize",
+        "/trajectories",
+        "/complete",
+        "/reward_info",
+        "/chat/completions/finalize",
+        "/responses/finalize",
+        "/model",
+    ],
 )
 def test_other_paths_are_not_for_it(path: str) -> None:
-    with pytest.raises(ForbiddenError):
+    """The error says which base URL would be right: a library may have added its path to a wrong one."""
+    with pytest.raises(ForbiddenError, match="http://ROUTER/v1"):
         check()(scope_of(path, BEARER))
 
 

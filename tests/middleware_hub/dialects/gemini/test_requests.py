@@ -555,10 +555,37 @@ def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
     assert error(**fields).details.get("param") == param
 
 
-def test_safety_settings_and_the_like_are_ignored() -> None:
-    assert (
-        parse(safetySettings=[{"category": "X"}], labels={}, serviceTier="a", store=True, model="models/x") == parse()
-    )
+def test_what_is_for_googles_own_use_means_nothing() -> None:
+    assert parse(labels={}, serviceTier="a", store=True, model="models/x", safetySettings=[]) == parse()
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        ({"safetySettings": [{"category": "X"}]}, ("safetySettings",)),
+        ({"safety_settings": [{"category": "X"}]}, ("safetySettings",)),
+        (
+            {"safetySettings": [{}], "generationConfig": {"media_resolution": "LOW", "speechConfig": {}, "seed": 1}},
+            ("safetySettings", "generationConfig.mediaResolution"),
+        ),
+    ],
+)
+def test_what_has_no_effect_is_named(fields: dict[str, Any], ignored: tuple[str, ...]) -> None:
+    """All else of the request is what it is without these fields."""
+    seed = {"generationConfig": {"seed": 1}} if "generationConfig" in fields else {}
+    assert parse(**fields) == msgspec.structs.replace(parse(**seed), ignored_fields=ignored)
+
+
+@pytest.mark.parametrize("mime", ["IMAGE/PNG", "Image/Png", "image/png"])
+def test_a_media_type_is_the_same_in_capitals(mime: str) -> None:
+    def seen(kind: str) -> Any:
+        return messages({"parts": [{"inlineData": {"mimeType": kind, "data": "aGk="}}, {"text": "a"}]})
+
+    assert seen(mime) == seen("image/png")
+    shaped = {"responseMimeType": "Application/JSON"}
+    assert parse(generationConfig=shaped) == parse(generationConfig={"responseMimeType": "application/json"})
+    heard = [{"parts": [{"inlineData": {"mimeType": "AUDIO/WAV", "data": "aGk="}}]}]
+    assert error(contents=heard).details["code"] == "unsupported_content"
 
 
 def test_counting() -> None:
