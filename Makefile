@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-agent serve install test test-slow test-sglang test-vllm test-vlm test-harnesses test-trainers fuzz lint bench bench-once soak client reference pictures clean
+.PHONY: help demo demo-agent serve install test test-slow test-sglang test-vllm test-vlm test-harnesses test-trainers fuzz lint bench bench-once soak client reference pictures docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,7 @@ EXTRAS_.agents := agents
 EXTRAS_.test := test,lint
 EXTRAS_.slow := slow,lint
 EXTRAS_.bench := bench,lint
+EXTRAS_.docs := docs
 COVERS_.agents := .demo
 COVERS_.test := .demo .agents
 COVERS_.slow := .demo .agents .test
@@ -134,6 +135,10 @@ reference: $(VENV)/.test ## make the tables of docs/reference.md (flags, metrics
 
 pictures: $(VENV)/.test ## take the pictures of the inspector for docs/inspector.md, in a Chromium
 	@$(PY) -m scripts.make_pictures $(ARGS)
+
+docs: $(VENV)/.docs ## build the documentation as a site, into build/site: open its index.html, also without a network
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
+	@echo "build/site/index.html"
 
 clean: ## remove what the other targets made here, .venv too; benchmarks/results and the engines stay
 	@rm -rf $(VENV) build dist .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
