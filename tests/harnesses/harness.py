@@ -4,7 +4,7 @@ A program is one file. It begins with inline metadata as scripts have it (PEP 72
 `dependencies` from PyPI, `requires-python` where the Python of the tests is too old, and the table `[tool.harness]`:
 
 - `npm`: packages from the npm registry; a Node is one of them where the machine's is older than the package wants;
-- `needs`: a program that the machine has to have;
+- `needs`: a program that is in no registry: the machine's, or Debian's, which is fetched (see `tests.support.debian`);
 - `dialect`: `chat`, `responses`, `messages` or `gemini`;
 - `tool`, `first`, `second`: a tool that the harness has, and two sets of arguments for it;
 - `unknown = false`: an unknown tool ends its run; `resume = false`: it takes one question alone;
@@ -40,6 +40,8 @@ from pathlib import Path
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
+
+from tests.support import debian
 
 AGENTS = Path(__file__).parent / "agents"
 NODE = "node@24"
@@ -134,8 +136,10 @@ class Harness:
     @property
     def lacks(self) -> str:
         """What it needs and this machine has not, in words, or nothing: a program, a Python, npm, and its registry."""
-        if self.needs and shutil.which(self.needs) is None:
-            return f"no {self.needs} on this machine"
+        try:
+            _ = self.needs and debian.program(self.needs)
+        except RuntimeError as error:
+            return str(error)
         if (self.environment / ".done").exists():
             return ""
         if _python(self.python) is None:
@@ -179,6 +183,7 @@ class Harness:
         home.mkdir()
         work.mkdir()
         path = f"{made}/venv/bin:{made}/node_modules/.bin:{os.environ['PATH']}"
+        path += f":{debian.program(self.needs).parent}" if self.needs else ""
         own = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", "MODEL": "m", "TERM": "dumb", **urls}
         own |= {"OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "GEMINI_API_KEY": "none"}
         own |= {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}

@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.harnesses import harness
 from tests.harnesses.harness import harnesses
 from tests.harnesses.table import families, scenes, table
+from tests.support import debian
 
 ROW: dict[str, Any] = {
     **{
@@ -68,3 +71,12 @@ def test_a_python_is_one_of_the_wanted_versions() -> None:
     assert harness._python("") == harness._python(f"=={sys.version.split()[0]}") == sys.executable
     assert harness._python(">=99") is None
     assert Path(str(harness._python(">=3.11"))).exists()
+
+
+def test_a_program_that_is_not_to_be_had_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(name: str) -> Path:
+        raise RuntimeError(f"these tests need {name}")
+
+    one = next(one for one in harnesses() if one.needs)
+    monkeypatch.setattr(debian, "program", away)
+    assert one.lacks == f"these tests need {one.needs}"
