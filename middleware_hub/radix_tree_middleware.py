@@ -22,6 +22,9 @@ from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from middleware_hub import affinity, routes
+from middleware_hub.generate import prompting
+from middleware_hub.generate.prompting import Prompt
+from middleware_hub.generate.responder import Recorder, Responder
 from middleware_hub.hub import Hub, unrecorded
 from middleware_hub.media.calls import PREFIX as MEDIA
 from middleware_hub.media.calls import MediaCalls
@@ -33,12 +36,10 @@ from middleware_hub.metrics import GroupsCollector, RadixMetrics
 from middleware_hub.persistence import metrics
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.persistence.spelling import Spelling
-from middleware_hub.radix import prompting, retrieval
 from middleware_hub.radix.judge import RECORDED, Verdict
-from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import Namespace
-from middleware_hub.radix.responder import Recorder, Responder
-from middleware_hub.radix.retrieval_request import RetrievalRequest
+from middleware_hub.retrieval import retrieval
+from middleware_hub.retrieval.retrieval_request import RetrievalRequest
 from middleware_hub.spans.answer_json import Lists
 from middleware_hub.spans.chain import began_with, printed_ids
 from middleware_hub.spans.media import Pictures

@@ -18,8 +18,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from middleware_hub import routes as hub
-from middleware_hub.radix import retrieval
-from middleware_hub.radix.retrieval_request import RetrievalRequest
+from middleware_hub.retrieval import retrieval
+from middleware_hub.retrieval.retrieval_request import RetrievalRequest
 from router.app import create_app
 from router.cli import COMMANDS
 from router.config import HealthConfig, RadixConfig, RouterConfig

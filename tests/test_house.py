@@ -99,17 +99,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
 }
 """Modules (`*`: any name) that only one module of their folder imports, by the reason why they are not a part of it."""
 
-CIRCLES: dict[str, tuple[str, ...]] = {
-    "spans are recorded by what reads the store": (
-        "middleware_hub.persistence middleware_hub.radix middleware_hub.trajectories",
-    ),
-    "a session holds its turns and its log, which act on it": (
-        "middleware_hub.sessions.log middleware_hub.sessions.registry middleware_hub.sessions.session "
-        "middleware_hub.sessions.turn",
-    ),
-}
-"""Parts of one folder that import each other in a circle, to be mended, by the reason why they do."""
-
 Imports = Mapping[str, frozenset[str]]
 
 
@@ -245,11 +234,8 @@ def test_imports_make_no_circle_and_are_not_deep() -> None:
 
 
 def test_folders_make_no_circle() -> None:
-    listed = sorted(circle for found in CIRCLES.values() for circle in found)
     found = sorted(circle for graph in parts(imports()).values() for circle in circles(graph))
-    assert found == listed, (
-        "move what both need into one of them, or below both; take a circle that is gone from CIRCLES"
-    )
+    assert found == [], "move what both need into one of them, or below both"
 
 
 def test_a_circle_of_folders_is_found() -> None:

@@ -33,8 +33,8 @@ from middleware_hub.media.stock import Stock
 from middleware_hub.media.viewer import Viewer
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.cut import end_of
-from middleware_hub.radix.retrieval import RETOKENIZED, explained
 from middleware_hub.radix.tree import RadixTree
+from middleware_hub.retrieval.retrieval import RETOKENIZED, explained
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE

@@ -1,1 +1,1 @@
-"""The radix tree over texts: its structure, recording, matching and retrieval."""
+"""The radix tree over texts: its structure, recording, matching and eviction."""

@@ -28,11 +28,11 @@ from middleware_hub.media.part import image_parts
 from middleware_hub.media.picture import Picture
 from middleware_hub.media.reading import NO_PICTURES
 from middleware_hub.served_models import ServedModels
+from middleware_hub.sessions.exchange import Exchange, RequestKey, end_what_was_read
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.prompt.composer import Composer
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import MemoRoom
-from middleware_hub.sessions.turn.exchange import Exchange, RequestKey, end_what_was_read
 from middleware_hub.sessions.turn.generation import MANY_LOGPROBS, TurnGeneration
 from middleware_hub.sessions.turn.kept_replies import MOST_BYTES, KeptReplies, KeptReply
 from middleware_hub.sessions.turn.turns import Turns

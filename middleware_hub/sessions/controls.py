@@ -21,8 +21,8 @@ from middleware_hub.dialects.fields import BOOLEAN, NUMBER, OBJECT, STRING, Fiel
 from middleware_hub.media.media import Media
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.served_models import ServedModels
+from middleware_hub.sessions.events import Completed, SessionRewarded, as_json
 from middleware_hub.sessions.exports import Exports, fields_of, is_on, query_of, signs
-from middleware_hub.sessions.log.events import Completed, SessionRewarded, as_json
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import LOOK_SECONDS, Act, Session, SessionPhase

@@ -18,9 +18,9 @@ from middleware_hub.chat.errors import SessionOverError, UnknownSessionError
 from middleware_hub.media.media import Media
 from middleware_hub.media.viewer import Viewer, asks_inline
 from middleware_hub.metrics import SessionMetrics
+from middleware_hub.sessions.events import Exported
 from middleware_hub.sessions.export.formats import FORMATS, STREAMED, trajectory_json
 from middleware_hub.sessions.export.trajectories import BranchTrajectory, SharedTurns, branches
-from middleware_hub.sessions.log.events import Exported
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.nodes import Checkpoint

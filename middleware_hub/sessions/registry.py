@@ -20,10 +20,10 @@ from typing import Any
 from middleware_hub.chat.errors import CapacityError, SessionExistsError, SessionOverError, UnknownSessionError
 from middleware_hub.chat.keys import KeyFunction, canonical
 from middleware_hub.metrics import SessionMetrics
+from middleware_hub.sessions.events import SessionEnded, SessionLog, id_of
+from middleware_hub.sessions.exchange import Exchange
 from middleware_hub.sessions.log.archive import Archive
-from middleware_hub.sessions.log.events import SessionEnded, SessionLog, id_of
 from middleware_hub.sessions.session import Session, SessionPhase
-from middleware_hub.sessions.turn.exchange import Exchange
 from middleware_hub.store.errors import DamagedRecordError
 from middleware_hub.store.protocol import LogInfo
 from middleware_hub.store.records import Event

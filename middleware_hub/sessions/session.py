@@ -23,12 +23,12 @@ from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.errors import SessionOverError, UnknownSessionError
 from middleware_hub.chat.keys import NAMED, KeyFunction
 from middleware_hub.media.shelf import Shelf
-from middleware_hub.sessions.log import events
+from middleware_hub.sessions import events
+from middleware_hub.sessions.exchange import ClientState, Exchange, RequestKey
 from middleware_hub.sessions.request_defaults import NO_DEFAULTS, RequestDefaults
 from middleware_hub.sessions.trie.memo import MOST_BODIES, MemoRoom, MessageMemo
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.sessions.trie.trie import MessageTrie, TrieClosedError
-from middleware_hub.sessions.turn.exchange import ClientState, Exchange, RequestKey
 
 MAX_KEPT = 256
 """Exchanges that a session tracks; some are replies that did not reach their client and may be sent again."""

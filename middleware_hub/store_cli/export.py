@@ -11,11 +11,11 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from msgspec import Raw
 
+from middleware_hub.sessions import events as session_events
+from middleware_hub.sessions.events import DELETED, PREFIX, SessionEnded, read
 from middleware_hub.sessions.export.atif import atif_json
 from middleware_hub.sessions.export.trajectories import BranchTrajectory, branches
 from middleware_hub.sessions.export.tree import tree_of
-from middleware_hub.sessions.log import events as session_events
-from middleware_hub.sessions.log.events import DELETED, PREFIX, SessionEnded, read
 from middleware_hub.sessions.log.restored import read_session
 from middleware_hub.spans.media import MediaSpan
 from middleware_hub.spans.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined, written

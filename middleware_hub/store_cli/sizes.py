@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from middleware_hub.sessions.log.events import DELETED, PREFIX
+from middleware_hub.sessions.events import DELETED, PREFIX
 from middleware_hub.spans.versions import is_number
 from middleware_hub.store.protocol import Store
 from middleware_hub.store.redis.address import shown

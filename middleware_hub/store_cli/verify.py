@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import AsyncIterator
 
-from middleware_hub.sessions.log.events import DELETED, PREFIX, Created, TurnCommitted, read
+from middleware_hub.sessions.events import DELETED, PREFIX, Created, TurnCommitted, read
 from middleware_hub.store.errors import VERIFY, DamagedRecordError
 from middleware_hub.store.event_log import readable
 from middleware_hub.store.protocol import LogInfo, Store

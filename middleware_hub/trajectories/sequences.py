@@ -16,13 +16,13 @@ from msgspec import Raw
 from middleware_hub.media.media import Media
 from middleware_hub.media.viewer import Viewer
 from middleware_hub.persistence.memory import Memory
-from middleware_hub.radix import retrieval
 from middleware_hub.radix.cut import end_of
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Recall
-from middleware_hub.radix.retrieval import MANY_TOKENS
-from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.radix.tree import RadixTree
+from middleware_hub.retrieval import retrieval
+from middleware_hub.retrieval.retrieval import MANY_TOKENS
+from middleware_hub.retrieval.retrieval_request import RetrievalRequest
 from middleware_hub.spans.answer_json import encoded
 from middleware_hub.spans.chain import INEXACT_TOKENS
 from middleware_hub.spans.media import digests_in

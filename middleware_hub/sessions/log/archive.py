@@ -23,7 +23,7 @@ from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.weight_versions import VersionLog
-from middleware_hub.sessions.log.events import (
+from middleware_hub.sessions.events import (
     DELETED,
     PREFIX,
     Created,

@@ -29,8 +29,8 @@ from middleware_hub.hub import Hub
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.tree import RadixTree
+from middleware_hub.sessions.events import TurnCommitted
 from middleware_hub.sessions.log import replay
-from middleware_hub.sessions.log.events import TurnCommitted
 from middleware_hub.sessions.trie.memo import setting_in
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, IsEcho, MessageNode
 from middleware_hub.sessions.trie.trie import MessageTrie

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from middleware_hub.sessions.log.events import TurnCommitted, as_json, message_of
+from middleware_hub.sessions.events import TurnCommitted, as_json, message_of
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, MessageNode, NewTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan

@@ -6,8 +6,8 @@ import msgspec
 from msgspec.structs import replace
 
 from middleware_hub.chat.keys import KeyFunction, canonical
+from middleware_hub.sessions.events import Created, SessionEnded, TurnCommitted, id_of, object_of, read, tenant_of
 from middleware_hub.sessions.log import replay
-from middleware_hub.sessions.log.events import Created, SessionEnded, TurnCommitted, id_of, object_of, read, tenant_of
 from middleware_hub.sessions.log.span_book import SpanBook
 from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import Session

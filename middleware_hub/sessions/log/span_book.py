@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from msgspec import Raw
 from msgspec.structs import replace
 
-from middleware_hub.sessions.log.events import TurnCommitted
+from middleware_hub.sessions.events import TurnCommitted
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.hidden_tail import HiddenToken

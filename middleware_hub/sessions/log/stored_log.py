@@ -34,8 +34,7 @@ from msgspec.structs import replace
 
 from middleware_hub.chat.errors import SessionOverError
 from middleware_hub.persistence.saving import Saving
-from middleware_hub.sessions.log import replay
-from middleware_hub.sessions.log.events import (
+from middleware_hub.sessions.events import (
     ENDS,
     AnyEvent,
     Created,
@@ -46,6 +45,7 @@ from middleware_hub.sessions.log.events import (
     read,
     stored,
 )
+from middleware_hub.sessions.log import replay
 from middleware_hub.sessions.log.span_book import Packed, SpanBook, packed
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.trie.nodes import BranchHandle, NewTurn

@@ -24,7 +24,7 @@ from middleware_hub.hub import Hub
 from middleware_hub.media.media import ABOUT_PROMPT, MEDIA_MISMATCH
 from middleware_hub.parsers.base import SampledParser
 from middleware_hub.radix.judge import ENGINE_MISMATCH, Expectation, Judge, Verdict
-from middleware_hub.sessions.log.events import BranchEnded, Touched
+from middleware_hub.sessions.events import BranchEnded, Touched
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt, PromptIds
 from middleware_hub.sessions.prompt.echoes import content_of
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, NewTurn

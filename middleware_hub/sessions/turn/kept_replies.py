@@ -20,8 +20,8 @@ from starlette.types import Send
 from xxhash import xxh3_128_digest
 
 from middleware_hub.metrics import SessionMetrics
+from middleware_hub.sessions.exchange import KEPT_SECONDS, RequestKey
 from middleware_hub.sessions.session import Session
-from middleware_hub.sessions.turn.exchange import KEPT_SECONDS, RequestKey
 from router.http.headers import HeaderList
 from router.http.responses import send_json
 

@@ -13,7 +13,7 @@ from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.media.media import Media
 from middleware_hub.radix.records import NO_PARENT
-from middleware_hub.sessions.log.events import SessionLog, TurnNotes
+from middleware_hub.sessions.events import SessionLog, TurnNotes
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt, PromptIds
 from middleware_hub.sessions.trie.nodes import PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie

@@ -9,10 +9,10 @@ from typing import Protocol
 from starlette.types import Scope
 
 from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.generate import prompting
+from middleware_hub.generate.prompting import Prompt
 from middleware_hub.persistence.memory import Memory
-from middleware_hub.radix import prompting
 from middleware_hub.radix.node import Generation
-from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.sessions.prompt.known_text import KnownText
 from middleware_hub.spans.chain import TokenSpan, links, unpack_ids

@@ -15,7 +15,8 @@ from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.media.part import image_parts
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.radix.records import NO_PARENT
-from middleware_hub.sessions.log.events import Touched
+from middleware_hub.sessions.events import Touched
+from middleware_hub.sessions.exchange import Exchange, RequestKey
 from middleware_hub.sessions.prompt.composed_prompt import (
     EDITED_TURN,
     FALLBACKS,
@@ -31,7 +32,6 @@ from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.memo import setting_in
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, PreparedTurn
-from middleware_hub.sessions.turn.exchange import Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import CONTRADICTORY, Generator, TurnGeneration
 from middleware_hub.sessions.turn.kept_replies import KeptReply
 from middleware_hub.sessions.turn.plan import TurnPlan

@@ -17,8 +17,8 @@ from middleware_hub.metrics import SessionMetrics
 from middleware_hub.persistence.saving import Saving
 from middleware_hub.persistence.store_channel import StoreChannel
 from middleware_hub.persistence.weight_versions import VersionLog
+from middleware_hub.sessions.events import SessionRewarded
 from middleware_hub.sessions.log.archive import Archive
-from middleware_hub.sessions.log.events import SessionRewarded
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.store.errors import StoreUnreachableError

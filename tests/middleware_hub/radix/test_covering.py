@@ -10,8 +10,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from middleware_hub.radix.retrieval import Answered, retrieve
-from middleware_hub.radix.retrieval_request import RetrievalRequest
+from middleware_hub.retrieval.retrieval import Answered, retrieve
+from middleware_hub.retrieval.retrieval_request import RetrievalRequest
 from middleware_hub.spans.answer_json import Lists
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.errors import NotExactError

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from middleware_hub.sessions.log import events
+from middleware_hub.sessions import events
+from middleware_hub.sessions.exchange import KEPT_SECONDS
 from middleware_hub.sessions.log.stored_log import EventPlace, LogState
-from middleware_hub.sessions.turn.exchange import KEPT_SECONDS
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Store

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from middleware_hub.sessions.events import DELETED
 from middleware_hub.sessions.log.archive import REMEMBERED
-from middleware_hub.sessions.log.events import DELETED
 from middleware_hub.store.protocol import Batch
 from middleware_hub.store.records import Event
 from tests.middleware_hub.sessions.in_process import PATH, Room

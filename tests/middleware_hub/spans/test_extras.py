@@ -23,8 +23,8 @@ from middleware_hub.persistence.spelling import Spelling
 from middleware_hub.persistence.weight_versions import VersionLog
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Context, SampledReply
-from middleware_hub.radix.retrieval import UNLIKE_ROWS, per_token_fields
 from middleware_hub.radix.tree import RadixTree
+from middleware_hub.retrieval.retrieval import UNLIKE_ROWS, per_token_fields
 from middleware_hub.spans.chain import STORE_UNREACHABLE, TokenSpan, links, pack_ids
 from middleware_hub.spans.extras import TOP_P_IDS, TOP_P_OFFSETS, Extra, Extras
 from middleware_hub.spans.per_token import MISSING, TOP_P

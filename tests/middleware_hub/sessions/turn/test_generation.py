@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from middleware_hub.sessions.turn import exchange
+from middleware_hub.sessions import exchange
 from middleware_hub.sessions.turn.generation import TurnGeneration
 from middleware_hub.spans.chain import unpack_ids
 from middleware_hub.spans.versions import FALL_AFTER

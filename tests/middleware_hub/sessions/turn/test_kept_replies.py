@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from middleware_hub.chat.keys import canonical
 from middleware_hub.metrics import SessionMetrics
+from middleware_hub.sessions.exchange import RequestKey
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn import kept_replies
-from middleware_hub.sessions.turn.exchange import RequestKey
 from middleware_hub.sessions.turn.kept_replies import KeptReplies, KeptReply
 from tests.middleware_hub.sessions.in_process import Room
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.generate.prompting import Prompt
+from middleware_hub.generate.responder import Recorder, Responder, _ExpectedReply
 from middleware_hub.radix.judge import Expectation, Judge
 from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.node import Generation
-from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import Context, SampledReply
-from middleware_hub.radix.responder import Recorder, Responder, _ExpectedReply
 from middleware_hub.radix.tree import RadixTree
 from middleware_hub.spans.chain import pack_ids
 from middleware_hub.spans.versions import VersionClock

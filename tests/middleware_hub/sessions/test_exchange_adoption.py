@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from middleware_hub.sessions.chats import PIECES_AT_ONCE
-from middleware_hub.sessions.turn.exchange import ClientState, Exchange, RequestKey
+from middleware_hub.sessions.exchange import ClientState, Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import TurnGeneration
 from tests.middleware_hub.sessions.in_process import Client, Room, until
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from middleware_hub.sessions.turn.exchange import KEPT_SECONDS, Exchange, RequestKey
+from middleware_hub.sessions.exchange import KEPT_SECONDS, Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import TurnGeneration
 from tests.middleware_hub.sessions.in_process import Client, Room, gated, until
 

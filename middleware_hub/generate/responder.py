@@ -15,11 +15,11 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from middleware_hub.affinity import HEADER as AFFINITY
+from middleware_hub.generate.prompting import Prompt
 from middleware_hub.media.errors import ReservedCharacterError
 from middleware_hub.media.media import ABOUT_PROMPT, MEDIA_MISMATCH, OURS, Media
 from middleware_hub.media.viewer import Viewer
 from middleware_hub.persistence.memory import Memory
-from middleware_hub.radix import retrieval
 from middleware_hub.radix.judge import (
     INTERNAL_ERROR,
     NO_REPLY,
@@ -31,9 +31,9 @@ from middleware_hub.radix.judge import (
     Verdict,
     summary,
 )
-from middleware_hub.radix.prompting import Prompt
 from middleware_hub.radix.records import SampledReply
 from middleware_hub.radix.tree import RadixTree
+from middleware_hub.retrieval import retrieval
 from middleware_hub.spans.chain import ID_BYTES, Versions
 from middleware_hub.spans.media import CLOSE, OPEN, UnlikePromptError, is_reserved
 from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT

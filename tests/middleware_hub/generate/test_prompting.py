@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers
 
-from middleware_hub.radix.prompting import Assembled, assemble
+from middleware_hub.generate.prompting import Assembled, assemble
 from middleware_hub.tokenizer.tokenizer import LONG_TEXT, Tokenizer
 from router.engines.form.segments import Segment
 from router.errors import BadRequestError

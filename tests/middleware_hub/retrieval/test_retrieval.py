@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from middleware_hub.radix.node import Generation
-from middleware_hub.radix.retrieval import replies_to_add, trajectory
+from middleware_hub.retrieval.retrieval import replies_to_add, trajectory
 from middleware_hub.spans.chain import TokenSpan, links
 from middleware_hub.spans.trajectory import SharedMask, flatten
 from tests.middleware_hub.radix.talk import NS, Talk

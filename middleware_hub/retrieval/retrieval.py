@@ -26,8 +26,8 @@ from middleware_hub.media.viewer import Viewer
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace, Recall
-from middleware_hub.radix.retrieval_request import RetrievalRequest
 from middleware_hub.radix.tree import RadixTree
+from middleware_hub.retrieval.retrieval_request import RetrievalRequest
 from middleware_hub.spans.answer_json import Lists, in_pieces
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links, names_of, pack_ids
 from middleware_hub.spans.extras import TOP_P_IDS, TOP_P_OFFSETS, Extra, Extras
