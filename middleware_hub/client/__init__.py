@@ -28,6 +28,7 @@ from middleware_hub.client.errors import (
 )
 from middleware_hub.client.images import Image, MultiModalData, SequenceImage, image_part
 from middleware_hub.client.operations import NO_PARENT
+from middleware_hub.client.scores import Scores
 from middleware_hub.client.sync import Client, Conversation, Session
 from middleware_hub.client.trajectory import Cover, TokenRows, TopP, Trajectory, Turn, VersionRun
 from middleware_hub.client.wire import Piece, Reply, Retries
@@ -56,6 +57,7 @@ __all__ = [
     "Retries",
     "RouterClientError",
     "Sample",
+    "Scores",
     "SequenceImage",
     "Session",
     "TokenRows",

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from middleware_hub.client.claims import Claim, ClaimOptions
 from middleware_hub.client.errors import InconsistentAnswerError, refused
 from middleware_hub.client.images import Image, all_sent
+from middleware_hub.client.scores import ScoreOptions, Scores, scores_of
 from middleware_hub.client.trajectory import Cover, Trajectory
 from middleware_hub.client.wire import ClientAnswer, ClientCall, Reply, is_saved, read_json, read_replies
 
@@ -99,13 +100,14 @@ class RetrieveOptions(TypedDict, total=False):
 
 
 class ExportOptions(TypedDict, total=False):
-    """How a session is exported: the fields of `finalize`. `media` is as in `RetrieveOptions`."""
+    """How a session is exported: the fields of `finalize`. `media` is as in `RetrieveOptions`; `score`: who scores, too."""
 
     media: Media
     expect_request_ids: Sequence[str] | None
     shared_turns: str
     roots: str
     export_all_checkpoints: bool
+    score: ScoreOptions | None
 
 
 class SessionOptions(TypedDict, total=False):
@@ -341,6 +343,32 @@ def rewards(given: Sequence[Mapping[str, Any]]) -> Operation[bool]:
     return _saved(ClientCall("POST", "/trajectories/reward", {"rewards": [dict(one) for one in given]}, again=True))
 
 
+def score_sequences(
+    sequences: Sequence[Sequence[int]], starts: Sequence[int] | None, options: ScoreOptions
+) -> Operation[list[dict[str, Scores]]]:
+    """Return the scores of ids; sent again after an error, it goes on where it stopped. Raises ValueError."""
+    check_options(options, ScoreOptions)
+    begins = [1] * len(sequences) if starts is None else [index(one) for one in starts]
+    if len(begins) != len(sequences):
+        raise ValueError(f"{len(begins)} starts for {len(sequences)} sequences: give one for each")
+    given = [{"input_ids": _ids(ids), "start": start} for ids, start in zip(sequences, begins, strict=True)]
+    call = ClientCall("POST", "/trajectories/score", {"sequences": given, **options}, again=True)
+    ends = [len(ids) for ids in sequences]
+
+    def read(found: Mapping[str, Any]) -> list[dict[str, Scores]]:
+        rows = zip(found["sequences"], begins, ends, strict=True)
+        return [scores_of(told, start, end) for told, start, end in rows]
+
+    return _operation(call, read)
+
+
+def score_session(session_id: str, roots: str, options: ScoreOptions) -> Operation[tuple[Trajectory, ...]]:
+    """Return the trajectories of a session with their scores; sent again after an error, it goes on where it stopped."""
+    check_options(options, ScoreOptions)
+    call = ClientCall("POST", "/trajectories/score", {"session_id": session_id, "roots": roots, **options}, again=True)
+    return _operation(call, lambda found: tuple(Trajectory.of_branch(one) for one in found["trajectories"]))
+
+
 def _saved(call: ClientCall) -> Operation[bool]:
     """Return a call whose result says whether the store has its content."""
 
@@ -398,6 +426,7 @@ def trajectories(session_id: str, *, export_all_checkpoints: bool) -> Operation[
 
 def finalize(session_id: str, options: ExportOptions) -> Operation[Cover]:
     check_options(options, ExportOptions)
+    check_options(options.get("score") or (), ScoreOptions)
     body = {name: value for name, value in options.items() if value is not None and name != "media"}
     path = f"/sessions/{session_id}/finalize{_media_query(options.get('media'))}"
     call = ClientCall("POST", path, body, again=True)

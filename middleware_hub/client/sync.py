@@ -15,6 +15,7 @@ from middleware_hub.client.conversation import Talk, Transcript
 from middleware_hub.client.errors import UnknownReplyError
 from middleware_hub.client.images import Image
 from middleware_hub.client.operations import ExportOptions, GenerateOptions, Prompt, RetrieveOptions, SessionOptions
+from middleware_hub.client.scores import ScoreOptions, Scores
 from middleware_hub.client.trajectory import Cover, Trajectory
 from middleware_hub.client.transport import Transport
 from middleware_hub.client.wire import ClientCall, Piece, Reply
@@ -103,6 +104,16 @@ class Client(Transport):
         Returns False if the router says that its store did not take it (yet): trainers at other routers do not know it.
         """
         return self.run(operations.reward(request_id, reward, info))
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], starts: Sequence[int] | None = None, **options: Unpack[ScoreOptions]
+    ) -> list[dict[str, Scores]]:
+        """Return what scorers say of ids, by their names: for each sequence from its start on, at least 1, the default.
+
+        Those of a trajectory are its `tokens` and its `prompt_length`. A scorer that failed may be asked again: the router goes
+        on where it stopped.
+        """
+        return self.run(operations.score_sequences(sequences, starts, options))
 
     def workers(self) -> list[dict[str, Any]]:
         """Return the workers of the router."""
@@ -210,6 +221,13 @@ class Session:
         """Return a trajectory for each branch so far, or for every reply, without ending the session."""
         call = operations.trajectories(self.id, export_all_checkpoints=export_all_checkpoints)
         return self.client.run(call)
+
+    def score(self, *, roots: str = "all", **options: Unpack[ScoreOptions]) -> tuple[Trajectory, ...]:
+        """Return the trajectories so far with what scorers say of them: `Trajectory.scores`. Nothing is ended.
+
+        `roots`: `head` scores the task's alone. A scorer that failed may be asked again: the router goes on where it stopped.
+        """
+        return self.client.run(operations.score_session(self.id, roots, options))
 
     def tree(self, *, roots: str = "all", media: operations.Media = "ref") -> dict[str, Any]:
         """End it; return its tree, in which shared turns are once. See `middleware_hub.integrations.tree`.

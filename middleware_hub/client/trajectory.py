@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from middleware_hub.client.errors import InconsistentAnswerError, not_usable
 from middleware_hub.client.images import MultiModalData
+from middleware_hub.client.scores import Scores, scores_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,6 +126,7 @@ class Trajectory:
         details: the other fields of the answer: `branch`, `messages`, `reward_info`, `variants`, ...
         missing_tokens: how many sampled tokens of the listed replies are not in it.
         multi_modal_data: its images.
+        scores: what each scorer says of its tokens from `prompt_length` on, if that was asked for.
     """
 
     tokens: list[int]
@@ -143,6 +145,7 @@ class Trajectory:
     details: Mapping[str, Any] = field(repr=False)
     missing_tokens: int = 0
     multi_modal_data: MultiModalData = field(default_factory=MultiModalData)
+    scores: Mapping[str, Scores] = field(default_factory=dict)
 
     @property
     def response_length(self) -> int:
@@ -236,8 +239,11 @@ class Trajectory:
             finish=found["finish_reason"],
             extras=extras,
             top_p=joined_top_p(more, turns, len(tokens)),
-            details={name: value for name, value in found.items() if name not in _READ},
+            details={
+                name: value for name, value in found.items() if name not in _READ and not name.endswith("_logprobs")
+            },
             multi_modal_data=MultiModalData.of(found.get("multi_modal_data")),
+            scores=scores_of(found, begin, len(tokens)),
         )._checked()
 
     def _checked(self) -> Trajectory:

@@ -202,6 +202,11 @@ class Media:
             )
         return keyed_text(text, self.family.placeholder, digests) if digests else text
 
+    def has_run(self, ids: Sequence[int]) -> bool:
+        """Return whether the ids have a run of placeholders that is long enough for a picture."""
+        wanted, least = self.family.placeholder_id, self.family.least
+        return ids.count(wanted) >= least and _longest_run(ids, wanted) >= least
+
     def check_ids(self, ids: Sequence[int], digests: Sequence[str] | None) -> None:
         """Refuse compact ids with another number of placeholders than pictures. Raises BadRequestError.
 
@@ -209,7 +214,7 @@ class Media:
         """
         count = ids.count(self.family.placeholder_id)
         if digests is None:
-            if count < self.family.least or _longest_run(ids, self.family.placeholder_id) < self.family.least:
+            if not self.has_run(ids):
                 return
             digests = ()
         if count > len(digests) and _longest_run(ids, self.family.placeholder_id) > 1:

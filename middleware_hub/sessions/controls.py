@@ -40,6 +40,7 @@ from router.config.sessions import SessionsConfig
 from router.engines.form.fields import typed
 from router.engines.form.request import GenerateRequest
 from router.errors import BadRequestError
+from router.generate.scorers import Scorers
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
 from router.http.headers import first_values, header
@@ -71,6 +72,7 @@ class Controls:
         models: ServedModels,
         vocabulary: Vocabulary,
         media: Media | None = None,
+        scorers: Scorers | None = None,
         *,
         max_body_bytes: int,
     ) -> None:
@@ -82,7 +84,7 @@ class Controls:
         self._stopping = stopping
         self._models = models
         self._vocabulary = vocabulary
-        exports = Exports(metrics, self._ended, media, max_body_bytes=max_body_bytes)
+        exports = Exports(metrics, self._ended, media, scorers, max_body_bytes=max_body_bytes)
         calls: dict[str, SessionCall] = {
             "show": self._show,
             "delete": self._delete,

@@ -22,6 +22,7 @@ from middleware_hub.sessions.events import Exported
 from middleware_hub.sessions.export.formats import FORMATS, STREAMED, trajectory_json
 from middleware_hub.sessions.export.trajectories import BranchTrajectory, SharedTurns, branches
 from middleware_hub.sessions.registry import SessionRegistry
+from middleware_hub.sessions.scores import SCORE_FIELDS, AskedScorers
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import INEXACT_TOKENS, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan
@@ -31,6 +32,7 @@ from middleware_hub.store.errors import NOT_SAVED, DamagedRecordError, StoreErro
 from middleware_hub.trajectories.samples import Built, GroupSample, Member
 from router.engines.form.fields import parse_object, typed
 from router.errors import BadRequestError
+from router.generate.scorers import Scorers
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList
@@ -38,7 +40,8 @@ from router.http.headers import HeaderList
 _FINALIZE_FIELDS = frozenset(
     {"export_all_checkpoints", "shared_turns", "format", "expect_request_ids", "roots", "media"}
 )
-"""The fields of an export, in its body or its query. Others are ignored, and named in the reply: one may be misspelt."""
+"""The fields of an export, in its body or its query; `score` may be in the body alone. Others are ignored, and named in the
+reply: one may be misspelt."""
 _ROOTS = ("all", "head")
 _PIECE_BYTES = 64 * 1024
 EndOfSession = Callable[[Session], Awaitable[None]]
@@ -56,6 +59,7 @@ class _Export(msgspec.Struct, frozen=True):
         inline: whether pictures come with their bytes.
         expected: the replies that the client received; None if it does not say.
         ignored: the fields of the request that mean nothing.
+        score: who scores the trajectories; None for nobody.
     """
 
     every: bool
@@ -65,9 +69,10 @@ class _Export(msgspec.Struct, frozen=True):
     inline: bool
     expected: Sequence[str] | None
     ignored: Sequence[str]
+    score: AskedScorers | None = None
 
     @classmethod
-    def of(cls, fields: dict[str, Raw], query: Mapping[str, str]) -> _Export:
+    def of(cls, fields: dict[str, Raw], query: Mapping[str, str], scorers: Scorers | None = None) -> _Export:
         """Read a request; its body overrides its query. Raises BadRequestError."""
         every = typed(fields, "export_all_checkpoints", bool, "true or false")
         if every is None:
@@ -87,16 +92,30 @@ class _Export(msgspec.Struct, frozen=True):
             expected = [name for name in query["expect_request_ids"].split(",") if name]
         for name in expected or ():
             check_one(name, "of `expect_request_ids`,")
-        ignored = sorted((fields.keys() | query.keys()) - _FINALIZE_FIELDS)
-        return cls(every, shared, roots, form, inline, expected, ignored)  # type: ignore[arg-type]  # checked
+        ignored = sorted(((fields.keys() - {"score"}) | query.keys()) - _FINALIZE_FIELDS)
+        score = None
+        asked = typed(fields, "score", dict[str, Raw], "an object with `workers` and `top_logprobs`")
+        if asked is not None:
+            if form != "json":
+                raise BadRequestError(f"`score` needs the `format` json, not {form}: scores have no place in it")
+            ignored += [f"score.{name}" for name in sorted(asked.keys() - SCORE_FIELDS)]
+            score = AskedScorers.of(asked, scorers)
+        return cls(every, shared, roots, form, inline, expected, ignored, score)  # type: ignore[arg-type]  # checked
 
 
 class Exports:
-    """Serves the calls that export a session."""
+    """Serves the calls that export a session. `scorers` may be asked about it; None where no model scores."""
 
     def __init__(
-        self, metrics: SessionMetrics, ended: EndOfSession, media: Media | None = None, *, max_body_bytes: int
+        self,
+        metrics: SessionMetrics,
+        ended: EndOfSession,
+        media: Media | None = None,
+        scorers: Scorers | None = None,
+        *,
+        max_body_bytes: int,
     ) -> None:
+        self._scorers = scorers
         self._media = media
         self._metrics = metrics
         self._ended = ended
@@ -104,7 +123,7 @@ class Exports:
 
     async def finalize(self, session: Session, scope: Scope, receive: Receive, send: Send) -> None:
         fields = fields_of(await read_json(scope, receive, self._max_body_bytes))
-        export = _Export.of(fields, query_of(scope))
+        export = _Export.of(fields, query_of(scope), self._scorers)
         first = await session.finalize()
         session.require(Act.EXPORT)  # the session may have been deleted meanwhile
         if first:
@@ -130,7 +149,7 @@ async def _send_export(session: Session, export: _Export, media: Media | None, r
     if media is not None:
         viewer = await Viewer.look(media, session.tenant, _digests(ends), inline=export.inline)
         session.require(Act.EXPORT)
-    found = branches(
+    found: Iterable[BranchTrajectory] = branches(
         ends,
         session.reward_info,
         shared_turns=export.shared,
@@ -151,6 +170,9 @@ async def _send_export(session: Session, export: _Export, media: Media | None, r
     samples = session.samples
     # A server does not tell an application whether its client is still there; `ClientConnection` does.
     async with ClientConnection(receive) as client:
+        if export.score is not None:
+            found = await export.score.score(list(found))
+            session.require(Act.EXPORT)
         if export.form in STREAMED:
             await _send_json(STREAMED[export.form](found, head), signs(session), send)
         else:

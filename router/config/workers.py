@@ -244,10 +244,13 @@ class WorkersConfig(Section):
         found: dict[str, str] = {}
         for entry in self.scorers:
             name, _, url = entry.partition("=")
-            if not _SCORER.fullmatch(name) or name in (*found, "response") or not _SCORED_AT.fullmatch(url):
+            taken = name in (*found, "response") or name.endswith(
+                "_top"
+            )  # `ref_top_logprobs` are the likeliest tokens of `ref`
+            if not _SCORER.fullmatch(name) or taken or not _SCORED_AT.fullmatch(url):
                 raise BadRequestError(
                     f"--scorer must be like teacher=http://10.0.0.1:30000 or ref=vllm+http://10.0.0.2:8000, each name once, "
-                    f"in small letters, digits and _, not {entry}"
+                    f"in small letters, digits and _, not ending with _top, not {entry}"
                 )
             found[name] = url.rstrip("/")
         return found

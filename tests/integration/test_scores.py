@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import pytest
 
+from middleware_hub.client import Client, InconsistentAnswerError, Scores, Session, image_part
+from middleware_hub.client.scores import scores_of
 from router.config import StoreConfig, WorkersConfig
 from router.errors import BadRequestError
 from router.generate import scorers
@@ -17,9 +21,10 @@ from tests.support import templates
 from tests.support.agents import AgentSession, ids_of, user
 from tests.support.asking import Asking, until
 from tests.support.client import Answer
+from tests.support.pictures import picture
 from tests.support.serving import serve
 from tests.support.stack import Stack, stack
-from worker.models.ngram import shipped_tokenizer
+from worker.models.ngram import shipped_image_tokenizer, shipped_tokenizer
 from worker.worker import EmbeddedWorker
 
 PATH = "/trajectories/score"
@@ -168,6 +173,117 @@ class TestSessions:
         assert len(scored(served, session_id=agent.name, roots="head")["trajectories"]) == 1
 
 
+class TestFinalize:
+    def test_the_last_call_of_a_session_scores_it_too(self, served: Stack, teacher: Scorer) -> None:
+        """It is what `finalize` gives, and the numbers behind it."""
+        agent = forked(served)
+        asked = {"workers": ["teacher"], "top_logprobs": 2}
+        found = agent.finalize(score=asked, shared_turns="every")
+        plain = agent.finalize(shared_turns="every")
+        assert agent.show()["phase"] == "finalized"
+        assert len(found) == 2
+        for one, same in zip(found, plain, strict=True):
+            told = teacher.told(ids_of(one), len(one["prompt_ids"]), 2)
+            assert (one.pop("teacher_logprobs"), one.pop("teacher_top_logprobs")) == told
+            assert one == same
+
+    def test_without_fields_all_score(self, served: Stack, teacher: Scorer, ref: Scorer) -> None:
+        for one in forked(served).finalize(score={}):
+            begin = len(one["prompt_ids"])
+            assert one["ref_logprobs"] == ref.told(ids_of(one), begin)[0]
+            assert one["teacher_logprobs"] == teacher.told(ids_of(one), begin)[0]
+            assert not any(name.endswith("_top_logprobs") for name in one)
+
+    def test_it_may_be_sent_again_if_a_scorer_failed(self, served: Stack, teacher: Scorer, ref: Scorer) -> None:
+        agent = forked(served)
+        teacher.failing = 2 * scorers.ATTEMPTS
+        path = f"{agent.path}/finalize"
+        answer = served.post(path, {"score": {}})
+        assert answer.status == 502, answer.content
+        done = len(ref.bodies)
+        again = served.post(path, {"score": {}})
+        assert again.status == 200, again.content
+        assert all("teacher_logprobs" in one for one in again.json()["trajectories"])
+        assert len(ref.bodies) == done
+
+    @pytest.mark.parametrize("form", ["json", "atif"])
+    @pytest.mark.parametrize(
+        ("score", "words"),
+        [({"workers": ["pupil"]}, "ref, teacher"), (True, "score"), ({"top_logprobs": -1}, "top_logprobs"), (None, "")],
+    )
+    def test_a_session_goes_on_after_a_bad_request(self, served: Stack, form: str, score: Any, words: str) -> None:
+        agent = forked(served)
+        body = {"format": form, "score": score}
+        answer = served.post(f"{agent.path}/finalize", body)
+        if score is None:
+            assert answer.status == 200, answer.content
+            return
+        assert answer.status == 400, answer.content
+        assert (words if form == "json" or score is True else "json") in answer.json()["error"]["message"]
+        assert agent.show()["phase"] == "active"
+
+    def test_what_it_does_not_know_is_named(self, served: Stack) -> None:
+        agent = forked(served)
+        answer = served.post(f"{agent.path}/finalize?score=ref", {"score": {"worker": "ref"}})
+        assert answer.json()["ignored"] == ["score", "score.worker"]
+
+
+class TestImages:
+    def test_a_session_with_one_is_refused_and_others_are_scored(self, teacher: Scorer) -> None:
+        """Scorers are given ids, and a model computes with the picture, not with the ids in its place."""
+        given = {"scorers": (f"teacher={teacher.url}",)}
+        with stack("qwen", folder=shipped_image_tokenizer(), workers=given) as seeing:
+            for content in ([image_part(picture(40, 30, 1)), {"type": "text", "text": "Where?"}], "Where?"):
+                before = len(teacher.bodies)
+                with Client(seeing.url) as client, Session(client) as session:
+                    session.chat([{"role": "user", "content": content}], max_tokens=4)
+                    answers = [seeing.post(PATH, {"session_id": session.id})]
+                    answers.append(seeing.post(f"/sessions/{session.id}/finalize", {"score": {}}))
+                    (found,) = session.finalize()
+                    answers.append(seeing.post(PATH, {"sequences": [{"input_ids": found.tokens}]}))
+                if isinstance(content, str):
+                    assert [one.status for one in answers] == [200] * 3
+                else:
+                    codes = [(one.status, one.json()["error"]["code"]) for one in answers]
+                    assert codes == [(400, "unsupported_content")] * 3
+                    assert len(teacher.bodies) == before
+
+
+class TestClients:
+    def test_a_session(self, served: Stack, teacher: Scorer) -> None:
+        with Client(served.url) as client, Session(client) as session:
+            said = session.chat([user("a")], max_tokens=5)["choices"][0]["message"]
+            session.chat([user("a"), said, user("b")], max_tokens=5)
+            (now,) = session.score(workers=["teacher"], top_logprobs=2)
+            (plain,) = session.trajectories()
+            ended = session.finalize(score={"workers": ["teacher"]})
+        assert replace(now, scores={}) == plain
+        begin = now.prompt_length
+        logprobs, tops = teacher.told(now.tokens, begin, 2)
+        assert now.scores["teacher"] == Scores(begin, logprobs, [[(one, token) for one, token in top] for top in tops])
+        assert ended.trajectories[0].scores == {"teacher": Scores(begin, logprobs)}
+
+    def test_ids(self, served: Stack, teacher: Scorer, ref: Scorer) -> None:
+        with Client(served.url) as client:
+            several = np.array([[5, 6, 7], [6, 7, 8]])
+            found = client.score(several, [2, 1])
+            assert client.score([[5, 6]], workers=["ref"]) == [{"ref": Scores(1, ref.told([5, 6], 1)[0])}]
+            with pytest.raises(ValueError, match="1 starts for 2"):
+                client.score(several, [1])
+            with pytest.raises(TypeError, match="did you mean 'workers'"):
+                client.score(several, worker=["ref"])  # type: ignore[call-arg]
+            with pytest.raises(TypeError, match="did you mean 'workers'"):
+                Session(client).finalize(score={"worker": ["ref"]})  # type: ignore[typeddict-unknown-key]
+        for told, ids, start in zip(found, several.tolist(), (2, 1), strict=True):
+            assert told["teacher"] == Scores(start, teacher.told(ids, start)[0])
+            assert told["ref"] == Scores(start, ref.told(ids, start)[0])
+
+    def test_an_answer_that_does_not_fit_is_an_error(self) -> None:
+        for found in ({"ref_logprobs": [-1.0]}, {"ref_logprobs": [-1.0, -2.0], "ref_top_logprobs": [[]]}):
+            with pytest.raises(InconsistentAnswerError, match="'ref'"):
+                scores_of(found, 1, 3)
+
+
 class TestSequences:
     def test_ids_of_a_client(self, served: Stack, teacher: Scorer) -> None:
         ids = [10, 20, 30, 40, 50]
@@ -272,7 +388,16 @@ def test_a_worker_scores_as_well() -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    ["teacher", "=http://a", "Teacher=http://a", "response=http://a", "a=ftp://b", "a=http://b/c", "a b=http://c"],
+    [
+        "teacher",
+        "=http://a",
+        "Teacher=http://a",
+        "response=http://a",
+        "ref_top=http://a",
+        "a=ftp://b",
+        "a=http://b/c",
+        "a b=http://c",
+    ],
 )
 def test_a_bad_scorer_is_refused_at_the_start(entry: str) -> None:
     with pytest.raises(BadRequestError, match="--scorer"):

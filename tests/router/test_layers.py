@@ -71,6 +71,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.prompt.composer",
         "middleware_hub.sessions.prompt.known_text",
         "middleware_hub.sessions.registry",
+        "middleware_hub.sessions.scores",
         "middleware_hub.sessions.session",
         "middleware_hub.sessions.turn.*",
         "middleware_hub.trajectories.*",

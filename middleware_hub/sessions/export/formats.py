@@ -66,6 +66,14 @@ def trajectory_json(trajectory: BranchTrajectory) -> Iterator[bytes]:
             yield b"null"
         else:
             yield from _numbers(numbers)
+    for name, entries in trajectory.scores.items():
+        yield b',"%b":[' % name.encode()
+        each = 1 + 2 * len(entries[0]) if entries and isinstance(entries[0], list) else 1
+        step = max(1, CHUNK // each)
+        for begin in range(0, len(entries), step):
+            inner = msgspec.json.encode(entries[begin : begin + step])[1:-1]
+            yield b"," + inner if begin else inner
+        yield b"]"
     yield b"}"
 
 

@@ -56,6 +56,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
         system_digest, tools_digest: equal for equal system messages and equal tools; None if there are none.
         side_request: whether its conversation is not the task's: it has no tools where the task has some, or another system
             prompt.
+        scores: what scorers say of it, under the names of answers: a list with an entry for each id of the response.
     """
 
     branch: str
@@ -80,6 +81,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     system_digest: str | None = None
     tools_digest: str | None = None
     side_request: bool = False
+    scores: Mapping[str, Sequence[Any]] = {}
 
     @property
     def exact(self) -> bool:
