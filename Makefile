@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-agent serve install test test-slow test-sglang test-vllm test-vlm test-harnesses test-trainers fuzz lint bench bench-once soak client reference pictures docs clean
+.PHONY: help demo demo-agent serve install test test-slow test-sglang test-vllm test-vlm test-harnesses test-trainers fuzz lint bench bench-once soak client reference openapi pictures docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -132,6 +132,9 @@ client: $(VENV)/.test ## make the blocking client from the asynchronous one
 
 reference: $(VENV)/.test ## make the tables of docs/reference.md (flags, metrics) from the code
 	@$(PY) -m scripts.make_reference $(ARGS)
+
+openapi: $(VENV)/.test ## make docs/openapi.json, the description of all routes, from the routes
+	@$(PY) -m scripts.make_openapi $(ARGS)
 
 pictures: $(VENV)/.test ## take the pictures of the inspector for docs/inspector.md, in a Chromium
 	@$(PY) -m scripts.make_pictures $(ARGS)

@@ -8,12 +8,13 @@ import msgspec
 
 from tests.fuzz.case import Case
 from tests.fuzz.exchange import Answer
+from tests.support.openapi import DescribedRoutes
 
 DOCUMENTED = frozenset({502, 503, 504, 508})
 """5xx that the router may answer with; which of them a good worker leaves no reason for is looked at, too."""
 
 
-NAMED = ("context_length_exceeded", "unsupported_content")
+NAMED = ("context_length_exceeded", "unsupported_content", "multimodal_unsupported")
 """Codes that are words: clients' libraries look for them."""
 
 
@@ -44,6 +45,14 @@ def complaint(case: Case, answer: Answer, *, good_workers: bool, of_vllm: bool =
     if answer.status >= 400 and b"x-router-worker" not in answer.headers and case.method != "HEAD":
         return _shape(answer)
     return None
+
+
+def undescribed(case: Case, answer: Answer, routes: DescribedRoutes) -> str | None:
+    """What is wrong with the status of an answer, by the description of the routes; None if nothing is."""
+    if case.leaves or answer.status is None:
+        return None
+    workers = b"x-router-worker" in answer.headers or _of_all_workers(_decoded(answer))
+    return routes.complaint(case.method, case.scope()["path"], answer.status, workers=workers)
 
 
 def _shape(answer: Answer) -> str | None:

@@ -39,6 +39,7 @@ from tests.fuzz.exchange import Answer, exchange
 from tests.fuzz.parts import only, parts, pins, routes
 from tests.middleware_hub.radix.recount import recount
 from tests.middleware_hub.sessions.trie.recount import recount as recount_trie
+from tests.support.openapi import DescribedRoutes
 from tests.support.serving import serving
 from worker.models.ngram import shipped_tokenizer
 from worker.worker import EmbeddedWorker
@@ -112,6 +113,7 @@ class Target:
         self._queue = only(self.app, RequestQueue)
         self._tree = next((part.tree for part in parts(self.app) if isinstance(part, RadixTreeMiddleware)), None)
         self._usual: Counter[str] = Counter()
+        self._described = DescribedRoutes()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -151,7 +153,10 @@ class Target:
     async def ask(self, case: Case, seconds: float) -> tuple[Answer, str | None]:
         """Send one request: its answer, and what is wrong with it."""
         answer = await exchange(self.app, case, seconds)
-        return answer, rules.complaint(case, answer, good_workers=self.good_workers, of_vllm=self.kind == "vllm")
+        wrong = rules.complaint(case, answer, good_workers=self.good_workers, of_vllm=self.kind == "vllm")
+        if wrong is None and self.kind != "plain":  # where other paths are the router's own
+            wrong = rules.undescribed(case, answer, self._described)
+        return answer, wrong
 
     # Afterwards ---------------------------------------------------------------------------------------------------------
 
