@@ -13,7 +13,7 @@ from msgspec import Struct
 from middleware_hub.inspector.finding import PARAMETERS as CONVERSATION_FILTERS
 from middleware_hub.inspector.queries import ExplainRequest
 from middleware_hub.inspector.reports.files import TYPES
-from middleware_hub.radix.retrieval_request import RetrievalRequest
+from middleware_hub.retrieval.retrieval_request import RetrievalRequest
 from middleware_hub.trajectories.claims import ClaimRequest
 from scripts.openapi_bodies import (
     AbortBody,
