@@ -41,6 +41,7 @@ from worker.models.ngram import shipped_tokenizer
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
 API = ROOT / "docs" / "http-api.md"
+CALLS = sorted(ROOT.glob("docs/http-api/*.md"))
 COMMAND_LINE = ROOT / "docs" / "command-line.md"
 REFERENCE = ROOT / "docs" / "reference.md"
 HERE = "127.0.0.1:30000"
@@ -262,16 +263,39 @@ def test_metrics_exist(page: Path) -> None:
     assert set(_METRIC.findall(page.read_text())) <= known
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = ROOT / "docs" / "index.md"
-    linked = {target.partition("#")[0] for target in _LINK.findall(index.read_text())}
-    missing = {page.name for page in index.parent.glob("*.md")} - linked - {index.name}
-    assert not missing
+@pytest.mark.parametrize(
+    ("index", "pages"), [("docs/index.md", "docs/*.md"), ("docs/http-api.md", "docs/http-api/*.md")]
+)
+def test_every_page_is_in_the_index(index: str, pages: str) -> None:
+    linked = {(ROOT / "docs" / target.partition("#")[0]) for target in _LINK.findall((ROOT / index).read_text())}
+    assert {*ROOT.glob(pages)} - linked - {ROOT / index} == set()
 
 
 def test_every_route_is_documented() -> None:
-    named = set(re.findall(r"\b(?:GET|POST|DELETE) (/[\w/{}]*)", API.read_text()))
-    assert named == routes(), "the routes in docs/http-api.md, as `POST /path`"
+    """The table of the HTTP API has a row for each route, and the page that the row links names the call."""
+    rows = re.findall(r"^\| .*\[`([A-Z]+) (/[^`]*)`\]\(([^)#]+)", API.read_text(), re.MULTILINE)
+    agents = {
+        *hub.MODELS,
+        *hub.SESSIONS,
+        *hub.SESSION_CONTROLS,
+        *hub.SESSION_CHATS,
+    }  # a test of sessions has their methods
+    assert {path for _, path, _ in rows} == routes() | agents
+    assert len(rows) == len({(method, path) for method, path, _ in rows})
+    for method, path, page in rows:
+        text = (API.parent / page).read_text()
+        below = path.removeprefix("/sessions/{id}")  # turns are there at the root, too
+        assert f"`{method} {path}" in text or f"`{method} {below}" in text or f"# {method} {path}\n" in text, (
+            path,
+            page,
+        )
+
+
+def test_no_page_names_another_route() -> None:
+    known = routes() | {*hub.MODELS}
+    for page in (API, *CALLS):
+        named = set(re.findall(r"\b(?:GET|POST|DELETE) (/[\w/{}:]*)", page.read_text()))
+        assert {path for path in named if not path.startswith("/sessions")} <= known, page.name
 
 
 def test_every_field_of_a_retrieval_is_documented() -> None:
@@ -285,11 +309,12 @@ def test_every_field_of_a_retrieval_is_documented() -> None:
         if isinstance(key, ast.Constant)
     }
     assert {"tokens", "exact_chars"} <= keys, "the answer is made in another form: read its fields in another way"
-    _, _, section = API.read_text().partition("\n## POST /retrieve_from_text\n")
+    page = (ROOT / "docs" / "http-api" / "retrieve.md").read_text()
+    _, _, section = f"\n{page}".partition("\n# POST /retrieve_from_text\n")
     cells = re.findall(r"^\| (`[^|]*) \|", section.partition("\n## ")[0], re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     asked = set(RetrievalRequest.__struct_fields__) - {"ignored"}
-    assert (keys | asked) - named == set(), "no row in docs/http-api.md"
+    assert (keys | asked) - named == set(), "no row in docs/http-api/retrieve.md"
 
 
 def test_what_is_not_recorded_is_documented() -> None:
@@ -305,9 +330,9 @@ def test_what_is_not_recorded_is_documented() -> None:
         for node in ast.walk(function)
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant) and node.value.value is not None
     } | set(UNRECORDABLE.values())
-    _, _, limits = API.read_text().partition("## Limits")
+    _, _, limits = (ROOT / "docs" / "http-api" / "limits.md").read_text().partition("## Limits")
     rows = set(re.findall(r"^\| `([^`]+)` \|", limits, re.MULTILINE))
-    assert rows == reasons, "the table under Limits in docs/http-api.md"
+    assert rows == reasons, "the table under Limits in docs/http-api/limits.md"
 
 
 def test_the_tree_of_the_architecture_names_every_folder() -> None:

@@ -1,4 +1,5 @@
-"""The JSON API of the inspector, as pure ASGI. `middleware_hub/routes.py` has its paths; docs/http-api.md describes its calls.
+"""The JSON API of the inspector, as pure ASGI. `middleware_hub/routes.py` has its paths;
+docs/http-api/inspector.md describes its calls.
 
 The API only reads. An answer is a window, or is bounded; long work is done in steps, or in a thread.
 """

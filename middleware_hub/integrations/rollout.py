@@ -126,7 +126,7 @@ empties the cache in any case, as theirs do by default, that costs nothing.
 
 @dataclass(frozen=True)
 class RolloutGroup:
-    """The group of a prompt's samples, for trainers elsewhere that claim it (docs/http-api.md).
+    """The group of a prompt's samples, for trainers elsewhere that claim it (docs/http-api/claims.md).
 
     Only on demand: the trainers' own loops hold their groups themselves, and an unclaimed group stays in memory.
 

@@ -26,7 +26,7 @@ PLACEHOLDERS: Final = {
 
 SIGHT: Final = (
     "Images are read if --tokenizer-path is the folder, or the hub id, of a model that sees, with its config.json and the"
-    " settings of its image processor, and of a family that is known here (docs/http-api.md)"
+    " settings of its image processor, and of a family that is known here (docs/http-api/images.md)"
 )
 """What to do about a router that reads no images."""
 

@@ -263,7 +263,7 @@ def answer_of(
     viewer: Viewer | None = None,
     ahead: Sequence[MediaSpan] = (),
 ) -> dict[str, Any]:
-    """Return what is known of a text, in the fields of http-api.md.
+    """Return what is known of a text, in the fields of docs/http-api/retrieve.md.
 
     Args:
         missing: listed replies that are not in the sequence.

@@ -41,7 +41,7 @@ LOOK_SECONDS: Final = 1.0
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):
-    """The request of a trainer; see `http-api.md`."""
+    """The request of a trainer; see docs/http-api/claims.md."""
 
     groups: int = 1
     limit: int | None = None

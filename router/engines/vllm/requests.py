@@ -161,7 +161,7 @@ def _shown(fields: dict[str, Raw], images: NamedImages, prompts: int, *, batch: 
     if found is None or len(found) != prompts:
         raise BadRequestError(
             f"`{media.IMAGES}` goes to vLLM workers only through this router's own middleware, for a model that is known to"
-            " see: its files are in --tokenizer-path (docs/http-api.md, Images)",
+            " see: its files are in --tokenizer-path (docs/http-api/images.md)",
             code=_NO_IMAGES,
         )
     return found

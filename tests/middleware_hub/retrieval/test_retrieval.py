@@ -16,7 +16,7 @@ from middleware_hub.spans.trajectory import SharedMask, flatten
 from tests.middleware_hub.radix.talk import NS, Talk
 from tests.middleware_hub.toy import AB, BA, EOS, SPACE, A, B
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "http-api.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "http-api" / "retrieve.md"
 REPLIES = ([A, EOS], [B, EOS], [AB, SPACE, BA], [A, A, B], [BA, EOS])
 
 
@@ -83,10 +83,9 @@ def test_no_token_is_trained_twice_and_each_listed_reply_whole(
 def test_every_field_of_an_answer_is_in_the_document() -> None:
     talk = Talk()
     turn = talk.say("ab", [A, EOS], "r1")
-    section = DOCUMENT.read_text().partition("\n## POST /retrieve_from_text\n")[2]
-    table = section.partition("| field | meaning |")[2].partition("\n\n")[0]
+    table = DOCUMENT.read_text().partition("| field | meaning |")[2].partition("\n\n")[0]
     documented = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
     asked = {"stale_tokens", "missing_tokens", "missed_request_ids", "routed_experts", "indexer_topk", "top_p"}
     asked.add("multi_modal_data")  # with images
     answered = trajectory(talk.tree, turn.generation, turn.text).keys() | asked
-    assert answered == documented, "the table of the answer, under POST /retrieve_from_text in docs/http-api.md"
+    assert answered == documented, "the table of the answer in docs/http-api/retrieve.md"
