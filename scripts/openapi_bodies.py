@@ -1,6 +1,6 @@
 """Bodies of requests, for docs/openapi.json: those that no struct of the code reads as a whole.
 
-A body has the fields that the pages below docs/http-api/ name. All but those with `forbid_unknown_fields` may have others besides.
+A body has the fields that docs/http-api/ names. All but those with `forbid_unknown_fields` may have others besides.
 """
 
 from __future__ import annotations
