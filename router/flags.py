@@ -25,6 +25,20 @@ from router.workers.worker import dns_name, normalize_url
 
 NO_MIDDLEWARE = "none"
 
+_ABOUT = """\
+Text in, exact tokens out: a router in front of SGLang or vLLM workers.
+
+commands (COMMAND --help has the flags of each):
+  demo          two small workers and a router on this machine, without a GPU, and what they show
+  demo-agent    the same for agents that send messages
+  demo-worker   one such worker, to try a router on
+  drift         count in logs how much changes if text is encoded again
+  report        figures of all that is in a store
+  store         look at, check, prune and export a store
+
+Without a command it is the router, with the flags below.
+"""
+
 _EXAMPLES = f"""\
 examples:
   a router that remembers every sampled token, in front of two SGLang servers:
@@ -33,12 +47,6 @@ examples:
   start without workers and add them at run time:
     tito-router --tokenizer-path /models/qwen3 --port 30000
     curl -X POST 'http://127.0.0.1:30000/add_worker?url=http://10.0.0.1:30001'
-
-  see what it does, on this machine, with two small workers that need neither SGLang nor a GPU:
-    tito-router demo
-
-  one such worker, to try things on (`tito-router demo-worker --help` has its flags):
-    tito-router demo-worker
 
   only route:
     tito-router --middleware {NO_MIDDLEWARE} --worker-urls http://10.0.0.1:30001 --policy power_of_two
@@ -79,7 +87,8 @@ def parser() -> FlagParser:
     """Return the parser. Its result has only the flags that were given; the configuration has the defaults."""
     parser = FlagParser(
         prog="tito-router",
-        description="Text in, exact tokens out: a router in front of SGLang workers.",
+        usage="%(prog)s [flags]\n       %(prog)s COMMAND [flags]",
+        description=_ABOUT,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,

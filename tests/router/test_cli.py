@@ -243,6 +243,14 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in capsys.readouterr().out
 
 
+def test_help_begins_with_the_commands() -> None:
+    """All commands are on the first screen, before the first of two hundred flags."""
+    first, _, rest = parser().format_help().partition("\noptions:\n")
+    assert rest
+    assert len(first.splitlines()) < 24
+    assert re.findall(r"^  ([a-z-]+)  +\w", first, re.MULTILINE) == [*COMMANDS]
+
+
 def test_a_missing_dependency_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
