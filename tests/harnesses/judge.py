@@ -14,6 +14,7 @@ from tests.harnesses.recorder import Exchange
 from worker.engine.records import GenerationRecord
 
 Json = dict[str, Any]
+JOINER = "\u200d"
 
 
 @dataclass(frozen=True)
@@ -236,6 +237,8 @@ def changes(echoes: Sequence[Said], plan: Sequence[Turn]) -> list[str]:
         whole = "\n".join(part for part in (turn.text, turn.broken) if part)
         if whole.strip() and not echo.text.strip():
             found["text dropped"] = None
+        elif whole.strip() == echo.text.replace(JOINER, "").strip() and JOINER in echo.text:
+            found["a zero-width joiner in a text"] = None
         elif whole.strip() != echo.text.strip():
             found["text changed"] = None
         elif whole != echo.text and turn.text:

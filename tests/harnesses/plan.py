@@ -62,7 +62,7 @@ def task(
     turns = [
         Turn("odd arguments", "I begin.", "  I look. ", (family.call(tool, first, is_odd=True),)),
         Turn("two calls, no text", "Two at once.", "", (plain, other) if family.is_parallel else (other,)),
-        Turn("the first call again, no thought", "", "Again:\n", (plain,)),
+        Turn("the first call again, no thought, what is no special token", "", "<|As|> before:\n", (plain,)),
         Turn("a call that cannot be read, then a good one", "I err.", "", (plain,), family.broken(tool)),
     ]
     if unknown:

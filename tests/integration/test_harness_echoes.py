@@ -107,6 +107,34 @@ def test_a_value_that_is_no_default_is_an_edit(serves: Serves) -> None:
     assert len(agent.finalize()) == 2
 
 
+JOINED = [
+    ("<|note|>", "<\u200d|note|>"),
+    ("[/INST]", "[\u200d/INST]"),
+    ("<\u200b|a|> [INST]", "<\u200d|a|> [\u200dINST]"),
+]
+
+
+@pytest.mark.parametrize(("said", "echoed"), JOINED)
+def test_a_joiner_in_what_looks_like_a_special_token_is_no_edit(serves: Serves, said: str, echoed: str) -> None:
+    """pydantic-ai writes it, in texts and in arguments, lest an encoder reads a special token."""
+    agent = agent_of(serves())
+    look = json.dumps({"name": "Edit", "arguments": {"file": said, "where": [{said: said}]}}, ensure_ascii=False)
+    first = agent.must(user("a"), says=f"{THOUGHT}Use {said}: \n<tool_call>\n{look}\n</tool_call>")
+    (call,) = first.message["tool_calls"]
+    arguments = json.dumps({"file": echoed, "replace_all": False, "where": [{echoed: echoed}]})
+    changed = {**call, "function": {**call["function"], "arguments": arguments}}
+    echo = shown(first.message, content=first.message["content"].replace(said, echoed), tool_calls=[changed])
+    continued(agent, first, agent.must(user("a"), echo, tool(call, "x"), says="Done."))
+
+
+@pytest.mark.parametrize(("said", "echoed"), [("a b", "a\u200d b"), ("[INST]", "[/INST]"), ("<|a|>", "<\u200d|b|>")])
+def test_a_joiner_elsewhere_is_an_edit(serves: Serves, said: str, echoed: str) -> None:
+    agent = agent_of(serves())
+    first = agent.must(user("a"), says=f"{THOUGHT}Use {said}.")
+    second = agent.must(user("a"), shown(first.message, content=f"Use {echoed}."), user("b"), says="Done.")
+    assert "edited_turn" in reasons(second)
+
+
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think"])
 def test_a_newline_before_the_text_that_the_template_strips_is_no_edit(serves: Serves, name: str) -> None:
     """inspect-ai writes it beside the reasoning."""

@@ -8,6 +8,9 @@ A harness parses a reply and writes it again. What it changes on the way and the
                                                     the router, hides  the content
                                                     such white space
 
+    as answered       Write <|note|>.
+    as echoed         Write <\\u200d|note|>.         lest an encoder reads a special token there
+
 The conversation goes on below the sampled message then. Everything else is an edit, see `edited_turns`.
 """
 
@@ -33,8 +36,12 @@ _TAG = re.compile(r"</?think(?:ing)?>")
 PLACEHOLDERS = frozenset({"(no content)", "[System: Empty message content sanitised to satisfy protocol]"})
 """What clients write for a turn without text, because a server refuses empty ones: Claude Code 2.1, LiteLLM 1.80."""
 
+_JOINER = re.compile(r"(?<=[<\[\]])[\u200b-\u200d\u2060\ufeff]")
+"""What pydantic-ai 2 writes into each text that looks like a special token, behind its first character, and leaves out of the
+answer: a zero-width joiner, for any zero-width character that the model may have written there."""
+
 _DEEPEST = 16
-"""Levels of a schema that are searched for defaults: a schema may refer to itself."""
+"""Levels of a schema that are searched for defaults: a schema may refer to itself. Joiners are not looked for below, either."""
 
 
 class StripsAlike(Protocol):
@@ -82,6 +89,8 @@ def same_text(
     own, content = content_of(said), content_of(echo)
     if own is None or content is None:
         return False
+    if own != content:
+        own, content = _unjoined(own), _unjoined(content)
     if own == content:
         return True
     if moved := shows_reasoning(own, sample.reasoning, content):
@@ -157,8 +166,21 @@ def same_call(one: Mapping[str, Any], other: Mapping[str, Any], schemas: Mapping
     (name, given), (echoed, back) = said_by(one), said_by(other)
     if name != echoed:
         return False
-    schema = schemas.get(name)
-    return bool(given == back or _undefaulted(given, schema) == _undefaulted(back, schema))
+    if given == back:
+        return True
+    given, back = (_undefaulted(one, schemas.get(name)) for one in (given, back))
+    return bool(given == back or _unjoined(given) == _unjoined(back))
+
+
+def _unjoined(value: Any, depth: int = 0) -> Any:
+    """Return a text, or the texts of arguments, without joiners in what looks like a special token."""
+    if isinstance(value, str):
+        return _JOINER.sub("", value)
+    if depth < _DEEPEST and isinstance(value, list):
+        return [_unjoined(one, depth + 1) for one in value]
+    if depth < _DEEPEST and isinstance(value, dict):
+        return {_unjoined(name): _unjoined(one, depth + 1) for name, one in value.items()}
+    return value
 
 
 def _undefaulted(value: Any, schema: Any) -> Any:
