@@ -217,6 +217,13 @@ class AsyncSession:
         """
         return await self.client.run(operations.reward_session(self.id, reward_info, branch))
 
+    async def complete(self, reward_info: Mapping[str, Any] | None = None) -> bool:
+        """Say that the agent is done, with the session's reward if it is known. Those who wait for the session go on.
+
+        Returns False as `reward` does.
+        """
+        return await self.client.run(operations.complete_session(self.id, reward_info))
+
     async def finalize(self, **options: Unpack[ExportOptions]) -> Cover:
         """End it; return a trajectory for each branch. May be called again."""
         listed: ExportOptions = {"expect_request_ids": self.replies} if self.replies else {}

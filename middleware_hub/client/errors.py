@@ -125,7 +125,8 @@ def refused(status: int, error: Mapping[str, Any]) -> RefusedError:
 
 
 _MENDING: Mapping[str, str] = {
-    "unknown_reply": "a reply that you list was lost (a restart without --store, an eviction) or belongs elsewhere",
+    "unknown_reply": "a reply that you list was lost (a restart without --store, an eviction), or the text before it is not "
+    "what was sent: POST /radix_tree/explain shows where it differs",
     "unknown_parent": "a turn named a reply that the router no longer had (a restart without --store, an eviction)",
     "retokenized": "the end of the text was never sent to a worker: leave the last observation off, or cut at `exact_chars`",
     "edited_turn": "the loop changed a reply: append replies as they are, or ask with `cover`, which has every reply whole",
@@ -140,7 +141,15 @@ _MENDING: Mapping[str, str] = {
 }
 
 
+_CAUSES: Mapping[str, frozenset[str]] = {
+    "retokenized": frozenset(_MENDING) - {"retokenized", "no_logprobs"},
+    "unknown_reply": frozenset({"unknown_parent", "store_unreachable"}),
+}
+"""Reasons that follow from others. Only the cause can be mended, so the message has its remedy alone."""
+
+
 def not_usable(what: str, reasons: Sequence[str]) -> NotUsableError:
     """Return the error for a sequence that is not exact, or lacks something that a trainer needs."""
-    known = [f"{reason}: {_MENDING[reason]}" for reason in reasons if reason in _MENDING]
+    causes = [reason for reason in reasons if _CAUSES.get(reason, frozenset()).isdisjoint(reasons)]
+    known = [f"{reason}: {_MENDING[reason]}" for reason in causes if reason in _MENDING]
     return NotUsableError(f"{what}: {'; '.join(known) or ', '.join(reasons) or 'no reason was given'}", reasons)

@@ -418,6 +418,13 @@ def reward_session(session_id: str, info: Mapping[str, Any], branch: str | None)
     return _saved(in_session("POST", session_id, "/reward_info", body).call)
 
 
+def complete_session(session_id: str, info: Mapping[str, Any] | None) -> Operation[bool]:
+    """Return the end of an agent's work. Raises ValueError as `reward` does."""
+    return _saved(
+        in_session("POST", session_id, "/complete", {} if info is None else {"reward_info": finite(info)}).call
+    )
+
+
 def trajectories(session_id: str, *, export_all_checkpoints: bool) -> Operation[tuple[Trajectory, ...]]:
     query = "?export_all_checkpoints=true" if export_all_checkpoints else ""
     call = in_session("GET", session_id, f"/trajectories{query}").call

@@ -161,6 +161,23 @@ class Trajectory:
         """Return how many tokens are older than `max_staleness`; 0 if that was not given."""
         return int(self.details.get("stale_tokens", 0))
 
+    @property
+    def reward_info(self) -> dict[str, Any]:
+        """Return the reward that its session, or its branch, was given; empty if none was, and for a text."""
+        return dict(self.details.get("reward_info") or {})
+
+    def as_branch(self) -> dict[str, Any]:
+        """Return its tokens under the names of a session's trajectory over HTTP, cut where the prompt ends."""
+        cut = self.prompt_length
+        return {
+            "prompt_ids": self.tokens[:cut],
+            "response_ids": self.tokens[cut:],
+            "response_mask": self.loss_mask[cut:],
+            "response_logprobs": None if self.logprobs is None else self.logprobs[cut:],
+            "reward_info": self.reward_info,
+            "exact": self.exact,
+        }
+
     def token_versions(self) -> list[str | None]:
         """Return the weight version of each token; None for context."""
         found: list[str | None] = [None] * len(self.tokens)

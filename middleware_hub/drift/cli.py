@@ -11,12 +11,14 @@ order:
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -233,6 +235,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.parquet:
+        check_parquet(args.parquet)
     if args.text_log == "-":
         replies = list(read_log(sys.stdin.buffer))
     else:
@@ -292,13 +296,20 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.2f} %" if whole else "-"
 
 
+def check_parquet(path: str) -> None:
+    """Raise BadRequestError if a file could not be written at the end: a long log would have been read for nothing."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise BadRequestError("--parquet needs pyarrow: pip install 'tito-router[export]'")
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise BadRequestError(f"--parquet {path}: there is no folder {folder}")
+
+
 def write_parquet(found: Sequence[ReplyDrift], path: str) -> None:
-    """Write a row for each reply. Raises BadRequestError without pyarrow."""
-    try:
-        import pyarrow as pa
-        from pyarrow.parquet import write_table
-    except ImportError as error:
-        raise BadRequestError("--parquet needs pyarrow: pip install 'tito-router[export]'") from error
+    """Write a row for each reply; pyarrow is there (`check_parquet`)."""
+    import pyarrow as pa
+    from pyarrow.parquet import write_table
+
     columns: dict[str, list[Any]] = {
         "line": [one.reply.line for one in found],
         "conversation": [one.reply.conversation for one in found],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -252,6 +253,28 @@ def test_a_lost_reply_makes_the_sequence_unusable(client: Client) -> None:
             assert "lost" in (await found.cover()).missing
 
     asyncio.run(main())
+
+
+def remedies(text: str, client: Client, names: list[str]) -> list[str]:
+    """Return the reasons for which the error of a retrieval says what to do."""
+    found = client.retrieve(text, expect_request_ids=names)
+    with pytest.raises(NotUsableError) as raised:
+        found.require_exact()
+    assert raised.value.reasons == found.reasons
+    return re.findall(r"\b([a-z]+_[a-z]+|retokenized): ", str(raised.value))
+
+
+def test_an_error_has_the_remedy_of_the_cause_alone(served: Stack, client: Client) -> None:
+    """What was cut off, or never sent, was encoded again: that the loop changed a reply, or named a lost one, is the cause."""
+    script(served, "It is the Elbe, and no other river.")
+    reply = client.generate("Q: which?\n", {"max_new_tokens": 30})
+    name = reply.meta_info["id"]
+    whole = "Q: which?\n" + reply.text
+    assert remedies(whole + "\nObservation: 1,094 km\n", client, [name]) == ["retokenized"]
+    assert remedies(whole[:-6] + "lake", client, [name]) == ["edited_turn"]
+    assert remedies("Q: who?\n" + reply.text, client, [name]) == ["unknown_reply"]
+    later = client.generate("Q: and?\n" + reply.text, {"max_new_tokens": 5}, parent="lost")
+    assert remedies("Q: and?\n" + reply.text + later.text, client, ["lost"]) == ["unknown_parent"]
 
 
 def test_a_reply_of_which_only_the_end_was_stripped_is_still_continued() -> None:
@@ -537,7 +560,7 @@ def test_a_session(served: Stack, client: Client) -> None:
         (found,) = whole
         assert [turn.request_id for turn in found.turns] == session.replies
         assert found.sampled == 24
-        assert found.details["reward_info"] == {"score": 0.5}
+        assert found.reward_info == {"score": 0.5}
         assert session.finalize(expect_request_ids=["lost"]).missing == ("lost",)
     with pytest.raises(UnknownReplyError):
         session.finalize()

@@ -295,6 +295,8 @@ def test_the_reward_of_a_session_says_whether_the_store_has_it(saved: bool) -> N
     with serve(router) as url, Client(url) as client:
         assert Session(client).reward({"reward": 1}) is saved
         assert Session(client).reward({"reward": 1}, branch="b") is saved
+        assert Session(client).complete({"reward": 1}) is saved
+        assert Session(client).complete() is saved
         assert asyncio.run(asynchronous(url)) is saved
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,25 @@ def test_a_log_that_is_none(name: str, words: str, tmp_path: Path, capsys: pytes
         main(["--text-log", str(tmp_path / name), "--tokenizer", str(vocabulary("qwen"))])
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("installed", "words"), [(True, "there is no folder"), (False, "--parquet needs pyarrow")])
+def test_what_keeps_a_file_from_being_written_is_told_first(
+    installed: bool,
+    words: str,
+    backend: Backend,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = write(tmp_path / "log.jsonl", [{"prompt": "R\n", "text": "Yes.", "output_ids": ids(backend, "Yes.")}])
+    folder = tmp_path / "none" if installed else tmp_path
+    if not installed:
+        find = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else find(name))
+    with pytest.raises(SystemExit) as ended:
+        main(["--text-log", log, "--tokenizer", str(vocabulary("qwen")), "--parquet", str(folder / "drift.parquet")])
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert printed.out == ""
