@@ -255,7 +255,7 @@ class Trajectory:
             reasons=tuple(found["reasons"]),
             finish=found["finish_reason"],
             extras=extras,
-            top_p=joined_top_p(more, turns, len(tokens)),
+            top_p=TopP.of(more["top_p"], len(tokens)) if "top_p" in more else joined_top_p(more, turns, len(tokens)),
             details={
                 name: value for name, value in found.items() if name not in _READ and not name.endswith("_logprobs")
             },

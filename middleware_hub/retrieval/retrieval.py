@@ -11,14 +11,12 @@ needs those listed replies that neither the first sequence nor another listed re
 from __future__ import annotations
 
 import asyncio
-from binascii import b2a_base64
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import numpy as np
 from msgspec import Raw
 
 from middleware_hub.media.media import MEDIA_ESTIMATED
@@ -33,6 +31,7 @@ from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY
 from middleware_hub.spans.extras import TOP_P_IDS, TOP_P_OFFSETS, Extra, Extras
 from middleware_hub.spans.media import MediaSpan, chain_media, digests_in, outside_mark
 from middleware_hub.spans.per_token import ROW_FIELDS, TOP_P, TurnRows, joined, written
+from middleware_hub.spans.sampling_sets import TurnSets, joined_sets
 from middleware_hub.spans.trajectory import SampledTurn, SharedMask, TokenTrajectory, flatten, version_runs
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.tokenizer.tokenizer import Tokenizer
@@ -419,23 +418,9 @@ def _rows(found: _Found, tokens: int, name: str) -> dict[str, Any] | None:
 
 
 def _top_p(found: _Found, tokens: int) -> dict[str, Any] | None:
-    counts = np.zeros(tokens + 1, np.int64)
-    pieces, reported = [], []
-    for turn, extras in found:
-        if TOP_P_OFFSETS in extras:
-            offsets = np.frombuffer(extras[TOP_P_OFFSETS].data, "<i4")[: turn.end - turn.start + 1]
-            counts[turn.start + 1 : turn.end + 1] = np.diff(offsets)
-            pieces.append(extras[TOP_P_IDS].data[: 4 * int(offsets[-1])])
-            reported.append({"request_id": turn.request_id, "start": turn.start, "end": turn.end})
-    if not reported:
-        return None
-    return {
-        "dtype": "int32",
-        "told": reported,
-        "token_ids": _base64(b"".join(pieces)),
-        "offsets": _base64(counts.cumsum().astype("<i4").tobytes()),
-    }
-
-
-def _base64(numbers: bytes) -> Raw:
-    return Raw(b'"%b"' % b2a_base64(numbers, newline=False))
+    sets = [
+        TurnSets(turn.request_id, turn.start, turn.end, extras[TOP_P_IDS].data, extras[TOP_P_OFFSETS].data)
+        for turn, extras in found
+        if TOP_P_OFFSETS in extras
+    ]
+    return joined_sets(sets, tokens)

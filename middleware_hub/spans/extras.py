@@ -17,15 +17,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from itertools import accumulate
 from typing import Final, NamedTuple
 
-import msgspec
-import numpy as np
 from msgspec import Raw
 
 from middleware_hub.spans.chain import TokenSpan, links
 from middleware_hub.spans.per_token import ROW_FIELDS, count_in, numbers_from
+from middleware_hub.spans.sampling_sets import reported_sets
 
 TOP_P_IDS: Final = "top_p_ids"
 TOP_P_OFFSETS: Final = "top_p_offsets"
@@ -33,7 +31,6 @@ MOST_BYTES: Final = 1 << 30
 """Bytes of arrays that a process keeps without a store; the oldest are dropped first, and are lost."""
 MOST_STORED_BYTES: Final = 64 << 20
 """Bytes of arrays that a process keeps with a store, which has them too."""
-_lists = msgspec.json.Decoder(list[list[int]])
 
 
 class Extra(NamedTuple):
@@ -141,22 +138,11 @@ class Extras:
 
 def _top_p(told: Mapping[str, Raw], tokens: int) -> dict[str, Extra]:
     """Return the tokens from which each sampled token was sampled; nothing if these fields do not say it."""
-    ids, offsets = told.get("top_p_token_ids"), told.get("top_p_token_offsets")
-    if ids is not None and offsets is not None:
-        flat, ends = numbers_from(ids, 0), numbers_from(offsets, 0)
-        if flat is None or ends is None:
-            return {}
-    else:
-        try:
-            rows = _lists.decode(told.get("output_token_sampling_mask", Raw(b"null")))
-            flat = np.array([one for row in rows for one in row], "<i4").tobytes()
-        except (msgspec.DecodeError, OverflowError):
-            return {}
-        ends = np.array([0, *accumulate(map(len, rows))], "<i4").tobytes()
-    bounds, count = np.frombuffer(ends, "<i4"), len(flat) // 4
-    if len(bounds) != tokens + 1 or bounds[0] != 0 or bounds[-1] != count or (np.diff(bounds) < 0).any():
+    sets = reported_sets(told, tokens)
+    if sets is None:
         return {}
-    return {TOP_P_IDS: Extra((count,), flat), TOP_P_OFFSETS: Extra((tokens + 1,), ends)}
+    ids, offsets = sets
+    return {TOP_P_IDS: Extra((len(ids) // 4,), ids), TOP_P_OFFSETS: Extra((tokens + 1,), offsets)}
 
 
 def _size(found: Mapping[str, Extra]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from middleware_hub.client import Client, Session
 from tests.support.agents import AgentSession, Turn, ids_of, user
 from tests.support.stack import Stack, stack
 
@@ -147,3 +149,51 @@ def test_arrow_has_null_where_nothing_was_told(served: Stack, chains: dict[str, 
     content = agent.stack.get(f"{agent.path}/trajectories?format=arrow").content
     column = pyarrow.ipc.open_stream(content).read_all()["routed_experts"].to_pylist()
     assert column == [rows_of(chains["other"], 2).ravel().tolist(), None]
+
+
+@pytest.mark.parametrize("slimes", [False, True], ids=["lists", "slime"])
+def test_the_sets_that_tokens_were_drawn_from_are_joined(
+    served: Stack, chains: dict[str, list[int]], slimes: bool
+) -> None:
+    """Each set tells its own token, and those of a turn that reported none, or too few, are empty."""
+    begins = {"first": 0, "second": 0, "other": 0, "third": 0}
+    agent, turns = talk(served, stream=False, extras={})
+    for name, turn in turns.items():
+        begins[name] = len(turn.chain) - len(turn.sampled)
+
+    def reported(name: str) -> list[list[int]]:
+        return [[one, *range(one % 3)] for one in chains[name][begins[name] :]]
+
+    def meta(sets: list[list[int]]) -> dict[str, Any]:
+        if not slimes:
+            return {"output_token_sampling_mask": sets}
+        flat = np.array([one for row in sets for one in row], "<i4")
+        return {
+            "top_p_token_ids": told(flat),
+            "top_p_token_offsets": told(np.cumsum([0, *map(len, sets)]).astype("<i4")),
+        }
+
+    extras = {"first": meta(reported("first")), "other": meta(reported("other")[1:]), "third": meta(reported("third"))}
+    agent, _ = talk(served, stream=True, extras=extras)
+    other, long = agent.finalize()
+    for found, names in ((other, ["first"]), (long, ["first", "third"])):
+        ids = ids_of(found)
+        expected: list[list[int]] = [[] for _ in ids]
+        for name in names:
+            expected[begins[name] : begins[name] + len(reported(name))] = reported(name)
+        joined = found["extra_fields"]["top_p"]
+        flat, ends = (np.frombuffer(base64.b64decode(joined[key]), "<i4") for key in ("token_ids", "offsets"))
+        assert [flat[low:high].tolist() for low, high in pairwise(ends)] == expected
+        spans = [(begins[name], begins[name] + len(reported(name))) for name in names]
+        assert [(one["start"], one["end"]) for one in joined["told"]] == spans
+        told_by = [one["generation_id"] for one in joined["told"]]
+        assert told_by == [found["turns"][number]["request_id"] for number in ([0] if len(names) == 1 else [0, 2])]
+    with Client(served.url) as client, Session(client) as session:
+        ids = chains["first"][begins["first"] :]
+        served.workers[0].script(text=SAYS["first"], finish="eos", extra_meta=meta(reported("first")))
+        session.chat([user("a")])
+        (trajectory,) = session.finalize()
+    assert trajectory.top_p is not None
+    flat, ends = trajectory.top_p.arrays()
+    assert flat[ends[-1 - len(ids)] :].tolist() == [one for row in reported("first") for one in row]
+    assert not ends[: trajectory.prompt_length + 1].any()

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from middleware_hub.sessions.export.atif import as_atif
 from middleware_hub.sessions.export.trajectories import ARRAYS, BranchTrajectory
 from middleware_hub.sessions.export.tree import tree
-from middleware_hub.spans.per_token import ROW_FIELDS
+from middleware_hub.spans.per_token import ROW_FIELDS, TOP_P
 from router.errors import BadRequestError
 
 CHUNK = 8_192
@@ -106,6 +106,7 @@ def described(trajectory: BranchTrajectory) -> dict[str, Any]:
                 name: [{"generation_id": i, "value": value} for i, value in values]
                 for name, values in trajectory.extra.items()
             },
+            **({} if trajectory.sets is None else {TOP_P: trajectory.sets}),
             **{name: array.described() for name, array in trajectory.per_token.items()},
         },
     }

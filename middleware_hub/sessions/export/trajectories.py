@@ -27,6 +27,7 @@ from middleware_hub.sessions.trie.nodes import Checkpoint, Root
 from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan, links
 from middleware_hub.spans.media import MediaSpan
 from middleware_hub.spans.per_token import ROW_FIELDS, PerTokenArray, TurnRows, joined
+from middleware_hub.spans.sampling_sets import SET_FIELDS, TurnSets, joined_sets, reported_sets
 from middleware_hub.spans.trajectory import SampledTurn, flatten_chain
 
 ARRAYS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
@@ -48,6 +49,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
         messages: the JSON of each message.
         extra: further fields of the workers' replies by name: `(generation id, raw value)`.
         per_token: the fields of `extra` that could be joined: a row for each token but the last, prompt and response.
+        sets: the tokens that each sampled token was drawn from, as answers show them; None if no turn reported them.
         pictures: the media spans among all ids, each with its message and its part (None where that is not known).
         images: these, as answers show them.
         answers: by the ids of its sampled turns, the places of their messages. A turn that was edited since has none.
@@ -82,6 +84,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     tools_digest: str | None = None
     side_request: bool = False
     scores: Mapping[str, Sequence[Any]] = {}
+    sets: Mapping[str, Any] | None = None
 
     @property
     def exact(self) -> bool:
@@ -252,6 +255,7 @@ def _trajectory(
     mask = flat.loss_mask[begin:].copy()
     at = {id(turn.span): turn for turn in chain.turns}
     rows: dict[str, list[TurnRows]] = {name: [] for name in ROW_FIELDS}
+    sets: list[TurnSets] = []
     for span, count in chain.spans:
         turn = at.get(id(span))
         if turn is None:
@@ -259,6 +263,8 @@ def _trajectory(
         low = span.offset - begin
         for name in rows.keys() & turn.extra.keys():
             rows[name].append(TurnRows(turn.id, span.offset + span.count, span.offset + count, turn.extra[name]))
+        if not turn.extra.keys().isdisjoint(SET_FIELDS) and (told := reported_sets(turn.extra, span.count)) is not None:
+            sets.append(TurnSets(turn.id, span.offset, span.offset + count, *told))
         mask[low : low + min(elsewhere.get(id(span), 0), count)] = 0
     parent = next((first_with[turn.id] for turn in reversed(chain.turns) if turn.id in first_with), None)
     for turn in chain.turns:
@@ -295,6 +301,7 @@ def _trajectory(
         reasons=tuple(reasons),
         extra=extra,
         per_token=per_token,
+        sets=joined_sets(sets, len(flat.token_ids), "generation_id"),
         missed=tuple(dict.fromkeys(name for names in chain.missed.values() for name in names)),
         **chain.beginning,
     )

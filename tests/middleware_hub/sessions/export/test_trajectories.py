@@ -306,6 +306,21 @@ class TestWhatAForkLeavesOut:
         told = only.per_token["routed_experts"].described()["told"]
         assert told == [{"generation_id": "g0", "start": 0, "end": 2}, {"generation_id": "g1", "start": 2, "end": 5}]
 
+    def test_no_set_of_a_token_left_out_is_kept_of_it(self) -> None:
+        def sets(*several: list[int]) -> dict[str, Raw]:
+            return {"output_token_sampling_mask": Raw(json.dumps(several).encode())}
+
+        talk = Talk()
+        first = talk.say(context=1, sampled=3, extra=sets([1], [2, 3], [4, 5, 6]))
+        talk.say(first, left_out=1, context=2, sampled=2, extra=sets([7], [8, 9]))
+        (only,) = talk.export()
+        assert only.sets is not None
+        joined = {
+            key: np.frombuffer(base64.b64decode(bytes(only.sets[key])), "<i4") for key in ("token_ids", "offsets")
+        }
+        assert joined["token_ids"].tolist() == [1, 2, 3, 7, 8, 9]
+        assert joined["offsets"].tolist() == [0, 0, 1, 3, 3, 3, 4, 6]
+
 
 def rows(first_column: range) -> Raw:
     """`routed_experts` as a worker writes them: each row is known by its first number."""
