@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 
 from middleware_hub.integrations import versions
 from middleware_hub.integrations.rollout import close_clients
 from tests.support.stack import Stack
+from tests.trainers.misbehaving import misbehave
 from tests.trainers.test_samples import ask, truth
 from worker.worker import EmbeddedWorker
 
@@ -51,20 +51,7 @@ async def agent(base_url: str, prompt: Any, request_kwargs: dict[str, Any], meta
             messages = [*prompt, {"role": "user", "content": "Anew."}]
         else:
             messages += [reply["choices"][0]["message"], {"role": "user", "content": "Go on."}]
-    http = aiohttp.ClientSession()
-    async with http:
-        if how == "inexact":
-            headers, body = {"x-parent-generation": "nobody"}, {"messages": prompt}
-            async with http.post(f"{base_url}/v1/chat/completions", json=body, headers=headers) as answer:
-                assert answer.status == 200
-        if how == "scored":
-            async with http.post(f"{base_url}/reward_info", json={"reward_info": {"score": 0.25}}) as answer:
-                assert answer.status == 200
-        if how == "lost":
-            async with http.delete(base_url) as answer:
-                assert answer.status == 200
-    if how == "raises":
-        raise RuntimeError("it cannot")
+    await misbehave(base_url, how, prompt)
     return None if how in ("scored", "no_reward") else {"reward": 1.0}
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 import typing_extensions
 
@@ -25,6 +24,7 @@ from middleware_hub.client.trajectory import Trajectory, Turn
 from middleware_hub.integrations import versions
 from middleware_hub.integrations.rollout import close_clients
 from tests.support.stack import Stack
+from tests.trainers.misbehaving import misbehave
 from tests.trainers.test_samples import ask, truth
 from worker.worker import EmbeddedWorker
 
@@ -288,21 +288,9 @@ def test_without_steps_the_other_branches_are_left_out_and_told(plug: Any, serve
 async def breaks(base_url: str, prompt: Any, request_kwargs: Any, metadata: dict[str, Any]) -> dict[str, Any] | None:
     """Fails in the way that the task names, or does not."""
     how = metadata["task"]
-    http = aiohttp.ClientSession()
-    async with http:
-        if how != "silent":
-            headers = {"x-parent-generation": "nobody"} if how == "inexact" else {}
-            body = {"messages": prompt}
-            async with http.post(f"{base_url}/v1/chat/completions", json=body, headers=headers) as answer:
-                assert answer.status == 200
-        if how == "scored":
-            async with http.post(f"{base_url}/reward_info", json={"reward_info": {"score": 0.25}}) as answer:
-                assert answer.status == 200
-        if how == "lost":
-            async with http.delete(base_url) as answer:
-                assert answer.status == 200
-    if how == "raises":
-        raise RuntimeError("it cannot")
+    if how not in ("silent", "inexact"):
+        await ask(base_url, prompt)
+    await misbehave(base_url, how, prompt)
     return {} if how == "no_reward" else {"reward": 1.0}
 
 

@@ -149,15 +149,21 @@ def test_what_is_not_exact_has_no_tokens_and_says_why(tmp_path: Path) -> None:
         assert "no_logprobs" in turn["reasons"]
 
 
-def test_implicit_sessions_know_what_verifiers_sends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asks", [ASKS[:2], ASKS[2:4], ASKS[4:]], ids=["chat", "responses", "messages"])
+def test_implicit_sessions_know_what_verifiers_sends(tmp_path: Path, asks: tuple[str, str]) -> None:
     """verifiers' own evaluating client, as it is: X-Session-ID names the trace, and the router has its tokens."""
     with stack("qwen", styles=("cumulative",), sessions={"implicit": True}) as served:
         (worker,) = served.workers
-        for text in "1,000 km.", "done.":
+        for text in ("1,000 km.", "done.") * len(asks):
             worker.script(text=text)
-        (trace,) = Evaluation(served.url, tmp_path).run("--client.type", "eval", program=EVAL)
-        found = served.get(f"/sessions/{trace['id']}/trajectories").json()["trajectories"]
-        (one,) = found
-        assert one["exact"]
-        assert one["prompt_ids"] + one["response_ids"] == worker.log[-1].input_ids + worker.log[-1].output_ids
-        assert [turn["end"] - turn["start"] for turn in one["turns"]] == [len(one.output_ids) for one in worker.log]
+        evaluation = Evaluation(served.url, tmp_path)
+        traces = evaluation.run("--client.type", "eval", "--max-concurrent", "1", ask=",".join(asks), program=EVAL)
+        assert [trace["task"]["data"]["name"] for trace in traces] == list(asks)
+        for number, trace in enumerate(traces):
+            log = worker.log[2 * number : 2 * number + 2]
+            (one,) = served.get(f"/sessions/{trace['id']}/trajectories").json()["trajectories"]
+            assert one["exact"], one["reasons"]
+            assert one["prompt_ids"] + one["response_ids"] == log[-1].input_ids + log[-1].output_ids
+            assert [turn["end"] - turn["start"] for turn in one["turns"]] == [len(record.output_ids) for record in log]
+        assert len(worker.log) == 2 * len(asks)
+        assert len(served.get("/sessions").json()["sessions"]) == len(asks)
