@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
@@ -21,6 +20,7 @@ from router.config.flag import FlagSpec, Section, flag_of
 from router.errors import BadRequestError
 from router.policies import POLICIES, parameters_class
 from router.policies.base import PolicyParameters
+from router.version import __version__
 from router.workers.worker import dns_name, normalize_url
 
 NO_MIDDLEWARE = "none"
@@ -94,7 +94,7 @@ def parser() -> FlagParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}", help="print the version")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}", help="print the version")
     title = ""
     for path, section in _sections(RouterConfig):
         if title != section.TITLE:
@@ -277,10 +277,3 @@ _LISTS: Mapping[str, Callable[[list[str]], tuple[Any, ...]]] = {
     "workers.decode": lambda urls: tuple(map(normalize_url, urls)),
 }
 """How the values of a repeatable flag are read, if not as they are."""
-
-
-def _version() -> str:
-    try:
-        return metadata.version("tito-router")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"

@@ -79,6 +79,7 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "router.serving.connection",
         "router.serving.large_pages",
     ),
+    "what builds read, too": ("router.version",),
     "a format of earlier versions": ("middleware_hub.store.spool.earlier",),
     "one task of several that its importer has": (
         "middleware_hub.inspector.api",

@@ -150,6 +150,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.errors",
         "router.config",
         "router.random_ids",
+        "router.version",
         "middleware_hub.routes",
         "middleware_hub.spans.*",
     ),

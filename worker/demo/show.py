@@ -54,8 +54,8 @@ def show(args: argparse.Namespace, folder: Path) -> int:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
         raise StartError(
-            f"cannot listen on port {port}: {os.strerror(error.errno or 0)}: choose another one with --port "
-            '(make serve ARGS="--port N")'
+            f"cannot listen on port {port}: {os.strerror(error.errno or 0)}: choose another one with --port"
+            + (' (make serve ARGS="--port N")' if _of_make() else "")
         ) from error
     with (
         workers(folder, args.workers) as urls,
@@ -65,6 +65,11 @@ def show(args: argparse.Namespace, folder: Path) -> int:
             _forget_earlier_workers(router.url, urls)
             return _serve(out, router, store)
         return _play(out, router, args.conversations, args.turns)
+
+
+def _of_make() -> bool:
+    """Whether the user said `make demo`, in a clone. A wheel has no Makefile; a clone's .venv is rarely on PATH."""
+    return "MAKELEVEL" in os.environ
 
 
 def _kept() -> Path:
@@ -106,8 +111,9 @@ def _play(out: Console, router: Router, conversations: int, turns: int) -> int:
         if exact
         else "\nNOT EXACT: this should not happen, please report it"
     )
+    serve = "make serve" if _of_make() else "tito-router demo --serve"
     out.print(
-        f"{time.monotonic() - begun:.1f} s. `make serve` starts the same, and keeps it running to be tried with curl."
+        f"{time.monotonic() - begun:.1f} s. `{serve}` starts the same, and keeps it running to be tried with curl."
     )
     return 0 if exact else 1
 
