@@ -55,6 +55,11 @@ class ServerConfig(Section):
     body_timeout: float = flag(
         "--body-timeout-secs", 30.0, "longest pause between two pieces of a body; then the request gets 408"
     )
+    write_timeout: float = flag(
+        "--write-timeout-secs",
+        600.0,
+        "how long a client may read nothing of a reply that waits for it; then its connection ends, and its request with it",
+    )
     max_header_bytes: int = flag(
         "--max-header-bytes", 65536, "largest request line and headers; larger ones get 431", limit=at_least(1024)
     )

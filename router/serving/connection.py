@@ -77,6 +77,7 @@ class Limits:
         max_connections: how many connections may be open at once.
         header_seconds: how long a head may take from its first byte, how long that byte may take, and how long the rest of a
             body may take whose request is answered.
+        write_seconds: how long a client may take not one byte of what is written to it.
         on_count: called with the number of open connections at each change.
     """
 
@@ -86,11 +87,13 @@ class Limits:
         max_header_bytes: int,
         max_connections: int,
         header_seconds: float = 60.0,
+        write_seconds: float = 600.0,
         on_count: Callable[[int], None] | None = None,
     ) -> None:
         self.max_header_bytes = max_header_bytes
         self.max_connections = max_connections
         self.header_seconds = header_seconds
+        self.write_seconds = write_seconds
         self._connected: set[LimitedConnection] = set()
         self._full = False
         self._on_count = on_count
@@ -247,6 +250,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._reading = _BEGIN
         self._bare = 0  # bytes that have come since the last piece of a body, or the end of a request
         self._timer: TimerHandle | None = None
+        self._unread_timer: TimerHandle | None = None  # runs while more is written than the client has taken
         self._refused = False
         self._closing = False
         self._stopping = False  # the server is
@@ -265,6 +269,8 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.limits.let_go(self)
         self._stop_timer()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
         if self._served is not None and not self._served.response_complete:
             # uvicorn notifies only the last request, which may still be waiting for the end of this one.
             self._served.disconnected = True
@@ -296,6 +302,17 @@ class LimitedConnection(HttpToolsProtocol):
                 self._end_with(HeadersTooLargeError(f"the head is longer than {limit} bytes (--max-header-bytes)"))
         if self._reading is _HEAD and self._timer is None and not self._closing:
             self._await_head(self.limits.header_seconds)
+
+    def pause_writing(self) -> None:
+        """Hold the reply back, and give the client some time to read: meanwhile it holds a place at a worker."""
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def shutdown(self) -> None:
         """End when the reply under way is sent. An idle client has a moment in which the request that it just sent is answered.
@@ -422,6 +439,23 @@ class LimitedConnection(HttpToolsProtocol):
             self._end_with(RequestTimeoutError(f"the head of the request did not come within {seconds:g} s"))
         else:
             self.transport.close()
+
+    def _await_reader(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._unread_timer = self.loop.call_later(self.limits.write_seconds, self._check_reader, left)
+
+    def _check_reader(self, before: int) -> None:
+        """End the connection if its client has taken nothing since there were this many bytes for it."""
+        left = self.transport.get_write_buffer_size()
+        if left < before:
+            self._await_reader()  # nothing is written meanwhile, so the client reads, if slowly
+            return
+        logger.warning(
+            "a client has read nothing for %g s (--write-timeout-secs): its connection ends, with %d bytes unread",
+            self.limits.write_seconds,
+            left,
+        )
+        self.transport.abort()
 
     def _end_with(self, error: RouterError) -> None:
         """Refuse the client, unless it was refused already or another reply is being written."""

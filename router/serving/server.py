@@ -127,7 +127,12 @@ def _limits(config: ServerConfig, on_count: Callable[[int], None] | None) -> Lim
         logger.warning(
             "--max-connections is %d: open files are enough for %d, and one to a worker each", most, possible
         )
-    return Limits(max_header_bytes=config.max_header_bytes, max_connections=most, on_count=on_count)
+    return Limits(
+        max_header_bytes=config.max_header_bytes,
+        max_connections=most,
+        write_seconds=config.write_timeout,
+        on_count=on_count,
+    )
 
 
 def _spare_the_collector() -> None:
