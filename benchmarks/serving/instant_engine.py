@@ -50,7 +50,7 @@ class CannedReply:
         self._pieces = pieces or []
         random = Random(len(text))
         floats = array("f", (math.log(1 - random.random()) for _ in ids))  # as an engine has them: 32 bits
-        self._logprobs = [[logprob, token, None] for logprob, token in zip(floats, ids, strict=True)]
+        self.logprobs = [[logprob, token, None] for logprob, token in zip(floats, ids, strict=True)]
         meta: dict[str, Any] = {
             "id": NAME,
             "finish_reason": {"type": "stop", "matched": eos},
@@ -60,7 +60,7 @@ class CannedReply:
             "cached_tokens": 0,
             "weight_versions": [{"version": "1", "start": 0, "end": len(ids)}],
         }
-        with_logprobs = {"output_token_logprobs": self._logprobs, "output_token_logprobs_length": len(ids)}
+        with_logprobs = {"output_token_logprobs": self.logprobs, "output_token_logprobs_length": len(ids)}
         self._bare = self._parts({"text": text, "output_ids": ids, "meta_info": meta})
         self._full = self._parts({"text": text, "output_ids": ids, "meta_info": meta | with_logprobs})
 
@@ -84,7 +84,7 @@ class CannedReply:
             comma = b"," if ids else b""
             text += msgspec.json.encode(piece)[1:-1]
             ids += b"%b%d" % (comma, token)
-            floats += comma + msgspec.json.encode(self._logprobs[count - 1])
+            floats += comma + msgspec.json.encode(self.logprobs[count - 1])
             finish = b"null" if count < len(self.ids) else b'{"type":"length","length":%d}' % count
             if (count - 1) % interval and count < len(self.ids):
                 continue

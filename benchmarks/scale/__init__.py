@@ -1,0 +1,1 @@
+"""Many long rollouts at once: `python -m benchmarks.scale`."""

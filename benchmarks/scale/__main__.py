@@ -1,0 +1,134 @@
+"""Many long rollouts at once: what they cost a router, and whether all of them get through.
+
+`python -m benchmarks.scale` opens many streams at once, through this router and through smg, to a group of engine doubles
+(`engine.py`). Each engine steps like a real one: all of its streams get a token at the same moment, one an event, in SGLang's
+form and size, with logprobs. Nothing is left out or put together. All events of all streams together come at a rate that
+this machine's few cores can carry beside the engines and the clients, `--rate`: with more streams, each of them is slower.
+
+A round opens all streams, waits for their first tokens, and measures in a window in which all are open; then it lets every
+stream come to its end, and counts those that broke or did not end. The ways take turns, round by round.
+
+CPU is what the operating system counted for the router's process. The lag is the time of `GET /liveness`, twenty times a
+second. The first row has no router: it shows what the engines, the clients and the machine add by themselves. Where other
+programs want the same cores, lag and delays are theirs: the column `without a core` shows for which part of the time the router
+was ready to run and had none. On Linux, `chrt -r 1` in front of the command lets all of its processes go before others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from benchmarks import foreign_routers
+from benchmarks.pages import spread, table
+from benchmarks.processes import DidNotStartError, settle
+from benchmarks.scale.groups import Router, engines, router
+from benchmarks.scale.probe import Probe, probing
+from benchmarks.scale.streams import NO_ROUTER, WAYS, Load, Sample, Way, measure
+from benchmarks.serving.conversations import Corpus
+from benchmarks.serving.open_loop import at
+from benchmarks.serving.targets import add_options, versions, write
+from router.serving.server import raise_limit
+
+REPLY = 200  # tokens of a canned reply, which is repeated
+WARM = Load(20, 0.05, 1.0)
+
+Rounds = dict[Way, list[Sample]]
+
+
+def run(load: Load, args: argparse.Namespace, corpus: Corpus) -> Rounds:
+    """Measure all ways with this many streams. Their processes are new."""
+    found: Rounds = {}
+    with contextlib.ExitStack() as stack:
+        group = stack.enter_context(engines(corpus.replies(REPLY), args.workers, load.pause))
+        targets: dict[str, tuple[Router, Probe]] = {}
+        direct = Router("direct", group.urls[0], group.process)
+        targets["direct"] = direct, stack.enter_context(probing(direct.url))
+        for name in args.routers:
+            try:
+                one = stack.enter_context(router(name, group, args.router_flags))
+                targets[name] = one, stack.enter_context(probing(one.url))
+            except (foreign_routers.NotInstalledError, DidNotStartError) as error:
+                print(f"{name}: {error}", flush=True)
+        ways = [way for way in (NO_ROUTER, *WAYS) if way.router in targets]
+        for way in ways:
+            target, probe = targets[way.router]
+            measure(target, group, way, Load(WARM.count, load.pause, 1.0), corpus, probe)
+        for target, _ in targets.values():
+            if target is not direct:
+                settle(target.process)
+        for number in range(args.rounds):
+            for way in ways:
+                target, probe = targets[way.router]
+                sample = measure(target, group, way, load, corpus, probe)
+                found.setdefault(way, []).append(sample)
+                print(f"{load.count:>6,} {number} {way.name:<46} {' | '.join(figures([sample]))}", flush=True)
+                for why in sample.broken[:3]:
+                    print(f"       broken: {why}", flush=True)
+    return found
+
+
+def figures(samples: Sequence[Sample]) -> list[str]:
+    """Return what a row shows, of all rounds."""
+    return [
+        spread([one.cpu for one in samples], 0),
+        spread([1000 * at(one.lag, 0.5) for one in samples], 1),
+        spread([1000 * at(one.lag, 0.99) for one in samples], 1),
+        spread([100 * one.waited for one in samples], 0),
+        spread([1000 * statistics.median(one.first) for one in samples if one.first] or [0.0], 0),
+        f"{sum(one.timeouts for one in samples)} + {sum(len(one.broken) for one in samples)}",
+        spread([1000 * one.late for one in samples], 0),
+        spread([one.per_second for one in samples], 0),
+    ]
+
+
+def rows(load: Load, rounds: Rounds) -> Iterator[list[str]]:
+    """Yield a row for each way."""
+    for way, samples in rounds.items():
+        direct = way is NO_ROUTER
+        cpu, *rest = figures(samples)
+        ratio = ""
+        if not direct and (base := rounds.get(WAYS[0])):
+            ratio = spread([one.cpu / other.cpu for one, other in zip(samples, base, strict=True)])
+        others = f"{statistics.median(one.client + one.engine for one in samples):.0f}"
+        # Of the first round only: what it leaves in memory is used again by the next.
+        grown = "" if direct else f"{(samples[0].open - samples[0].before) / load.count / 1000:.0f}"
+        yield [f"{load.count:,}", way.name, "" if direct else cpu, ratio, others, *rest[:-1], grown]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser, rounds=3, seconds=8)
+    parser.add_argument("--streams", type=int, nargs="+", default=[100], help="open at once (100)")
+    parser.add_argument(
+        "--rate", type=float, default=4000, help="tokens a second of all streams together (%(default)g)"
+    )
+    parser.add_argument("--workers", type=int, default=16, help="engine doubles (%(default)s)")
+    parser.add_argument("--routers", nargs="+", choices=("smg", "none", "router"), default=["smg", "none", "router"])
+    parser.add_argument("--router-flags", nargs=argparse.REMAINDER, default=[], help="for this router (last)")
+    args = parser.parse_args()
+    raise_limit()
+    corpus = Corpus()
+    loads = [Load(count, count / args.rate, args.seconds) for count in args.streams]
+    found = {load: run(load, args, corpus) for load in loads}
+    lines = [row for load, rounds in found.items() for row in rows(load, rounds)]
+    head = [
+        *("streams", "way", "CPU a token, us", "of smg", "clients and engines, us", "lag p50, ms", "p99, ms"),
+        *("without a core, %", "first token, ms", "timeouts + broken", "engines late, ms", "memory a stream, kB"),
+    ]
+    about = (
+        f"{versions(args.routers)}. {args.workers} engines, {args.rate:,.0f} tokens a second of all streams together."
+        " The median of the rounds (least-largest)."
+    )
+    data = {
+        f"{load.count}": {way.name: [asdict(one) for one in samples] for way, samples in rounds.items()}
+        for load, rounds in found.items()
+    }
+    write(args, "scale", f"{about}\n\n{table(head, lines, words=2)}", data)
+
+
+if __name__ == "__main__":
+    main()

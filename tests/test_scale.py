@@ -1,0 +1,114 @@
+"""What `python -m benchmarks.scale` rests on: an engine double leaves out nothing, and a client notices what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from benchmarks.scale.clients import StreamClient
+from benchmarks.scale.engine import Engine, Group, Tokens
+from benchmarks.scale.streams import Load
+from router.engines.events import EventSplitter, event_data
+
+IDS, PIECES = [5, 7, 11], ["He", '"llo"', "\n"]
+
+
+class Written:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def streamed(request: dict[str, Any]) -> bytes:
+    """Return what an engine writes for a request, step by step to its end."""
+    group, written = Group([Tokens(IDS, PIECES)], 1.0), Written()
+    engine = Engine(group)
+    engine.open(cast(asyncio.Transport, written), msgspec.json.encode(request))
+    (stream,) = engine.streams
+    while stream.step():
+        pass
+    return written.data
+
+
+def unchunked(data: bytes) -> bytes:
+    rest, body = data.partition(b"\r\n\r\n")[2], b""
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+        if size == b"0":
+            return body
+
+
+@pytest.mark.parametrize("most", [1, 3, 8])
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_stream_has_each_token_in_an_event_of_its_own(most: int, logprobs: bool) -> None:
+    request = {
+        "rid": "r1",
+        "input_ids": [1, 2],
+        "sampling_params": {"max_new_tokens": most},
+        "return_logprob": logprobs,
+    }
+    *events, done = (event_data(one) for one in EventSplitter().feed(unchunked(streamed(request))))
+    assert done == b"[DONE]"
+    read = [msgspec.json.decode(one or b"") for one in events]
+    assert [one["output_ids"] for one in read] == [[IDS[n % 3]] for n in range(most)]
+    assert [one["text"] for one in read] == [PIECES[n % 3] for n in range(most)]
+    metas = [one["meta_info"] for one in read]
+    assert [meta["completion_tokens"] for meta in metas] == list(range(1, most + 1))
+    assert {(meta["id"], meta["prompt_tokens"]) for meta in metas} == {("r1", 2)}
+    assert [meta["finish_reason"] for meta in metas] == [None] * (most - 1) + [{"type": "length", "length": most}]
+    found = [[one[1] for one in meta.get("output_token_logprobs", ())] for meta in metas]
+    assert found == ([[IDS[n % 3]] for n in range(most)] if logprobs else [[]] * most)
+
+
+WHOLE = streamed({"sampling_params": {"max_new_tokens": 4}})
+ERROR = WHOLE.replace(b'"text":"\\n"', b'"error":{}')
+
+
+@pytest.mark.parametrize(
+    ("answer", "closed", "broken"),
+    [
+        (WHOLE, False, None),
+        (WHOLE, True, None),
+        (WHOLE[:-5], True, "closed after 5 events"),
+        (WHOLE.replace(b"[DONE]", b"[NONE]"), False, "it ends with"),
+        (ERROR, False, "error"),
+        (WHOLE.replace(b"200 OK", b"503 No"), False, "503"),
+        (b"", True, "closed after 0 events"),
+    ],
+)
+@pytest.mark.parametrize("piece", [20, 101, 1 << 20])
+def test_a_client_says_whether_its_stream_is_whole(answer: bytes, closed: bool, broken: str | None, piece: int) -> None:
+    async def main() -> tuple[str, int]:
+        client = StreamClient(b"")
+        client.connection_made(cast(asyncio.BaseTransport, Written()))
+        for start in range(0, len(answer), piece):
+            client.data_received(answer[start : start + piece])
+        if closed:
+            client.connection_lost(None)
+        return client.ended.result(), client.events
+
+    wrong, events = asyncio.run(main())
+    assert (wrong == "") if broken is None else (broken in wrong)
+    if broken is None:
+        assert events == 5
+
+
+@pytest.mark.parametrize("count", [1, 100, 5000])
+def test_a_stream_is_open_until_the_window_ends(count: int) -> None:
+    load = Load(count, count / 4000, 8)
+    assert load.tokens * load.pause > load.opening + load.pause + load.seconds
