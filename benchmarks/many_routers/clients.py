@@ -11,12 +11,18 @@ from dataclasses import dataclass, field
 from benchmarks.many_routers.asking import GONE, Answer, Json, ask
 from benchmarks.many_routers.ledger import TOLD_LOSSES, Entry, Kind, Ledger
 from benchmarks.many_routers.machines import TENANTS
+from tests.support.pictures import data_url, digest, picture
 from worker.engine.records import GenerationRecord
 from worker.worker import EmbeddedWorker
 
 TURNS = (3, 9)
 OPENINGS = 12
 """The number of prompts with which both tenants begin all of their conversations."""
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
+PICTURES = {digest(one): one for one in (picture(30 + 10 * seed, 40, seed) for seed in range(8))}
+"""All pictures, which the tenants share, by their digests."""
+Chain = tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...], tuple[float, ...]]
+"""A prompt's ids and pictures, and a reply's ids and logprobs."""
 
 
 class Truth:
@@ -38,10 +44,10 @@ class Truth:
                     self._found.setdefault(record.rid[:32], []).append(record)
             return self._found.get(rid, [])
 
-    def chains(self) -> set[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:
-        """Return everything that was sampled: prompt, ids, logprobs."""
+    def chains(self) -> set[Chain]:
+        """Return everything that was sampled."""
         return {
-            (tuple(one.input_ids), tuple(one.output_ids), tuple(one.logprobs))
+            (tuple(one.input_ids), tuple(one.images), tuple(one.output_ids), tuple(one.logprobs))
             for log in self._logs
             for one in list(log)
         }
@@ -54,6 +60,7 @@ class Shared:
     url: str
     ledger: Ledger
     truth: Truth
+    images: bool = False
     stopping: threading.Event = field(default_factory=threading.Event)
 
 
@@ -99,10 +106,18 @@ class Client:
                         "\n",
                     )
                 )
-            said += self.turn(line, space, parent, text)
+            shown = self.shown()
+            text += "".join(f"{PLACEHOLDER}\n" for _ in shown)
+            said += self.turn(line, space, parent, text, ((parent.images if parent is not None else ()) + shown))
             self.shared.stopping.wait(dice.uniform(0, 0.05))
 
-    def turn(self, line: str, space: str, parent: Entry | None, text: str) -> list[Entry]:
+    def shown(self) -> tuple[str, ...]:
+        """Return the digests of the pictures that a turn shows: three of eight show some."""
+        if not self.shared.images or self.dice.random() > 3 / 8:
+            return ()
+        return tuple(self.dice.choices(sorted(PICTURES), k=self.dice.randint(1, 2)))
+
+    def turn(self, line: str, space: str, parent: Entry | None, text: str, images: tuple[str, ...] = ()) -> list[Entry]:
         """Send a request until it is answered, and return the replies."""
         dice = self.dice
         kind: Kind = dice.choice(("plain", "plain", "stream", "stream", "n", "batch"))
@@ -113,7 +128,11 @@ class Client:
             count = {"n": 3, "batch": 3}.get(kind, 1)
             entries = [
                 self.ledger.begin(
-                    Entry(kind, self.tenant, space, line, self.ledger.now(), parent, uuid.uuid4().hex, prompt=text)
+                    Entry(
+                        *(kind, self.tenant, space, line, self.ledger.now(), parent, uuid.uuid4().hex),
+                        prompt=text,
+                        images=images,
+                    )
                 )
                 for _ in range(count)
             ]
@@ -131,6 +150,9 @@ class Client:
                 del body["rid"]
             elif kind == "batch":
                 body["text"], body["rid"] = [text] * 3, [one.rid for one in entries]
+            if images:
+                given = [self.given(name, parent) for name in images]
+                body["image_data"] = [given] * 3 if kind == "batch" else given
             headers = {"x-abort-policy": dice.choice(("retry", "return"))}
             if space:
                 headers["x-radix-namespace"] = space
@@ -189,6 +211,12 @@ class Client:
         told = frozenset(headers.get("x-radix-reasons", "").replace(",", " ").split()) & TOLD_LOSSES
         entry.reasons = told | (entry.parent.reasons if entry.parent is not None else frozenset())
 
+    def given(self, name: str, parent: Entry | None) -> str:
+        """Return a picture as a request gives it: its bytes, or often the digest of one that the turn before showed."""
+        if parent is not None and name in parent.images and self.dice.random() < 0.7:
+            return name
+        return data_url(PICTURES[name])
+
     def check_beginning(self, entry: Entry) -> None:
         """Check that a turn begins with all tokens of the turns before it, unless a client was told of a loss."""
         parent = entry.parent
@@ -206,7 +234,9 @@ class Client:
         for entry in entries:
             entry.router = answer.headers.get("x-served-by", "")
             self.ledger.end(entry, "refused", f"{answer.status} {str(answer.body)[:160]}")
-        if answer.status not in (502, 503, 504):
+        if answer.status == 400 and "media_unknown" in str(answer.body) and _was_unsaved(entries[0].parent):
+            self.ledger.count("pictures to be sent again, as that reply was not saved")
+        elif answer.status not in (502, 503, 504):
             self.ledger.accuse("wrong", f"refused with {answer.status}: {str(answer.body)[:200]}", entries[0])
 
     def _abort(self, rid: str) -> None:
@@ -221,16 +251,21 @@ class Client:
         name = uuid.uuid4().hex
         if not self._made(name):
             return
-        messages: list[Json] = [{"role": "user", "content": f"Question {dice.randrange(OPENINGS)}: 你好?"}]
+        messages = [self.said(f"Question {dice.randrange(OPENINGS)}: 你好?")]
         parent: Entry | None = None
         for _ in range(dice.randint(*TURNS)):
             entry = self.session_turn(name, parent, messages)
             if entry is None:
                 return
-            messages = [*messages, {"role": "assistant", "content": entry.text}, {"role": "user", "content": "And on?"}]
+            messages = [*messages, {"role": "assistant", "content": entry.text}, self.said("And on?")]
             parent = entry
         if dice.random() < 0.5:
             self._finalize(name, parent, messages)
+
+    def said(self, text: str) -> Json:
+        """Return a message of the user, perhaps with pictures, as OpenAI writes it."""
+        shown = [{"type": "image_url", "image_url": {"url": name}} for name in self.shown()]
+        return {"role": "user", "content": [{"type": "text", "text": text}, *shown] if shown else text}
 
     def _made(self, name: str) -> bool:
         for _ in range(40):
@@ -255,8 +290,11 @@ class Client:
             kind: Kind = dice.choice(("openai", "anthropic"))
             if any(not one["content"] for one in messages):
                 kind = "openai"  # the other dialect has no empty turns
-            entry = self.ledger.begin(Entry(kind, self.tenant, "", name, self.ledger.now(), parent))
-            body: Json = {"model": "m", "messages": messages, "max_tokens": dice.randint(4, 24)}
+            entry = Entry(kind, self.tenant, "", name, self.ledger.now(), parent, images=tuple(_shown_in(messages)))
+            self.ledger.begin(entry)
+            given = {name: self.given(name, parent) for name in entry.images}
+            body: Json = {"model": "m", "messages": [_written(one, given, kind) for one in messages]}
+            body["max_tokens"] = dice.randint(4, 24)
             path = f"/sessions/{name}/v1/" + ("chat/completions" if kind == "openai" else "messages")
             try:
                 answer = self.ask(path, body)
@@ -327,6 +365,8 @@ class Client:
             self.ledger.accuse("wrong", "no worker knows of this generation", entry)
             return
         record = sampled[-1]
+        if tuple(record.images) != entry.images:
+            self.ledger.accuse("wrong", f"its worker was shown {record.images}", entry)
         entry.sent, entry.sampled, entry.logprobs = record.input_ids, list(record.output_ids), list(record.logprobs)
         entry.version = record.versions[-1] if record.versions else ""
         self.ledger.end(entry, "answered")
@@ -348,3 +388,33 @@ class Client:
             self.ledger.count(f"finalized {answer.status}")
         if helper is not None:
             helper.join()
+
+
+def _shown_in(messages: list[Json]) -> list[str]:
+    """Return the digests of the pictures in messages, in order."""
+    parts = [part for one in messages if isinstance(one["content"], list) for part in one["content"]]
+    return [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+
+
+def _written(message: Json, given: dict[str, str], kind: Kind) -> Json:
+    """Return a message with its pictures as `given`, in a dialect."""
+    if not isinstance(message["content"], list):
+        return message
+
+    def part(one: Json) -> Json:
+        if one["type"] == "text":
+            return one
+        url = given[one["image_url"]["url"]]
+        if kind != "anthropic":
+            return {"type": "image_url", "image_url": {"url": url}}
+        source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2] or url}
+        return {"type": "image", "source": source}
+
+    return {**message, "content": [part(one) for one in message["content"]]}
+
+
+def _was_unsaved(entry: Entry | None) -> bool:
+    """Return whether a turn, or one before it, was told not to be saved: another router may not have its pictures."""
+    while entry is not None and entry.saved:
+        entry = entry.parent
+    return entry is not None

@@ -37,10 +37,11 @@ class Count:
         texts = [one for one in answered if one.kind not in ("openai", "anthropic", "chat")]
         turns = [one for one in answered if one.kind in ("openai", "anthropic")]
         self.counts["answered"] = len(answered)
+        self.counts["answered to pictures"] = sum(bool(one.images) for one in answered)
         self.counts["told unsaved"] = sum(not one.saved for one in answered)
         chains = self._truth.chains()
         for one in texts:
-            if (tuple(one.sent), tuple(one.sampled), tuple(one.logprobs)) not in chains:
+            if (tuple(one.sent), one.images, tuple(one.sampled), tuple(one.logprobs)) not in chains:
                 self._ledger.accuse("wrong", "no worker has sampled this", one)
         for key in sorted({(one.tenant, one.space) for one in texts}):
             self._retrieve([one for one in texts if (one.tenant, one.space) == key], *key)
@@ -61,8 +62,7 @@ class Count:
 
     def _retrieve(self, entries: Sequence[Entry], tenant: str, space: str) -> None:
         for some in _pieces(entries):
-            body = {"text": [one.whole for one in some], "return_logp": True}
-            found = self._post("/retrieve_from_text", body, tenant, space)
+            found = self._post("/retrieve_from_text", _asked(some), tenant, space)
             for one, got in zip(some, found, strict=True):
                 self._compare(one, self._asked_again(one, got, tenant, space))
 
@@ -75,7 +75,7 @@ class Count:
         while STORE_UNREACHABLE in set(found["reasons"]) - entry.reasons and time.monotonic() < deadline:
             self.counts["asked again"] += 1
             time.sleep(0.5)
-            (found,) = self._post("/retrieve_from_text", {"text": [entry.whole], "return_logp": True}, tenant, space)
+            (found,) = self._post("/retrieve_from_text", _asked([entry]), tenant, space)
         return found
 
     def _compare(self, entry: Entry, found: Json) -> None:
@@ -100,6 +100,7 @@ class Count:
                 "another mask": found["loss_mask"][-count:] != [1] * count,
                 "other logprobs": found["rollout_logp"] is None or found["rollout_logp"][-count:] != entry.logprobs,
                 "another version": not versions or versions[0]["version"] != entry.version,
+                "other images": [one["digest"] for one in _images(found)] != list(entry.images),
                 "not exact": not found["exact"] and not (told and set(found["reasons"]) & told),
             }.items()
             if bad
@@ -117,8 +118,11 @@ class Count:
             for space in ("", "eval"):
                 foreign = [one for one in texts if (one.tenant, one.space) != (tenant, space)][-400:]
                 for some in _pieces(foreign):
-                    asked = {"text": [one.whole for one in some], "return_logp": True}
-                    for one, got in zip(some, self._post("/retrieve_from_text", asked, tenant, space), strict=True):
+                    found = self._post("/retrieve_from_text", _asked(some), tenant, space)
+                    if isinstance(found, tuple):  # pictures that this tenant has not sent
+                        self.counts["refused to others"] += len(some)
+                        continue
+                    for one, got in zip(some, found, strict=True):
                         if one.rid in [turn["request_id"] for turn in got["turns"]] or one.rid in got["request_ids"]:
                             self._ledger.accuse("crossed", f"tenant {tenant}, namespace {space or '-'} gets it", one)
                         self.counts["asked by others"] += 1
@@ -193,6 +197,9 @@ class Count:
             return
         trained = 0
         for one, turn in places:
+            if [image["digest"] for image in _images(one)][: len(entry.images)] != list(entry.images):
+                self._ledger.accuse("wrong", "other images", entry)
+                return
             part = slice(turn["start"], turn["end"])
             before = [*one["prompt_ids"], *one["response_ids"][: turn["start"]]]
             if one["response_ids"][part] != entry.sampled or before != entry.sent:
@@ -211,7 +218,7 @@ class Count:
 
 def check_store(url: str, ledger: Ledger, truth: Truth) -> Counter[str]:
     """Read the whole store: each reply is there once and was sampled by a worker, and `verify` finds nothing."""
-    sampled = {ids for _, ids, _ in truth.chains()}
+    sampled = {ids for _, _, ids, _ in truth.chains()}
     beginnings: defaultdict[int, list[tuple[int, ...]]] = defaultdict(list)
     for ids in sampled:
         beginnings[ids[0] if ids else -1].append(ids)
@@ -247,6 +254,17 @@ def check_store(url: str, ledger: Ledger, truth: Truth) -> Counter[str]:
 
     asyncio.run(opened())
     return counts
+
+
+def _asked(entries: Sequence[Entry]) -> Json:
+    """Return the body of a retrieval of some texts: clients name their pictures."""
+    body: Json = {"text": [one.whole for one in entries], "return_logp": True}
+    return body | ({"image_data": [list(one.images) for one in entries]} if any(one.images for one in entries) else {})
+
+
+def _images(found: Json) -> list[Json]:
+    told = found.get("multi_modal_data")
+    return [] if told is None else list(told["images"])
 
 
 def _pieces(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:

@@ -24,6 +24,7 @@ class Entry:
         parent: the reply that it goes on from.
         saved: what the answer said, in a header or at the end of a stream.
         reasons: of the prompt, as answered; and those of the replies before it.
+        images: the digests of the pictures up to its end, in order.
         prompt, text: what was asked and answered; of a chat without a session, `messages` is what was asked.
         sent, sampled, logprobs, versions: what the answer said of the tokens; of a session what its worker knows.
     """
@@ -50,6 +51,7 @@ class Entry:
     version: str = ""
     finish: str = ""
     messages: list[Any] = field(default_factory=list)
+    images: tuple[str, ...] = ()
 
     @property
     def chain(self) -> list[int]:

@@ -13,6 +13,7 @@ from benchmarks.many_routers.wire import Wire
 from tests.support import debian, templates
 from tests.support.client import call
 from tests.support.engine_server import free_port
+from tests.support.image_vocabularies import image_vocabulary
 from tests.support.programs import Process, Program
 from tests.support.vocabularies import vocabulary
 from worker.options import Role, StreamStyle
@@ -22,6 +23,15 @@ TENANTS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
 ADMIN = "key-of-admin"
 FSYNCS = ("always", "everysec")
 
+_PARTS = """\
+{%- macro said(content) -%}
+{%- if content is string -%}{{ content | trim }}
+{%- else -%}{%- for part in content -%}
+{%- if part.type == 'text' -%}{{ part.text }}{%- else -%}<|vision_start|><|image_pad|><|vision_end|>{%- endif -%}
+{%- endfor -%}{%- endif -%}
+{%- endmacro -%}
+"""
+"""How the model's template writes a message: without blanks at its ends, and with a placeholder for each picture."""
 _BALANCER = """
 global
   maxconn 2000
@@ -65,6 +75,7 @@ class Machines:
         *,
         apart: bool = False,
         ranks: int = 1,
+        images: bool = False,
     ) -> None:
         """Make them.
 
@@ -72,7 +83,9 @@ class Machines:
             store: `sqlite` or `redis`.
             apart: the workers only decode, and there are as many that prefill.
             ranks: data-parallel ranks of each worker.
+            images: the model sees.
         """
+        self._model = image_vocabulary("qwen") if images else vocabulary("qwen")
         self._entered = contextlib.ExitStack()
         self._folder, self._flags = folder, flags
 
@@ -80,7 +93,7 @@ class Machines:
             styles: tuple[StreamStyle, ...] = ("cumulative", "incremental")
             given: dict[str, Any] = {"token_delay": 0.002, "disaggregation_mode": role, "dp_size": ranks}
             return [
-                EmbeddedWorker(vocabulary("qwen"), stream_style=style, seed=number, **given)
+                EmbeddedWorker(self._model, stream_style=style, seed=number, **given)
                 for number, style in enumerate(styles)
             ]
 
@@ -149,8 +162,8 @@ class Machines:
             store = f"redis://127.0.0.1:{self.wires[number].port}/0"
         # Replies often begin with a blank, so their texts alone do not bring their tokens back.
         template = self._folder / "trims.jinja"
-        template.write_text(templates.source("qwen2_5").replace("message.content", "(message.content | trim)"))
-        flags = ["--tokenizer-path", str(vocabulary("qwen")), "--chat-template", str(template), "--store", store]
+        template.write_text(_PARTS + templates.source("qwen2_5").replace("message.content", "said(message.content)"))
+        flags = ["--tokenizer-path", str(self._model), "--chat-template", str(template), "--store", store]
         flags += [word for tenant, key in TENANTS.items() for word in ("--api-key", f"{tenant}:{key}")]
         flags += ["--admin-key", ADMIN, "--verify-rate", "0", "--abort-retry-wait", "0.2"]
         flags += ["--radix-max-tokens", "40000", "--shutdown-grace", "10"]

@@ -2,9 +2,9 @@
 
 `python -m benchmarks.many_routers.run --store redis --minutes 10`: three routers behind HAProxy, a store, two workers that
 sample tokens whose text no tokenizer would encode so, and clients with conversations as text (plain, streamed, in batches,
-several samples, aborted, left) and in sessions (OpenAI's and Anthropic's dialect in turns). Processes are killed with SIGKILL
-and stopped with SIGSTOP; connections to Redis are cut, delayed, held back, and lose answers. At the end, a router that has
-seen nothing is asked for all of it, and the store is read as a whole.
+several samples, aborted, left) and in sessions (OpenAI's and Anthropic's dialect in turns); with `--images` they show
+pictures. Processes are killed with SIGKILL and stopped with SIGSTOP; connections to Redis are cut, delayed, held back, and
+lose answers. At the end, a router that has seen nothing is asked for all of it, and the store is read as a whole.
 
 Nothing that was answered may be lost, doubled, wrong, or seen by another tenant. What was told to be unsaved has to be there
 once the store is back. The exit status is 1 otherwise, and the shortest story of each fault is printed.
@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class Plan:
         flags: further flags of the routers.
         apart: prefill and decode workers, two of each.
         ranks: data-parallel ranks of each worker.
+        images: the model sees, and clients show it pictures.
     """
 
     store: str = "sqlite"
@@ -56,6 +57,7 @@ class Plan:
     flags: Sequence[str] = ()
     apart: bool = False
     ranks: int = 1
+    images: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,23 @@ class Result:
         return "\n".join(f"{count:>8,}  {what}" for what, count in sorted(self.counts.items()))
 
 
-def run(plan: Plan, folder: Path, progress: float = 30.0) -> Result:
-    """Run the routers, clients and faults, then count. All files are below `folder`."""
+def run(
+    plan: Plan, folder: Path, progress: float = 30.0, plant: Callable[[Ledger, str], None] = lambda _, __: None
+) -> Result:
+    """Run the routers, clients and faults, then count. All files are below `folder`.
+
+    `plant` is called before the count, with the ledger and the store's URL: what it breaks, the count has to find.
+    """
     ledger = Ledger()
-    made = Machines(plan.store, folder, plan.routers, plan.fsync, plan.flags, apart=plan.apart, ranks=plan.ranks)
+    made = Machines(
+        *(plan.store, folder, plan.routers, plan.fsync, plan.flags),
+        apart=plan.apart,
+        ranks=plan.ranks,
+        images=plan.images,
+    )
     with made as machines:
         truth = Truth(machines.workers)
-        shared = Shared(machines.url, ledger, truth)
+        shared = Shared(machines.url, ledger, truth, images=plan.images)
         clients = [Client(shared, number, plan.seed) for number in range(plan.clients)]
         faults = Faults(machines, ledger, plan.seed)
         with _threads([*(one.run for one in clients), faults.run], [shared.stopping.set, faults.stop]) as threads:
@@ -88,6 +100,7 @@ def run(plan: Plan, folder: Path, progress: float = 30.0) -> Result:
             threads[-1].join(60)
             shared.stopping.set()
             machines.heal()
+            plant(ledger, machines.store)
         if died:
             ledger.accuse("wrong", f"threads of the harness itself ended: {died}")
         fresh = machines.router("fresh")
@@ -153,6 +166,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--folder", type=Path, help="where logs and the store stay")
     found.add_argument("--apart", action="store_true", help="prefill and decode workers, two of each")
     found.add_argument("--ranks", type=int, default=1, help="data-parallel ranks of each worker")
+    found.add_argument("--images", action="store_true", help="a model that sees, and clients that show it pictures")
     found.add_argument("flags", nargs="*", help="further flags of the routers, behind --")
     return found
 
@@ -161,7 +175,7 @@ def main() -> int:
     """Run what the command line says."""
     args = parser().parse_args()
     given = (args.store, args.minutes, args.routers, args.clients, args.fsync, args.seed, args.flags)
-    plan = Plan(*given, apart=args.apart, ranks=args.ranks)
+    plan = Plan(*given, apart=args.apart, ranks=args.ranks, images=args.images)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
