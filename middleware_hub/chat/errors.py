@@ -178,8 +178,9 @@ def _message(body: bytes | str) -> str:
     try:
         found: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        text = body if isinstance(body, str) else body.decode("utf-8", "replace")
-        return text[:_EXCERPT] or "no reason given"
+        found = body if isinstance(body, str) else body.decode("utf-8", "replace")
     while isinstance(found, dict):
-        found = found.get("error", found.get("message", found.get("detail")))
-    return str(found)[:_EXCERPT]
+        found = next((found[name] for name in ("error", "message", "detail") if found.get(name) is not None), None)
+    if not isinstance(found, str | None):
+        found = msgspec.json.encode(found).decode()  # the `detail` of FastAPI's 422 is a list
+    return (found or "")[:_EXCERPT] or "no reason given"

@@ -31,6 +31,23 @@ def test_a_requests_own_fault_stays_a_400_and_the_workers_is_a_5xx(status: int, 
 
 
 @pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"", "no reason given"),
+        (b"null", "no reason given"),
+        (b"{}", "no reason given"),
+        (b'{"error": null}', "no reason given"),
+        (b'{"error": {"code": 429}}', "no reason given"),
+        (b'{"error": null, "message": "full"}', "full"),
+        (b'{"detail": [{"loc": ["body", "n"], "msg": "too many"}]}', '[{"loc":["body","n"],"msg":"too many"}]'),
+        (b"plain", "plain"),
+    ],
+)
+def test_a_worker_without_words_is_never_quoted_as_none(body: bytes, told: str) -> None:
+    assert refusal(429, body).message == told
+
+
+@pytest.mark.parametrize(
     ("said", "prompt", "completion"),
     [
         # SGLang 0.5.23
