@@ -7,13 +7,14 @@ written out here, because they do not set one field: `--version`, `--no-sessions
 from __future__ import annotations
 
 import argparse
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from router.config import MOVED, RADIX_TREE_MIDDLEWARE, SESSIONS_MIDDLEWARE, RouterConfig, SessionsConfig, WorkersConfig
 from router.config.flag import FlagSpec, Section, flag_of
@@ -217,6 +218,8 @@ def _made(config: Any, given: Mapping[str, Any], path: str = "", **values: Any) 
             value = given[dest]
             if dest == "store.url":
                 value = store_address(value)
+            if dest == "radix.tokenizer_path":
+                value = tokenizer_path(value)
             if isinstance(value, list):
                 value = _LISTS.get(dest, tuple)(value)
             values[field.name] = value if flag.scale == 1 else value / flag.scale
@@ -236,6 +239,28 @@ def _prefill_workers(given: Sequence[str]) -> tuple[Any, ...]:
         elif value != "none":
             found[-1] = (found[-1][0], int(value))
     return tuple(found)
+
+
+def tokenizer_path(given: str) -> str:
+    """Return the path of a tokenizer, which may have the name of one that demo workers have. Raises BadRequestError.
+
+    A folder of this name comes first.
+    """
+    function = _DEMO_TOKENIZERS.get(given)
+    if function is None or Path(given).is_dir():
+        return given
+    try:
+        shipped = importlib.import_module(_DEMO_MODULE)
+    except ModuleNotFoundError as error:
+        raise BadRequestError(
+            f"--tokenizer-path {given} is the tokenizer of the demo workers, which are in a package of their own, tito-worker: "
+            "pip install tito-worker, or in a clone pip install ./worker"
+        ) from error
+    return str(getattr(shipped, function)())
+
+
+_DEMO_MODULE: Final = "worker.models.ngram"
+_DEMO_TOKENIZERS: Final = {"demo": "shipped_tokenizer", "demo-images": "shipped_image_tokenizer"}
 
 
 def store_address(given: str) -> str:

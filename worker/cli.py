@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 COMMAND = "tito-router demo-worker"
 _PACE = 200  # tokens per second
+_ALIASES = {str(shipped_tokenizer()): "demo", str(shipped_image_tokenizer()): "demo-images"}
+"""What `tito-router --tokenizer-path` calls the shipped tokenizers."""
 
 _DESCRIPTION = """\
 A worker without a GPU and without an engine that behaves as SGLang does, or as vLLM. With its own tokenizer it is a
@@ -27,7 +29,7 @@ with noise, which is almost always spelled in a way that no tokenizer would choo
 """
 _EXAMPLES = """\
 examples:
-  a worker; its log has the line that starts a router in front of it:
+  a worker; it prints the line that starts a router in front of it:
     {prog} &
 
   one that speaks vLLM's API:
@@ -164,7 +166,10 @@ def main(argv: Sequence[str] | None = None, prog: str = COMMAND) -> NoReturn:
     except OSError as error:
         flags.exit(1, f"{flags.prog}: error: cannot listen on {args.host}:{args.port}: {error.strerror or error}\n")
     logger.info("listening on %s, tokenizer %s", worker.url, worker.tokenizer_path)
-    logger.info("a router: tito-router --tokenizer-path %s --worker-urls %s", worker.tokenizer_path, worker.url)
+    # Whatever the level of the log is: a worker that says nothing leaves its user to look for its tokenizer.
+    tokenizer = _ALIASES.get(str(worker.tokenizer_path), worker.tokenizer_path)
+    sys.stderr.write(f"a router: tito-router --tokenizer-path {tokenizer} --worker-urls {worker.url}\n")
+    sys.stderr.flush()
     while not over.wait(1):
         pass  # without an end to the wait this thread does not see a signal that another one has taken
     worker.__exit__()

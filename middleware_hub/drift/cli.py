@@ -27,6 +27,7 @@ from tokenizers import Tokenizer as Backend
 from middleware_hub.tokenizer.loaded import load
 from router.engines.json import JSON_ERRORS
 from router.errors import BadRequestError
+from router.flags import tokenizer_path
 
 MAX_ID: Final = 2**31 - 1
 
@@ -244,7 +245,7 @@ def _run(args: argparse.Namespace) -> int:
             replies = list(read_log(file))
     if not replies:
         raise BadRequestError(f"--text-log {args.text_log}: there is no reply in it")
-    _, backend = load(args.tokenizer, trust_remote_code=args.trust_remote_code)
+    _, backend = load(tokenizer_path(args.tokenizer), trust_remote_code=args.trust_remote_code)
     found = sorted(drifts(replies, backend), key=lambda one: one.reply.line)
     sys.stdout.write(report(found, args.examples))
     if args.parquet:

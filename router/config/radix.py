@@ -19,7 +19,10 @@ class RadixConfig(Section):
     TITLE = "the memory of tokens"
 
     tokenizer_path: str | None = flag(
-        "--tokenizer-path", None, "the workers' tokenizer; required to remember tokens", metavar="DIR-or-hub-id"
+        "--tokenizer-path",
+        None,
+        "the workers' tokenizer; required to remember tokens. That of demo workers is called demo, with images demo-images",
+        metavar="DIR-or-hub-id",
     )
     tokenizer_backend: TokenizerBackend = flag(
         "--tokenizer-backend",

@@ -51,10 +51,12 @@ def test_serve_leaves_it_running_and_its_lines_work(tmp_path: Path) -> None:
         assert trajectory["exact"]
         sampled = [token for token, own in zip(trajectory["tokens"], trajectory["loss_mask"], strict=True) if own]
         assert sampled == answers[0]["output_ids"] + answers[1]["output_ids"]
-    with _serve(tmp_path / "kept") as (port, _):  # the store has the workers of the first run, which are gone
+    with _serve(tmp_path / "kept") as (port, lines):  # the store has the workers of the first run, which are gone
         told = call(f"http://127.0.0.1:{port}/update_weight_version", {"new_version": "1", "abort_all_requests": False})
         assert told.json()["message"] == "2 of 2 workers did it"
         (router,) = [pid for pid, words in _processes_of(port) if "demo" not in words]
+        (command,) = [line.split() for line in lines if line.startswith("kill ")]
+        assert command[:3] == ["kill", "-9", str(router)]
         os.kill(router, signal.SIGKILL)
         until(lambda: {pid for pid, words in _processes_of(port) if "demo" not in words} - {router})
         until(lambda: _listens(port))

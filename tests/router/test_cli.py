@@ -33,6 +33,7 @@ from router.flags import config_from_args, parser
 from tests.router.conftest import DONE, GatedWorker
 from tests.support.serving import serving
 from tests.support.usual import usual
+from worker.models.ngram import shipped_image_tokenizer, shipped_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PLAIN = ("--middleware", "none", "--port", "0")
@@ -140,6 +141,30 @@ def test_every_flag_arrives() -> None:
     assert (made.radix.force_logprobs, made.radix.add_special_tokens) == (False, "never")
     assert made.middlewares == ("a:B", "c:D")
     assert (made.server.log_format, made.trace) == ("json", TraceConfig(enabled=True, endpoint="collector:4318"))
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("demo", shipped_tokenizer()), ("demo-images", shipped_image_tokenizer())]
+)
+def test_the_tokenizers_of_demo_workers_have_names(
+    name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert config("--tokenizer-path", name).radix.tokenizer_path == str(folder)
+    (tmp_path / name).mkdir()  # somebody's own
+    assert config("--tokenizer-path", name).radix.tokenizer_path == name
+
+
+def test_without_the_package_of_the_demos_its_tokenizer_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "worker.models.ngram", None)
+    with pytest.raises(SystemExit) as stop:
+        main(("--tokenizer-path", "demo", "--port", "0"))
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "pip install tito-worker" in line
 
 
 @pytest.mark.parametrize(

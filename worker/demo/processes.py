@@ -59,6 +59,10 @@ class Program:
         """The exit status, negative for a signal; None while the process runs."""
         return self._process.poll()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         """Kill the process with SIGKILL. It is gone when this returns."""
         self._process.kill()
@@ -130,6 +134,11 @@ class Router:
     def status(self) -> int | None:
         """The exit status, negative for a signal; None while the router runs."""
         return self._programs[-1].status
+
+    @property
+    def pid(self) -> int:
+        """That of the router that runs now."""
+        return self._programs[-1].pid
 
     def restart(self) -> None:
         """Kill the router with SIGKILL, whatever it is doing, and start another at the same URL. Raises StartError."""

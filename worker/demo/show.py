@@ -157,6 +157,7 @@ def _serve(out: Console, router: Router, store: Path) -> int:
         _print_curl(out, url, "/generate", body)
         text += reply["text"] + observation
     _print_curl(out, url, "/retrieve_from_text", {"text": text})
+    out.print(f"kill -9 {router.pid}  # the router, which is started again and goes on with its store", highlight=False)
     try:
         out.print("\nCtrl-C ends it.")
         while True:
@@ -164,7 +165,9 @@ def _serve(out: Console, router: Router, store: Path) -> int:
             if (status := router.status) is not None:
                 router.restart()
                 ended = f"status {status}" if status >= 0 else f"signal {-status}"
-                out.print(f"the router ended ({ended}), and was started again: it goes on with its store")
+                out.print(
+                    f"the router ended ({ended}), and was started again, as {router.pid}: it goes on with its store"
+                )
     except KeyboardInterrupt:
         pass
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,10 +41,12 @@ class ReplyScript:
     extra_meta: dict[str, Any] = field(default_factory=dict)  # further keys in its `meta_info`
 
     @classmethod
-    def parse(cls, given: dict[str, Any]) -> ReplyScript:
-        """Read the JSON of `sampling_params.custom_params["script"]`."""
+    def parse(cls, given: dict[str, Any], encode: Callable[[str], Sequence[int]]) -> ReplyScript:
+        """Read the JSON of `sampling_params.custom_params["script"]`. `text`, in place of ids, is encoded."""
         found: dict[str, Any] = {"finish": "eos", **given}
-        return cls(**{**found, "ids": tuple(found.get("ids", ())), "logprobs": tuple(found.get("logprobs", ()))})
+        text = found.pop("text", None)
+        ids = found.get("ids", ()) if text is None else encode(str(text))
+        return cls(**{**found, "ids": tuple(ids), "logprobs": tuple(found.get("logprobs", ()))})
 
 
 FREE = ReplyScript()  # decides nothing

@@ -135,7 +135,7 @@ def admit(
             raise Refused(f"Duplicate request ID detected: {rid}")
         custom = each[number].get("custom_params")
         own = custom.get("script") if isinstance(custom, dict) else None
-        script = ReplyScript.parse(own) if own is not None else FREE
+        script = ReplyScript.parse(own, vocabulary.encode_bare) if own is not None else FREE
         returns = _returns(body, number, len(prompts), batch)
         _check_returns(returns, prompt, vocabulary)
         # With several samples each has an id of its own, and the client's is lost.

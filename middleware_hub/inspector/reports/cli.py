@@ -29,6 +29,7 @@ from middleware_hub.store_cli.rows import Ends
 from middleware_hub.store_cli.selection import Places, Selection, add_places, moment, named
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.errors import BadRequestError, RouterError
+from router.flags import tokenizer_path
 
 _AT_ONCE = 32
 """Sequences that are read in one look-up."""
@@ -70,7 +71,8 @@ async def _run(args: argparse.Namespace) -> int:
         raise BadRequestError(f"--out {args.out}: the name of a report ends with .html or .json")
     tokenizer = None
     if args.tokenizer_path is not None:
-        tokenizer = Tokenizer.load(args.tokenizer_path, trust_remote_code=args.trust_remote_code)
+        path = tokenizer_path(args.tokenizer_path)
+        tokenizer = Tokenizer.load(path, trust_remote_code=args.trust_remote_code)
     async with opened(args, None if tokenizer is None else tokenizer.fingerprint) as store:
         places = Places(args.tenant, args.lora_path, args.namespace)
         selection = Selection(places, since=args.since or 0, without=await deleted_sessions(store))

@@ -40,6 +40,14 @@ def test_a_request_can_bring_its_own_script(worker: EmbeddedWorker) -> None:
     assert [entry[0] for entry in reply["meta_info"]["output_token_logprobs"]] == [-0.5, -0.25]
 
 
+def test_the_script_of_a_request_may_be_a_text(worker: EmbeddedWorker) -> None:
+    """It is encoded by the worker's own tokenizer, and ends as the model would end it."""
+    reply = generate(worker, sampling_params={"custom_params": {"script": {"text": "I look.\n"}}})
+    assert reply["text"] == "I look.\n"
+    assert reply["output_ids"][:-1] == worker.vocabulary.encode_bare("I look.\n")
+    assert reply["meta_info"]["finish_reason"]["type"] == "stop"
+
+
 @pytest.mark.parametrize(
     ("body", "shape"),
     [
