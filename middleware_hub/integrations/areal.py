@@ -17,10 +17,9 @@ import torch
 
 from middleware_hub.client.asynchronous import AsyncSession
 from middleware_hub.client.errors import UnknownReplyError
-from middleware_hub.client.operations import SessionOptions, check_options
 from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.integrations.response import response_of
-from middleware_hub.integrations.rollout import as_number, client_for
+from middleware_hub.integrations.rollout import as_number, check_session_options, client_for, result_of
 from middleware_hub.integrations.samples import Agent
 from middleware_hub.integrations.versions import require
 
@@ -55,7 +54,7 @@ class SessionWorkflow(RolloutWorkflow):
         roots: `head`: the agent's task alone; `all`: also what it asked beside it, such as titles.
         options: further fields of a session: `response_budget`, `lora_path`, `chat_template_kwargs`, ...
 
-    Raises TypeError for an unknown option.
+    Raises TypeError for an unknown option, or one that is each rollout's own, such as `sampling_params`.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class SessionWorkflow(RolloutWorkflow):
         roots: str = "head",
         **options: Any,
     ) -> None:
-        check_options(options, SessionOptions)
+        check_session_options(options)
         self.router = router
         self.agent = agent
         self.sampling = dict(sampling or {})
@@ -94,7 +93,7 @@ class SessionWorkflow(RolloutWorkflow):
                     request_kwargs={},  # the session has the parameters
                     metadata={**data, "session_id": session.id},
                 )
-                said = await work or {}
+                said = await result_of(work)
             except Exception:
                 logger.warning("an episode is rejected, its agent failed", exc_info=True)
                 return None

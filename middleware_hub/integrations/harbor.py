@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -306,8 +307,14 @@ def _addressed(given: dict[str, Any], url: str) -> tuple[dict[str, Any], bool]:
 
 
 def _reward_info(rewards: dict[str, float | int] | None) -> dict[str, Any]:
-    """Return the verifier's rewards as a session keeps them: `reward` is the number that groups know."""
-    found: dict[str, Any] = dict(rewards or {})
+    """Return the verifier's rewards as a session keeps them: `reward` is the number that groups know.
+
+    JSON has no number that is not finite: it becomes a text, such as `nan`, which is no reward.
+    """
+    found: dict[str, Any] = {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in (rewards or {}).items()
+    }
     if "reward" not in found and len(found) == 1:
         found["reward"] = next(iter(found.values()))
     return found

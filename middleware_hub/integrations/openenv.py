@@ -1,7 +1,8 @@
 """OpenEnv: agents that own their loop, recorded in sessions of the router, with the exact tokens of every turn.
 
     def agent(run):                                     # any agent, with any SDK; it may be a program of its own
-        return subprocess.run(["my-agent"], env={"OPENAI_BASE_URL": run.base_url, "OPENAI_API_KEY": run.key}).returncode
+        own = {"OPENAI_BASE_URL": run.base_url, "OPENAI_API_KEY": run.key}
+        return subprocess.run(["my-agent"], env={**os.environ, **own}).returncode
 
     factory = partial(RecordedSessionFactory, "http://10.0.0.9:30000", agent, environments)
     worker = HarnessRolloutWorker(harness_session_factory=factory, ...)         # TRL's asynchronous GRPO
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from threading import Thread
 from typing import Any
 
 from middleware_hub.client.errors import RouterClientError, not_usable
@@ -78,8 +80,19 @@ class RecordedSession(ResourceSession):
         self.environment = environment
         self._session = session
         self._roots = roots
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="agent")
-        self._done = self._thread.submit(agent, self)
+        self._done: Future[int] = Future()
+        # A daemon, unlike the threads of an executor: an agent that never ends does not hold up the end of the process.
+        Thread(target=self._run, args=(agent,), name="agent", daemon=True).start()
+
+    def _run(self, agent: Agent) -> None:
+        try:
+            code = agent(self) or 0
+        except SystemExit as error:  # the agent's program is at its end, and not the trainer's
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except Exception:
+            logger.warning("an agent failed", exc_info=True)
+            code = 1
+        self._done.set_result(code)
 
     def initial_messages(self) -> list[dict[str, Any]]:
         return list(self.environment.initial_messages())
@@ -91,17 +104,8 @@ class RecordedSession(ResourceSession):
         return self.environment.call_tool(name, arguments)
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
-        """Wait until the agent is done; return its exit code, 1 if it raised. Raises TimeoutError."""
-        try:
-            code = self._done.result(timeout_s)
-        except TimeoutError:
-            if not self._done.done():
-                raise
-            code = 1  # the agent's own
-        except Exception:
-            logger.warning("an agent failed", exc_info=True)
-            code = 1
-        return code or 0
+        """Wait until the agent is done; return its exit code, 1 if it raised, that of its `sys.exit`. Raises TimeoutError."""
+        return self._done.result(timeout_s)
 
     def fetch_training_trace(self) -> TrainingTrace:
         """End the session; return its turns as OpenEnv's trainers take them. May be called again.
@@ -111,15 +115,17 @@ class RecordedSession(ResourceSession):
         return training_trace(self._session.finalize(roots=self._roots, export_all_checkpoints=True))
 
     def verify(self, transcript: list[dict[str, Any]], final_state: Any | None = None) -> Any:
-        """Return what the environment says of the run. Its reward goes into the session, too."""
+        """Return what the environment says of the run. Its reward goes into the session, too, as far as there is one."""
         found = self.environment.verify(transcript, final_state)
         if found.env_reward is not None:
-            self._session.reward({"reward": float(found.env_reward)})
+            try:
+                self._session.reward({"reward": float(found.env_reward)})
+            except (RouterClientError, ValueError) as error:  # it has expired or is closed, or the reward is not finite
+                logger.warning("the session of a run does not get its reward %s: %s", found.env_reward, error)
         return found
 
     def close(self) -> None:
         """End the environment, and forget the session: calls that the agent still makes fail."""
-        self._thread.shutdown(wait=False)
         try:
             self._session.delete()
         except RouterClientError as error:  # it has expired, or the router is gone

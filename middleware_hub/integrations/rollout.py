@@ -20,7 +20,7 @@ from middleware_hub.client.asynchronous import AsyncClient, AsyncConversation, A
 from middleware_hub.client.conversation import Transcript
 from middleware_hub.client.errors import RefusedError
 from middleware_hub.client.images import Image
-from middleware_hub.client.operations import SessionOptions
+from middleware_hub.client.operations import SessionOptions, check_options
 from middleware_hub.client.wire import Reply, Retries
 
 Observation = str | tuple[str, Sequence[Image]]
@@ -163,6 +163,31 @@ class RolloutGroup:
 def as_number(reward: object) -> float | None:
     """Return a reward as a float, also one of numpy's; None if it is no number, or not finite."""
     return float(reward) if isinstance(reward, Real) and math.isfinite(reward) else None
+
+
+async def result_of(work: object) -> Mapping[str, Any]:
+    """Wait for an agent's work, and return its dictionary; empty for None.
+
+    Raises what the agent raises, TypeError for a result of another type, and RuntimeError in place of `sys.exit`: an agent that
+    ends its program must not end the trainer's.
+    """
+    try:
+        found = await work if inspect.isawaitable(work) else work
+    except SystemExit as error:
+        raise RuntimeError(f"the agent ended its program: sys.exit({error.code!r})") from error
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise TypeError(f"an agent returns a dictionary, with its `reward`, and not {found!r:.100}")
+    return found
+
+
+def check_session_options(options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an unknown option, and for one that is the plug's own: it would have no effect, or a wrong one."""
+    check_options(options, SessionOptions)
+    for name in ("session_id", "sampling_params", "pin", "group_id", "group_size"):
+        if name in options:
+            raise TypeError(f"`{name}` cannot be given here: it is that of each rollout")
 
 
 _CLIENTS: dict[tuple[str, str | None], AsyncClient] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,15 @@ from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.client.wire import Reply
 from middleware_hub.integrations.images import Seen, seen_of
 from middleware_hub.integrations.response import LOST, NOTHING, Replayed, Response, response_of
-from middleware_hub.integrations.rollout import KV_SALT, RolloutGroup, RolloutProgress, Rules, as_number, talk
+from middleware_hub.integrations.rollout import (
+    KV_SALT,
+    RolloutGroup,
+    RolloutProgress,
+    Rules,
+    as_number,
+    result_of,
+    talk,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -246,23 +253,19 @@ async def _run_agent(job: SampleJob, agent: Agent, session: AsyncSession) -> tup
         request_kwargs={**_openai_names(job.sampling), **more},
         metadata=metadata,
     )
-    task = asyncio.ensure_future(work) if inspect.isawaitable(work) else asyncio.ensure_future(_said(work))
+    task = asyncio.ensure_future(result_of(work))
     try:
         while not task.done():
             await asyncio.wait([task], timeout=POLL)
             if job.stopped() and not task.done():
                 return {}, True
         try:
-            return dict(task.result() or {}), False
+            return dict(task.result()), False
         except (Exception, asyncio.CancelledError) as error:  # the agent's own, because its task is done
             logger.warning("the agent of sample %s failed", job.sample.index, exc_info=True)
             return {"agent_error": repr(error)}, False
     finally:
         task.cancel()
-
-
-async def _said(value: Any) -> Any:
-    return value
 
 
 def _fill(job: SampleJob, sample: Any, given: Seen, earlier: frozenset[str]) -> None:

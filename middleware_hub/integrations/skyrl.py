@@ -20,10 +20,9 @@ from typing import Any
 
 from middleware_hub.client.asynchronous import AsyncClient, AsyncSession
 from middleware_hub.client.errors import UnknownReplyError
-from middleware_hub.client.operations import SessionOptions, check_options
 from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.integrations.response import LOST, NOTHING, Response, response_of
-from middleware_hub.integrations.rollout import as_number, client_for
+from middleware_hub.integrations.rollout import as_number, check_session_options, client_for, result_of
 from middleware_hub.integrations.samples import Agent
 from middleware_hub.integrations.versions import require
 
@@ -111,13 +110,13 @@ class AgentGenerator(GeneratorInterface):
         roots: `head`: the agent's task alone; `all`: also what it asked beside it, such as titles.
         options: further fields of a session: `response_budget`, `lora_path`, `chat_template_kwargs`, ...
 
-    Raises TypeError for an unknown option.
+    Raises TypeError for an unknown option, or one that is each rollout's own, such as `sampling_params`.
     """
 
     def __init__(
         self, router: str, agent: Agent, *, step_wise: bool = False, roots: str = "head", **options: Any
     ) -> None:
-        check_options(options, SessionOptions)
+        check_session_options(options)
         self.router = router
         self.agent = agent
         self.step_wise = step_wise
@@ -171,7 +170,7 @@ class AgentGenerator(GeneratorInterface):
                     request_kwargs={},  # the session has the parameters
                     metadata={**extras, **told, "session_id": session.id},
                 )
-                said = await work or {}
+                said = await result_of(work)
             except Exception as error:
                 logger.warning("the agent of trajectory %s failed", told["trajectory_id"], exc_info=True)
                 failed = repr(error)

@@ -22,7 +22,16 @@ from middleware_hub.client.images import all_sent
 from middleware_hub.client.trajectory import Trajectory
 from middleware_hub.integrations.images import Seen, seen
 from middleware_hub.integrations.response import LOST, NOTHING, Response, response_of
-from middleware_hub.integrations.rollout import EVALUATION, KV_SALT, PATIENT, Act, RolloutProgress, Rules, talk
+from middleware_hub.integrations.rollout import (
+    EVALUATION,
+    KV_SALT,
+    PATIENT,
+    Act,
+    RolloutProgress,
+    Rules,
+    result_of,
+    talk,
+)
 from middleware_hub.integrations.samples import Agent
 from middleware_hub.integrations.versions import require
 
@@ -92,7 +101,7 @@ def agent_rollout(
                 metadata={"session_id": session.id},
             )
             try:
-                fields.update(await work or {})
+                fields.update(await result_of(work))
             except Exception as error:
                 logger.warning("an agent failed", exc_info=True)
                 fields["agent_error"] = repr(error)

@@ -30,6 +30,7 @@ from middleware_hub.integrations.rollout import (
     Rules,
     as_number,
     client_for,
+    result_of,
     talk,
 )
 from middleware_hub.integrations.versions import require
@@ -283,18 +284,19 @@ class SessionAgentLoop(RouterLoop):
         session = await AsyncSession.create(
             client, sampling_params=params, response_budget=budget, group_id=group.id, group_size=group.size
         )
-        said: Mapping[str, Any] | None = None
+        said: Mapping[str, Any] = {}
         kept = False
         began = time.monotonic()
         try:
             metadata = {name: value for name, value in kwargs.items() if name != "raw_prompt"}
-            said = await self.agent(
+            work = self.agent(
                 base_url=session.anthropic_base_url,
                 prompt=list(kwargs["raw_prompt"]),
                 request_kwargs={},  # the session has the parameters
                 metadata={**metadata, "session_id": session.id},
             )
-            if group.id is not None and (reward := as_number((said or {}).get("reward"))) is not None:
+            said = await result_of(work)
+            if group.id is not None and (reward := as_number(said.get("reward"))) is not None:
                 await session.reward({"reward": reward})
             found = (await session.finalize(roots=self.roots, media="inline")).trajectories
             kept = group.id is not None  # for the trainer that claims it
@@ -310,7 +312,7 @@ class SessionAgentLoop(RouterLoop):
         outputs = []
         for one, given in zip(found, await self._seen(found), strict=True):
             output = self._output(given, len(one.turns), seconds, kwargs)
-            score = (one.details.get("reward_info") or {}).get("score", (said or {}).get("reward"))
+            score = (one.details.get("reward_info") or {}).get("score", said.get("reward"))
             output.reward_score = None if score is None else float(score)
             output.extra_fields["reward_extra_info"] = {}
             outputs.append(output)

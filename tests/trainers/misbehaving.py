@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import aiohttp
@@ -11,7 +12,7 @@ async def misbehave(base_url: str, how: str, prompt: Any) -> None:
     """Do what `how` names, if it is among these.
 
     `inexact`: a turn whose parent nobody knows. `scored`: the agent's own reward, 0.25. `lost`: the session is deleted.
-    `raises`: the agent fails.
+    `raises`: the agent fails. `exits`: it ends the process, as the main function of a program does.
     """
     http = aiohttp.ClientSession()
     async with http:
@@ -27,3 +28,5 @@ async def misbehave(base_url: str, how: str, prompt: Any) -> None:
                 assert answer.status == 200
     if how == "raises":
         raise RuntimeError("it cannot")
+    if how == "exits":
+        sys.exit(3)

@@ -52,6 +52,8 @@ async def agent(base_url: str, prompt: Any, request_kwargs: dict[str, Any], meta
         else:
             messages += [reply["choices"][0]["message"], {"role": "user", "content": "Go on."}]
     await misbehave(base_url, how, prompt)
+    if how == "number":
+        return 1.0  # in place of a dictionary with it
     return None if how in ("scored", "no_reward") else {"reward": 1.0}
 
 
@@ -133,7 +135,7 @@ async def _alone(workflow: Any, data: dict[str, Any]) -> Any:
         await close_clients()
 
 
-@pytest.mark.parametrize("how", ["raises", "no_reward", "inexact", "silent", "lost"])
+@pytest.mark.parametrize("how", ["raises", "exits", "number", "no_reward", "inexact", "silent", "lost"])
 def test_what_must_not_be_trained_on_is_rejected(plug: Any, numbered: Stack, how: str) -> None:
     executor, workflow = Executor(), plug.SessionWorkflow(numbered.url, agent, sampling=SAMPLING)
     assert executor.run(workflow, how) == [None]
@@ -159,6 +161,8 @@ def test_evaluations_are_apart(plug: Any, numbered: Stack, monkeypatch: pytest.M
 def test_mistakes_are_told(plug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="responce_budget"):
         plug.SessionWorkflow("http://h:1", agent, responce_budget=9)
+    with pytest.raises(TypeError, match="`sampling_params` cannot be given"):
+        plug.SessionWorkflow("http://h:1", agent, sampling_params={})
     from middleware_hub.client.trajectory import Trajectory, Turn, VersionRun
 
     run, turn = VersionRun("default", 1, 2), Turn("a", 1, 2, "default", "stop")

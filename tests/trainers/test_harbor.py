@@ -365,6 +365,7 @@ def test_rewards_and_addresses(plugin: ModuleType) -> None:
     assert plugin._reward_info(None) == {}
     assert plugin._reward_info({"pass": 0.5}) == {"pass": 0.5, "reward": 0.5}
     assert plugin._reward_info({"a": 1, "b": 0}) == {"a": 1, "b": 0}
+    assert plugin._reward_info({"pass": float("nan"), "b": 1}) == {"pass": "nan", "b": 1}
     url = "http://r/sessions/s"
     assert plugin._addressed({"x": ["{session_url}/v1"], "n": 1}, url) == ({"x": [f"{url}/v1"], "n": 1}, True)
     assert plugin._addressed({"x": "y"}, url) == ({"x": "y"}, False)

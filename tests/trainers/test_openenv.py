@@ -174,21 +174,47 @@ def test_everything_is_in_it_when_it_is_asked_for(plug: Any, factory: Any, serve
 
 def test_an_agent_that_takes_too_long_or_fails(plug: Any, factory: Any, served: Stack) -> None:
     """What it has sampled by then is in the trace."""
-    go = threading.Event()
+    asked, go = threading.Event(), threading.Event()
 
     def slow(run: Any) -> int:
         with openai.OpenAI(base_url=run.base_url, api_key=run.key) as client:
             client.chat.completions.create(model="m", messages=SYSTEM, max_tokens=4)  # type: ignore[call-overload]
+        asked.set()
         go.wait(60)
         raise RuntimeError("it cannot")
 
     run = factory(served.url, slow, Environments(plug)).create("t")
+    assert asked.wait(60)
     with pytest.raises(TimeoutError):
-        run.wait_for_completion(1.5)
+        run.wait_for_completion(0.01)
+    (thread,) = [one for one in threading.enumerate() if one.name == "agent"]
+    assert thread.daemon, "an agent that never ends must not hold up the end of the trainer's process"
     assert len(run.fetch_training_trace().turns) == 1
     go.set()
     assert run.wait_for_completion(60) == 1
     run.close()
+
+
+@pytest.mark.parametrize(("ended", "code"), [(None, 0), (0, 0), (3, 3), ("it cannot", 1)])
+def test_an_agent_may_end_its_program(plug: Any, factory: Any, served: Stack, ended: Any, code: int) -> None:
+    """The main function of a program calls `sys.exit`, which must not end the trainer's."""
+    run = factory(served.url, lambda _run: sys.exit(ended), Environments(plug)).create("t")
+    assert run.wait_for_completion(60) == code
+    run.close()
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), 0.5])
+def test_a_reward_that_the_session_cannot_have_is_still_the_environments(
+    plug: Any, factory: Any, served: Stack, reward: float
+) -> None:
+    """It is no number of JSON's, or comes after the session was closed."""
+    run = factory(served.url, talks, Environments(plug, reward=reward)).create("t")
+    assert run.wait_for_completion(60) == 0
+    assert str(run.verify([]).env_reward) == str(reward)
+    shown = served.get(f"/sessions/{run.base_url.split('/')[-2]}").json()
+    assert shown["reward_info"] == ({"reward": 0.5} if reward == 0.5 else {})
+    run.close()
+    assert str(run.verify([]).env_reward) == str(reward)
 
 
 def test_a_turn_that_is_not_exact_is_context(plug: Any, factory: Any, served: Stack) -> None:

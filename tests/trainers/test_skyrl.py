@@ -285,12 +285,14 @@ def test_without_steps_the_other_branches_are_left_out_and_told(plug: Any, serve
     assert trainer.metrics["generate/sequences_left_out"] == 1
 
 
-async def breaks(base_url: str, prompt: Any, request_kwargs: Any, metadata: dict[str, Any]) -> dict[str, Any] | None:
+async def breaks(base_url: str, prompt: Any, request_kwargs: Any, metadata: dict[str, Any]) -> Any:
     """Fails in the way that the task names, or does not."""
     how = metadata["task"]
     if how not in ("silent", "inexact"):
         await ask(base_url, prompt)
     await misbehave(base_url, how, prompt)
+    if how == "number":
+        return 1.0  # in place of a dictionary with it
     return {} if how == "no_reward" else {"reward": 1.0}
 
 
@@ -301,6 +303,8 @@ def test_what_must_not_be_trained_on_has_no_loss(plug: Any, served: Stack) -> No
         "whole": [],
         "scored": [],
         "raises": ["no_reward"],
+        "exits": ["no_reward"],
+        "number": ["no_reward"],
         "no_reward": ["no_reward"],
         "inexact": ["unknown_parent"],
         "silent": ["nothing_sampled"],
@@ -313,11 +317,11 @@ def test_what_must_not_be_trained_on_has_no_loss(plug: Any, served: Stack) -> No
         assert told["reasons"] == reasons, how
         assert any(output["loss_masks"][at]) == (how in ("whole", "scored"))
         assert len(output["loss_masks"][at]) == len(output["response_ids"][at]) == len(output["rollout_logprobs"][at])
-        assert ("agent_error" in told) == (how == "raises")
+        assert ("agent_error" in told) == (how in ("raises", "exits", "number")), how
     assert check(worker, output, 0) > 0
     assert check(worker, output, 1) > 0
-    assert output["rewards"] == [1.0, 0.25, 0.0, 0.0, 1.0, 1.0, 1.0]
-    assert trainer.metrics["generate/rows_not_trained_on"] == 5
+    assert output["rewards"] == [1.0, 0.25, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0]
+    assert trainer.metrics["generate/rows_not_trained_on"] == 7
     assert served.get("/sessions").json()["sessions"] == []
 
 
@@ -347,6 +351,9 @@ def test_evaluations_are_apart(plug: Any, served: Stack, monkeypatch: pytest.Mon
 def test_mistakes_are_told(plug: Any, served: Stack) -> None:
     with pytest.raises(TypeError, match="responce_budget"):
         plug.AgentGenerator(served.url, agent, responce_budget=9)
+    for name in ("session_id", "sampling_params", "pin", "group_id"):
+        with pytest.raises(TypeError, match=f"`{name}` cannot be given"):
+            plug.AgentGenerator(served.url, agent, **{name: None})
     with pytest.raises(ValueError, match="trajectory_ids"):
         asyncio.run(plug.AgentGenerator(served.url, agent, step_wise=True).generate(batch("a 1", trajectory_ids=None)))
 
