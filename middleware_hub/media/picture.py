@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64, b2a_base64
+from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
 from typing import Final, NamedTuple
@@ -37,6 +38,13 @@ _SAMPLE: Final = 24
 _SPACE: Final = b" \t\n\v\f\r"
 _STANDARD: Final = bytes.maketrans(b"-_", b"+/")
 """From the letters of base64 for addresses to those of the usual one."""
+
+
+def base64_pieces(data: bytes) -> Iterator[bytes]:
+    """Yield the base64 of a file in pieces, each of which takes a fraction of a millisecond."""
+    view, step = memoryview(data), _STEP // 4 * 3
+    for at in range(0, len(view), step):
+        yield b2a_base64(view[at : at + step], newline=False)
 
 
 class Base64Sample(NamedTuple):
@@ -76,9 +84,7 @@ class Picture(msgspec.Struct, frozen=True, weakref=True):
     def data_url(self) -> bytes:
         """The picture as `data:image/png;base64,...`, encoded at the first call, and kept: each turn sends all again."""
         if self._url is None:
-            data, step = memoryview(self.data), _STEP // 4 * 3
-            pieces = [b2a_base64(data[at : at + step], newline=False) for at in range(0, len(data), step)]
-            force_setattr(self, "_url", b"".join((_head(self.mime), *pieces)))
+            force_setattr(self, "_url", b"".join((_head(self.mime), *base64_pieces(self.data))))
         assert self._url is not None
         return self._url
 

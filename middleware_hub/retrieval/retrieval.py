@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub.media.media import MEDIA_ESTIMATED
-from middleware_hub.media.viewer import Viewer
+from middleware_hub.media.viewer import Viewer, has_files, images_json
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace, Recall
@@ -128,7 +128,19 @@ async def _written(
     heavy: bool, answer: Callable[[], dict[str, Any]], extras: dict[str, Any], lists: Lists | None
 ) -> tuple[list[bytes], tuple[bool, list[str]]]:
     made = {**await offload(heavy, answer), **extras}
-    return await offload(heavy, in_pieces, made, lists), (made["exact"], made["reasons"])
+    return await json_pieces(heavy, made, lists), (made["exact"], made["reasons"])
+
+
+async def json_pieces(heavy: bool, answer: dict[str, Any], lists: Lists | None = None) -> list[bytes]:
+    """Return what `answer_of` returns as pieces of JSON. They are made in a thread if it is `heavy`, or has files of images."""
+    if "multi_modal_data" not in answer:
+        return await offload(heavy, in_pieces, answer, lists)
+    images = answer["multi_modal_data"]["images"]
+    rest = {name: value for name, value in answer.items() if name != "multi_modal_data"}
+    return await offload(
+        heavy or has_files(images),
+        lambda: in_pieces(rest, lists, [b',"multi_modal_data":', *images_json(images)]),
+    )
 
 
 async def with_extras(

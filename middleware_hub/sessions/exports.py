@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, get_args
 from urllib.parse import parse_qs
 
@@ -36,6 +37,8 @@ from router.generate.scorers import Scorers
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList
+from router.http.offload import offload
+from router.http.responses import SEND_BYTES
 
 _FINALIZE_FIELDS = frozenset(
     {"export_all_checkpoints", "shared_turns", "format", "expect_request_ids", "roots", "media"}
@@ -180,7 +183,7 @@ async def _send_export(session: Session, export: _Export, media: Media | None, r
             body = await asyncio.to_thread(lambda: encode(list(found), head))
             start = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *signs(session)]
             await send({"type": "http.response.start", "status": 200, "headers": start})
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await _send_part(send, body)
         client.stop_watching()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     with suppress(SessionOverError, StoreError):  # the session was deleted, or the store does not take the note
@@ -241,16 +244,26 @@ async def _send_json(made: Iterator[bytes], more: HeaderList, send: Send) -> Non
     first = next(pieces)  # an error must come before the head of the reply is out
     headers = [(b"content-type", b"application/json"), *more]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": first, "more_body": True})
-    for piece in pieces:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    for piece in chain((first,), pieces):
+        await _send_part(send, piece)
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    """Send a part of a body, a large one in pieces, between which other requests have their turn."""
+    for at in range(0, len(part), SEND_BYTES):
+        await send({"type": "http.response.body", "body": part[at : at + SEND_BYTES], "more_body": True})
         await asyncio.sleep(0)
 
 
 def _joined(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Join small pieces until they are worth a packet."""
-    held, size = [], 0
+    held, size = list[bytes](), 0
     for piece in pieces:
+        if len(piece) >= _PIECE_BYTES:  # joined to others, it would be copied
+            yield b"".join(held)
+            yield piece
+            held, size = [], 0
+            continue
         held.append(piece)
         size += len(piece)
         if size >= _PIECE_BYTES:
@@ -298,7 +311,7 @@ class SessionSamples:
         finally:
             session.visitors -= 1
         return Built(
-            [Raw(b"".join(trajectory_json(one))) for one in found],
+            await offload(inline, lambda: [Raw(b"".join(trajectory_json(one))) for one in found]),
             bool(found) and all(one.exact for one in found),
             tuple(dict.fromkeys(version for one in found for version, _, _ in one.weight_versions)),
             session.reward_info,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -20,14 +21,18 @@ def encoded(answer: dict[str, Any]) -> bytes:
     return msgspec.json.encode({key: _by_pieces(value) for key, value in answer.items()})
 
 
-def in_pieces(answer: dict[str, Any], lists: Lists | None) -> list[bytes]:
-    """Return an answer as pieces of JSON, of which others that list the same replies have the last one in common."""
+def in_pieces(answer: dict[str, Any], lists: Lists | None, more: Sequence[bytes] = ()) -> list[bytes]:
+    """Return an answer as pieces of JSON, of which others that list the same replies have the last one in common.
+
+    `more`: pieces of further fields, with a comma before each field.
+    """
     names = tuple(answer["request_ids"])
     if lists is None or len(names) < _LONG:
-        return [encoded(answer)]
+        return [encoded(answer)[:-1], *more, b"}"] if more else [encoded(answer)]
     if names not in lists:
         lists[names] = b',"request_ids":%b}' % msgspec.json.encode(names)
-    return [encoded({key: value for key, value in answer.items() if key != "request_ids"})[:-1], lists[names]]
+    rest = {key: value for key, value in answer.items() if key != "request_ids"}
+    return [encoded(rest)[:-1], *more, lists[names]]
 
 
 def _by_pieces(value: Any) -> Any:

@@ -23,7 +23,6 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.retrieval import retrieval
 from middleware_hub.retrieval.retrieval import MANY_TOKENS
 from middleware_hub.retrieval.retrieval_request import RetrievalRequest
-from middleware_hub.spans.answer_json import encoded
 from middleware_hub.spans.chain import INEXACT_TOKENS
 from middleware_hub.spans.media import digests_in
 from middleware_hub.spans.trajectory import SharedMask, flatten, kv_versions
@@ -103,7 +102,7 @@ class Sequences:
             tokens = tokens and INEXACT_TOKENS.isdisjoint(answer["reasons"])
             versions.update((version, None) for version, _, _ in flat.weight_versions)
             caches.update((version, None) for version in kv_versions(flat.turns))
-            answers.append(Raw(await offload(heavy, encoded, answer)))
+            answers.append(Raw(b"".join(await retrieval.json_pieces(heavy, answer))))
             await asyncio.sleep(0)
         return Built(answers, exact, tuple(versions), kv_versions=tuple(caches), exact_tokens=tokens)
 

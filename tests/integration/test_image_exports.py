@@ -13,9 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load
+from starlette.types import Message, Receive, Scope, Send
 
+import tests.support.stack
 from middleware_hub.client import Client, Session, image_part
+from router.app import RouterApp, create_app
 from router.config import StoreConfig
+from router.http.responses import SEND_BYTES
 from tests.middleware_hub.store_cli.running import status
 from tests.support.pictures import digest, picture
 from tests.support.stack import Stack, stack
@@ -66,6 +70,41 @@ def exported(served: Stack, session: Session, form: str, media: str) -> Any:
 def trajectories(served: Stack, session: Session, media: str = "ref") -> list[Json]:
     found: list[Json] = exported(served, session, "json", media).json()["trajectories"]
     return found
+
+
+class LargestParts:
+    """Wraps an application: notes the bytes of the largest part of a reply that it sends at once."""
+
+    def __init__(self, app: RouterApp) -> None:
+        self._app = app
+        self.bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def noted(message: Message) -> None:
+            self.bytes = max(self.bytes, len(message.get("body", b"")))
+            await send(message)
+
+        await self._app(scope, receive, noted)
+
+
+@pytest.mark.parametrize("form", ["json", "atif", "tree", "arrow", "safetensors"])
+def test_files_are_sent_in_parts(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred megabytes of screenshots, sent at once, would hold up all other requests."""
+    wrapped: list[LargestParts] = []
+
+    def measured(*given: Any, **named: Any) -> LargestParts:
+        wrapped.append(LargestParts(create_app(*given, **named)))
+        return wrapped[-1]
+
+    monkeypatch.setattr(tests.support.stack, "create_app", measured)
+    screen = CAT + bytes(3 * SEND_BYTES)
+    with stack("qwen", styles=("cumulative",), folder=shipped_image_tokenizer()) as made:
+        path = f"/sessions/{made.post('/sessions', {}).json()['session_id']}"
+        body = {"messages": [{"role": "user", "content": [image_part(screen)]}], "max_tokens": 4}
+        assert made.post(f"{path}/v1/chat/completions", body).status == 200
+        content = made.get(f"{path}/trajectories?media=inline&format={form}").content
+    assert screen in content or base64.b64encode(screen) in content
+    assert 0 < wrapped[0].bytes <= SEND_BYTES
 
 
 def test_json_has_the_files_only_if_asked(served: Stack, session: Session) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 from msgspec import Raw
 
 from middleware_hub.media.part import IMAGE
+from middleware_hub.media.picture import base64_pieces
 from middleware_hub.sessions.export.trajectories import BranchTrajectory
 from middleware_hub.spans.chain import printed_ids, unpack_logprobs
 from middleware_hub.spans.trajectory import SampledTurn
@@ -66,9 +67,11 @@ def atif_json(trajectory: BranchTrajectory, head: Mapping[str, Any]) -> Iterator
         "extra": _beside(trajectory),
     }
     steps = _Steps(trajectory)
-    opening = _encode(document)[:-1] + b',"steps":['
+    yield _encode(document)[:-1] + b',"steps":['
     for number, step in enumerate(steps, 1):
-        yield (b"," if number > 1 else opening) + _encode({"step_id": number, **step})
+        if number > 1:
+            yield b","
+        yield _encode({"step_id": number, **step})
     yield b"]}"
 
 
@@ -184,11 +187,16 @@ class _Steps:
                 parts.append({"type": "text", "text": part.get("text", "")})
             elif (image := self._images.get(part["digest"])) is not None and image["mime"] in _MIMES:
                 mime, data = image["mime"], image.get("bytes")
-                path = f"/media/{part['digest']}" if data is None else f"data:{mime};base64,{data}"
+                path: str | Raw = f"/media/{part['digest']}" if data is None else _data_url(mime, data)
                 parts.append({"type": "image", "source": {"media_type": mime, "path": path}})
             else:
                 lost.append(part["digest"])
         return parts, lost
+
+
+def _data_url(mime: str, data: bytes) -> Raw:
+    """Return the JSON of a file's data URL. As a string, all of it would be looked through for characters to escape."""
+    return Raw(b"".join((b'"data:%b;base64,' % mime.encode(), *base64_pieces(data), b'"')))
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:

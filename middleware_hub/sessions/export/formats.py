@@ -17,7 +17,6 @@ rewards, versions, ...) is JSON: one string for each trajectory.
 
 from __future__ import annotations
 
-from binascii import a2b_base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
+from middleware_hub.media.viewer import has_files, images_json
 from middleware_hub.sessions.export.atif import as_atif
 from middleware_hub.sessions.export.trajectories import ARRAYS, BranchTrajectory
 from middleware_hub.sessions.export.tree import tree
@@ -50,6 +50,7 @@ def as_json(found: Iterable[BranchTrajectory], head: Mapping[str, Any]) -> Itera
 def trajectory_json(trajectory: BranchTrajectory) -> Iterator[bytes]:
     """Yield one trajectory in pieces."""
     fields = described(trajectory)
+    images = fields.pop("multi_modal_data")
     for name in trajectory.per_token:
         del fields["extra_fields"][name]
     # `extra_fields` comes last and is never empty, so both objects stay open for the long arrays.
@@ -58,7 +59,11 @@ def trajectory_json(trajectory: BranchTrajectory) -> Iterator[bytes]:
         yield b',"%b":%b,"base64":"' % (name.encode(), msgspec.json.encode(array.described())[:-1])
         yield from array.as_base64()
         yield b'"}'
-    yield b"}"
+    yield b'},"multi_modal_data":'
+    if images is None:
+        yield b"null"
+    else:
+        yield from images_json(images["images"])
     for name in ARRAYS:
         numbers = getattr(trajectory, name)
         yield b',"%b":' % name.encode()
@@ -190,12 +195,12 @@ def _spans(trajectory: BranchTrajectory) -> list[dict[str, Any]]:
 def _files(found: Iterable[BranchTrajectory]) -> dict[str, tuple[Mapping[str, Any], bytes]]:
     """Return the images whose files are asked for and held, each once: an entry, and the file."""
     shown = {image["digest"]: image for one in found for image in one.images if image["bytes"] is not None}
-    return {digest: (image, a2b_base64(image["bytes"])) for digest, image in shown.items()}
+    return {digest: (image, image["bytes"]) for digest, image in shown.items()}
 
 
 def _without_files(trajectory: BranchTrajectory) -> BranchTrajectory:
     """Return a trajectory whose images lack their files, which stand elsewhere, once."""
-    if not any(one["bytes"] for one in trajectory.images):
+    if not has_files(trajectory.images):
         return trajectory
     return msgspec.structs.replace(trajectory, images=[{**one, "bytes": None} for one in trajectory.images])
 

@@ -23,8 +23,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Raw
 from numpy.typing import NDArray
 
+from middleware_hub.media.viewer import images_json
 from middleware_hub.sessions.export.trajectories import BranchTrajectory
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.per_token import MISSING
@@ -197,7 +199,7 @@ def _described(node: _Node, number: int, parent: int | None, tout: int) -> dict[
         "generation_id": None if turn is None else turn.request_id,
         "finish": None if turn is None or turn.end != high else turn.span.finish,
         "kv_version": None if turn is None else turn.span.kv_version,
-        **({"multi_modal_data": {"images": images}} if images else {}),
+        **({"multi_modal_data": Raw(b"".join(images_json(images)))} if images else {}),
         **{name: _as_json(array) for name, array in run.rows.items() if (array != MISSING).any()},
     }
 
