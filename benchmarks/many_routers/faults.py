@@ -35,6 +35,8 @@ class Faults:
         kinds: list[Callable[[], None]] = [self._kill_router, self._freeze_router, self._new_weights]
         if self._machines.redis is not None:
             kinds += [self._kill_redis, self._freeze_redis, self._wire, self._wire, self._two]
+        if self._machines.disk is not None:
+            kinds += [self._full_disk]
         while not self._stopping.wait(dice.uniform(*PAUSE)):
             dice.choice(kinds)()
 
@@ -100,6 +102,13 @@ class Faults:
             self._wait(4.0)
         for number in chosen:
             self._machines.wires[number].set("whole")
+        fault.until = self._ledger.now()
+
+    def _full_disk(self) -> None:
+        fault = self._begin("full disk")
+        self._machines.fill()
+        self._wait(3.0)
+        self._machines.empty()
         fault.until = self._ledger.now()
 
     def _two(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
+import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from worker.worker import EmbeddedWorker, LoopThread
 
 TENANTS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
 ADMIN = "key-of-admin"
+_DISK_MEGABYTES = 256
 FSYNCS = ("always", "everysec")
 
 _PARTS = """\
@@ -63,6 +66,7 @@ class Machines:
         workers: those whose replies clients get; `prefills`: beside them, those that prefill.
         routers, redis: processes; redis is None with a store of another kind.
         wires: from each router to Redis.
+        disk: the folder of SQLite's file, on a disk of its own that can be filled; None where this user may mount nothing.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class Machines:
         if store == "redis":
             (folder / "redis").mkdir()
             self.redis = Process("redis", *self._redis(fsync), folder=folder, up="Ready to accept connections")
+        self.disk: Path | None = folder / "store" if store == "sqlite" else None
         self.store = f"redis://127.0.0.1:{self.redis_port}/0" if store == "redis" else f"sqlite:{folder / 'store'}/"
         self.count = routers
         self.wires: list[Wire] = []
@@ -128,6 +133,8 @@ class Machines:
         with contextlib.ExitStack() as stack:
             for worker in (*self.prefills, *self.workers):
                 stack.enter_context(worker)
+            if self.disk is not None and not stack.enter_context(_mounted(self.disk)):
+                self.disk = None
             if self.redis is not None:
                 stack.enter_context(self.redis).wait_until_up()
                 thread = LoopThread("wires", self.workers[0]._options.new_loop)
@@ -172,10 +179,24 @@ class Machines:
             name, *flags, "--worker-urls", *(one.url for one in (*self.prefills, *self.workers)), folder=self._folder
         )
 
+    def fill(self) -> None:
+        """Leave no room on the disk of the store, until `empty`."""
+        assert self.disk is not None
+        with contextlib.suppress(OSError), (self.disk / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(1 << 16))
+
+    def empty(self) -> None:
+        """Make room on the disk of the store again."""
+        assert self.disk is not None
+        (self.disk / "filler").unlink(missing_ok=True)
+
     def heal(self) -> None:
         """Let all machines run, and wait until everything that waits for the store is in it. Raises TimeoutError."""
         for wire in self.wires:
             wire.set("whole")
+        if self.disk is not None:
+            self.empty()
         for process in (*self.routers, *([self.redis] if self.redis else [])):
             if process.alive:
                 process.thaw()
@@ -190,6 +211,21 @@ class Machines:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the store is there, but is not handed all that waits: {waiting}")
             time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def _mounted(folder: Path) -> Iterator[bool]:
+    """Mount a disk of its own at a folder; yield False where this user may not."""
+    folder.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MEGABYTES}m", "tmpfs", str(folder)]
+    mounted = (
+        shutil.which("mount") is not None and not subprocess.run(command, capture_output=True, check=False).returncode
+    )
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def unwritten(url: str) -> int:

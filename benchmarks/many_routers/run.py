@@ -4,7 +4,8 @@
 sample tokens whose text no tokenizer would encode so, and clients with conversations as text (plain, streamed, in batches,
 several samples, aborted, left) and in sessions (OpenAI's and Anthropic's dialect in turns); with `--images` they show
 pictures. Processes are killed with SIGKILL and stopped with SIGSTOP; connections to Redis are cut, delayed, held back, and
-lose answers. At the end, a router that has seen nothing is asked for all of it, and the store is read as a whole.
+lose answers; SQLite's disk is full for a while, where this user may mount one. At the end, a router that has seen nothing is
+asked for all of it, and the store is read as a whole.
 
 Nothing that was answered may be lost, doubled, wrong, or seen by another tenant. What was told to be unsaved has to be there
 once the store is back. The exit status is 1 otherwise, and the shortest story of each fault is printed.
