@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from middleware_hub.media.media import Media
-from middleware_hub.media.picture import Picture, base64_pieces
+from middleware_hub.media.picture import Picture
 from middleware_hub.spans.chain import MEDIA_MISSING
 from middleware_hub.spans.media import CLOSE, OPEN, MediaSpan, plain_length, plain_text
 from router.errors import BadRequestError
@@ -25,30 +23,6 @@ def asks_inline(media: str | None) -> bool:
     if media not in (None, "", "ref", "inline"):
         raise BadRequestError(f"`media` must be `ref` or `inline`, not {media!r}")
     return media == "inline"
-
-
-def images_json(images: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
-    """Yield `multi_modal_data` as JSON, in pieces that take little time: whole, the files are a hundred megabytes and more.
-
-    Args:
-        images: as `Viewer.shown` returns them.
-    """
-    yield b'{"images":['
-    for number, image in enumerate(images):
-        about = {name: value for name, value in image.items() if name != "bytes"}
-        yield (b"," if number else b"") + msgspec.json.encode(about)[:-1]
-        if image["bytes"] is None:
-            yield b',"bytes":null}'
-        else:
-            yield b',"bytes":"'
-            yield from base64_pieces(image["bytes"])
-            yield b'"}'
-    yield b"]}"
-
-
-def has_files(images: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether some of these images, as `Viewer.shown` returns them, come with their bytes."""
-    return any(one["bytes"] is not None for one in images)
 
 
 class Viewer(NamedTuple):

@@ -19,8 +19,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Raw
 
+from middleware_hub.media.images_json import has_files, images_json
 from middleware_hub.media.media import MEDIA_ESTIMATED
-from middleware_hub.media.viewer import Viewer, has_files, images_json
+from middleware_hub.media.viewer import Viewer
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.node import Generation
 from middleware_hub.radix.records import Namespace, Recall

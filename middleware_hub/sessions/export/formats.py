@@ -25,7 +25,7 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
-from middleware_hub.media.viewer import has_files, images_json
+from middleware_hub.media.images_json import has_files, images_json
 from middleware_hub.sessions.export.atif import as_atif
 from middleware_hub.sessions.export.trajectories import ARRAYS, BranchTrajectory
 from middleware_hub.sessions.export.tree import tree

@@ -26,7 +26,7 @@ import numpy as np
 from msgspec import Raw
 from numpy.typing import NDArray
 
-from middleware_hub.media.viewer import images_json
+from middleware_hub.media.images_json import images_json
 from middleware_hub.sessions.export.trajectories import BranchTrajectory
 from middleware_hub.spans.chain import TokenSpan
 from middleware_hub.spans.per_token import MISSING

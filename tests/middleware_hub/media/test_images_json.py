@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from middleware_hub.media.viewer import images_json
+from middleware_hub.media.images_json import images_json
 from middleware_hub.retrieval.retrieval import json_pieces
 from middleware_hub.spans.answer_json import Lists
 
