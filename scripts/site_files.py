@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
-from tomllib import loads
 from typing import TYPE_CHECKING
+
+from router.version import __version__
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -31,8 +32,7 @@ _LANGUAGES = {".py": "python", ".sh": "bash", ".json": "json", ".toml": "toml", 
 
 def on_config(config: MkDocsConfig) -> None:
     """Put the version into the name of the site, and search into pages that are opened as files."""
-    project = loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    config.site_name = f"{project['name']} {project['version']}"
+    config.site_name = f"{config.site_name} {__version__}"
     config.extra["polyfills"] = [SEARCH]
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from posixpath import dirname, join, normpath
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 
+from router.version import __version__
 from scripts import site_files
 from tests.test_docs import ROOT
 
@@ -59,6 +62,13 @@ def test_every_file_that_a_page_links_is_found(page: str) -> None:
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     assert links
     assert site_files.linked(site_files.uri_of(page), text) == {normpath(join(dirname(page), link)) for link in links}
+
+
+def test_the_site_is_called_by_its_version() -> None:
+    config = SimpleNamespace(site_name="tito-router", extra={})
+    site_files.on_config(cast("Any", config))
+    assert config.site_name == f"tito-router {__version__}"
+    assert config.extra == {"polyfills": [site_files.SEARCH]}
 
 
 def test_a_program_is_shown_as_its_source() -> None:
