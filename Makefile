@@ -11,7 +11,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-agent serve install test test-slow test-sglang test-vllm test-vlm test-harnesses test-trainers fuzz lint bench bench-once soak client reference openapi pictures docs clean
+.PHONY: help demo demo-agent serve install test test-slow test-sglang test-vllm test-vlm test-harnesses test-trainers fuzz lint audit bench bench-once soak client reference openapi pictures docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,10 +35,12 @@ EXTRAS_.agents := agents
 EXTRAS_.test := test,lint
 EXTRAS_.slow := slow,lint
 EXTRAS_.bench := bench,lint
+EXTRAS_.audit := audit
 EXTRAS_.docs := docs
 COVERS_.agents := .demo
 COVERS_.test := .demo .agents
 COVERS_.slow := .demo .agents .test
+COVERS_.audit := .demo .agents
 COVERS_.bench := .demo .agents .test
 
 # Bytecode is left to the first import: most modules are never imported. Of pip's output, files of a megabyte or more.
@@ -93,6 +95,11 @@ lint: $(VENV)/.test ## ruff and mypy
 	$(PY) -m ruff format --check . || status=1; \
 	$(PY) -m mypy || status=1; \
 	exit $$status
+
+# Of PyPI's advisories, or of a database of one's own: PIP_AUDIT_VULNERABILITY_SERVICE=osv PIP_AUDIT_OSV_URL=http://...
+audit: $(VENV)/.audit ## look up known holes of what is installed in .venv; a package that cannot be looked up fails, too
+	@mkdir -p build && $(PY) -m pip freeze --disable-pip-version-check --exclude-editable >build/audit.txt
+	@$(VENV)/bin/pip-audit --strict --disable-pip --no-deps --progress-spinner off --requirement build/audit.txt $(ARGS)
 
 # Each part writes its tables between the marks of its name. What other routers are compared with, the first run installs.
 BENCHES := load open_loop cluster streams paced sessions images stores processes profile

@@ -39,7 +39,13 @@ from scripts import make_reference
 from worker.models.ngram import shipped_tokenizer
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
+PAGES = sorted(
+    [
+        *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("tests/**/*.md"),
+    ]
+)
 API = ROOT / "docs" / "http-api.md"
 CALLS = sorted(ROOT.glob("docs/http-api/*.md"))
 COMMAND_LINE = ROOT / "docs" / "command-line.md"

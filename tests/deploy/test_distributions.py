@@ -19,7 +19,7 @@ from router.version import __version__
 
 ROOT = Path(__file__).parents[2]
 PIP = [sys.executable, *"-m pip --disable-pip-version-check --no-input --quiet".split()]
-WORK = {"bench", "deploy", "docs", "frameworks", "lint", "routing", "slow", "test"}
+WORK = {"audit", "bench", "deploy", "docs", "frameworks", "lint", "routing", "slow", "test"}
 """The extras that are for work on the project, not for its users."""
 
 
@@ -38,6 +38,7 @@ def test_the_version_is_written_once() -> None:
     assert chart["version"] == chart["appVersion"] == __version__
     for name in ("deploy/Dockerfile", "deploy/compose.yaml"):
         assert set(re.findall(r"tito-router:(\d[\w.]*)", (ROOT / name).read_text())) == {__version__}, name
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == __version__
     assert f"\ntito-router {__version__}\n" in (ROOT / "docs/command-line.md").read_text()
     assert re.search(rf"^## \[{re.escape(__version__)}\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 

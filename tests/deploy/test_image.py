@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -63,6 +64,25 @@ def test_hadolint_has_nothing_to_say() -> None:
     assert linter is not None, "pip install 'tito-router[deploy]'"
     done = subprocess.run([linter, str(FILE)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.slow  # its program comes from a registry
+def test_the_image_lists_what_is_in_it(tmp_path: Path) -> None:
+    """The command of the file, run for this environment."""
+    (version,) = re.findall(r"pip install (cyclonedx-bom==\S+)", FILE.read_text())
+    (flags,) = re.findall(
+        r"cyclonedx-py (environment .+) --output-file /opt/tito/sbom.cdx.json /opt/tito/bin/python$",
+        FILE.read_text(),
+        re.MULTILINE,
+    )
+    made = tmp_path / "sbom.cdx.json"
+    uvx = [Path(sys.executable).with_name("uvx"), "--python", sys.executable, "--from", version]
+    command = [*uvx, "cyclonedx-py", *flags.split(), "--output-file", made, sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(made.read_bytes())
+    assert listed["bomFormat"] == "CycloneDX"
+    assert {"tito-router", "uvicorn", "transformers"} <= {part["name"] for part in listed["components"]}
 
 
 @pytest.mark.slow
