@@ -9,7 +9,6 @@ Several parts of other authors stay parts: rendering knows whether a template ca
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -31,9 +30,6 @@ from router.errors import BadRequestError
 
 BILLING = "x-anthropic-billing-header:"
 """Begins a line that Claude Code puts into its system prompt. It differs with every request."""
-_BILLING_LINES = re.compile(rf"(?:\r?\n[ \t]*{BILLING}[^\n]*)+\Z|^[ \t]*{BILLING}[^\n]*(?:\n|\Z)", re.MULTILINE)
-"""With the end of the line before them if they are the last ones."""
-
 MOST_BYTES = 1 << 28
 """Of the file of a picture, where it is read; the limit of `--media-max-image-bytes` is checked later."""
 _MEDIA = {"image_url", "input_image", "image", "video", "video_url", "audio", "audio_url", "input_audio", "input_video"}
@@ -148,8 +144,18 @@ def told(place: str, content: Any) -> str | list[Message] | None:
 
 
 def without_billing(text: str) -> str:
-    """Return a text without Claude Code's lines about billing; all else stays."""
-    return _BILLING_LINES.sub("", text) if BILLING in text else text
+    """Return a text without Claude Code's lines about billing; all else stays.
+
+    Lines at the end go with the end of the line before them. Lines are split, because a pattern would try each character, which
+    takes fifty times as long.
+    """
+    if BILLING not in text:
+        return text
+    lines = text.split("\n")
+    kept = [line for line in lines if not (BILLING in line and line.lstrip(" \t").startswith(BILLING))]
+    if kept and kept[-1] != lines[-1]:
+        kept[-1] = kept[-1].removesuffix("\r")
+    return "\n".join(kept)
 
 
 def written(place: str, content: Any) -> str | list[Message] | None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from middleware_hub.chat.keys import canonical
 from middleware_hub.dialects.anthropic import Anthropic
-from middleware_hub.dialects.messages import without_billing
+from middleware_hub.dialects.messages import BILLING, without_billing
 from middleware_hub.dialects.openai import OpenAI
 from middleware_hub.dialects.responses import Responses
 
@@ -36,6 +39,15 @@ USER = {"role": "user", "content": "Hi"}
 )
 def test_the_line_goes_and_all_else_stays(text: str, rest: str) -> None:
     assert without_billing(text) == rest
+
+
+BY_PATTERN = re.compile(rf"(?:\r?\n[ \t]*{BILLING}[^\n]*)+\Z|^[ \t]*{BILLING}[^\n]*(?:\n|\Z)", re.MULTILINE)
+"""The lines, and with those at the end of a text the end of the line before them: clear, but slow with long texts."""
+
+
+@given(st.lists(st.sampled_from([BILLING, "a", " ", "\t", "\r", "\n", "\r\n", "\n" + BILLING])).map("".join))
+def test_lines_are_split_as_a_pattern_finds_them(text: str) -> None:
+    assert without_billing(text) == BY_PATTERN.sub("", text)
 
 
 def parts(*texts: str) -> list[dict[str, Any]]:
