@@ -20,10 +20,13 @@ class StreamClient(asyncio.Protocol):
         first: seconds from the request to the first event; None before it.
         events: how many came, `[DONE]` too.
         ended: resolves to why the stream is broken, empty if it is whole.
+        kept: all that came, if it is to be kept.
     """
 
-    def __init__(self, request: bytes) -> None:
+    def __init__(self, request: bytes, *, keep: bool = False) -> None:
         self._request = request
+        self._keep = keep
+        self.kept = b""
         self._transport: asyncio.Transport
         self._begun = 0.0
         self._tail = b""
@@ -38,6 +41,8 @@ class StreamClient(asyncio.Protocol):
         self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
+        if self._keep:
+            self.kept += data
         self.events += (self._tail[1 - len(_EVENT) :] + data).count(_EVENT)  # one may have come in two pieces
         if self.first is None:
             if not self._tail and not data.startswith(b"HTTP/1.1 200"):
@@ -70,8 +75,8 @@ def request(path: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
-async def open_stream(host: str, port: int, content: bytes) -> StreamClient:
+async def open_stream(host: str, port: int, content: bytes, *, keep: bool = False) -> StreamClient:
     """Connect and ask. Return when the request is sent."""
     loop = asyncio.get_running_loop()
-    _, client = await loop.create_connection(lambda: StreamClient(content), host, port)
+    _, client = await loop.create_connection(lambda: StreamClient(content, keep=keep), host, port)
     return client

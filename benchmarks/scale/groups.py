@@ -66,6 +66,11 @@ class Router:
         parts = urlsplit(self.url)
         return parts.hostname or "", parts.port or 0
 
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps logprobs, so that clients need not ask for them."""
+        return self.name in ("router", "huggingface")
+
     async def client(self) -> RawClient:
         return await RawClient.connect(self.url)
 
@@ -73,6 +78,7 @@ class Router:
 NAMES = {
     "none": "this router, `--middleware none`",
     "router": "this router",
+    "huggingface": "this router, `--tokenizer-backend huggingface`",
     "smg": "smg, `round_robin`",
 }
 
@@ -83,6 +89,8 @@ def _command(name: str, urls: Sequence[str], port: int, flags: Sequence[str]) ->
     ours = python("router", "--worker-urls", *urls, "--log-level", "warning", "--port", str(port))
     if name == "none":
         return [*ours, "--middleware", "none", "--policy", "round_robin"]
+    if name == "huggingface":
+        flags = [*flags, "--tokenizer-backend", "huggingface"]
     template = str(templates.folder() / "qwen3.jinja")
     return [*ours, "--tokenizer-path", tokenizer_folder(), "--chat-template", template, *flags]
 

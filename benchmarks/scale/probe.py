@@ -30,7 +30,7 @@ class Probe:
         return found
 
 
-def _watch(url: str, pipe: Connection) -> None:
+def _watch(url: str, pipe: Connection, every: float) -> None:
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname or "", parts.port or 0)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -43,7 +43,7 @@ def _watch(url: str, pipe: Connection) -> None:
                 raise SystemExit(f"{url} closed the connection of its probe")
             found.append(time.perf_counter() - begun)
             # A slow answer is not followed by several at once: each would see the same delay.
-            due = max(due + EVERY, time.perf_counter())
+            due = max(due + every, time.perf_counter())
             while (left := due - time.perf_counter()) > 0:
                 if pipe.poll(left):
                     try:
@@ -55,10 +55,10 @@ def _watch(url: str, pipe: Connection) -> None:
 
 
 @contextlib.contextmanager
-def probing(url: str) -> Iterator[Probe]:
-    """Probe a router for the time of a block."""
+def probing(url: str, every: float = EVERY) -> Iterator[Probe]:
+    """Probe a router every so many seconds, for the time of a block."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_watch, args=(url, there), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=_watch, args=(url, there, every), daemon=True)
     process.start()
     try:
         yield Probe(here)

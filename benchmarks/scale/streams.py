@@ -113,10 +113,8 @@ def waited(process: psutil.Process) -> float:
         return 0.0
 
 
-async def _paths(target: Router, way: Way, count: int) -> list[str]:
-    """Return the path of each stream. A chat has a session of its own, which is made here."""
-    if not way.chat:
-        return ["/generate"] * count
+async def chats(target: Router, count: int) -> list[str]:
+    """Make sessions, and return the path of the chat of each."""
     paths: list[str] = []
 
     async def make(number: int) -> None:
@@ -134,7 +132,7 @@ async def _paths(target: Router, way: Way, count: int) -> list[str]:
 
 async def _play(target: Router, group: Group, way: Way, load: Load, bodies: Sequence[bytes], probe: Probe) -> Sample:
     found = Sample(before=target.process.memory_info().rss)
-    paths = await _paths(target, way, load.count)
+    paths = await chats(target, load.count) if way.chat else ["/generate"] * load.count
     addresses = [target.address]
     if target.name == "direct":
         addresses = [(parts.hostname or "", parts.port or 0) for parts in map(urlsplit, group.urls)]
