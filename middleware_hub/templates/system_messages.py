@@ -6,7 +6,8 @@ a turn was sampled, and some make a turn of it that their model has never seen (
 
     own        a system message is written where it stands, as the first one is: nothing is changed
     apart      else it becomes a message of the user's, with a mark
-    otherwise  two messages of the user's in a row are refused: it is appended, with its mark, to the message before it
+    otherwise  two messages of the user's in a row are refused: it is appended, with its mark, to the message before it, and
+               so is a message of the user's that follows
 
     user       Hi
     system     Be brief.    ->    user   <system>\\nBe brief.\\n</system>
@@ -56,7 +57,7 @@ class SystemMessages:
 
     def warm(self) -> None:
         """Try the template now."""
-        _ = self._several, self._own, self._apart
+        _ = self._several, self._own, self._apart, self._in_a_row
 
     def placed(self, messages: Messages, *, begins: bool = True) -> Messages:
         """Return messages as the template takes them; the assistant's are never changed, moved or joined.
@@ -123,16 +124,21 @@ class SystemMessages:
         ordered = [*(one for one in gap[:results] if one["role"] != "system"), *early, *gap[results:]]
         found: list[Message] = []
         waiting: list[str] = []
+        appended = False  # a system message, to the message before, which is the user's
         for message in ordered:
             if message["role"] != "system":
+                if appended and message["role"] == "user" and not self._in_a_row:
+                    found[-1] = _behind(found[-1], message.get("content") or "")
+                    continue
                 found.append(_before(waiting, message) if waiting else message)
-                waiting = []
+                waiting, appended = [], False
             elif text := _said(message):
                 marked = f"<system>\n{text}\n</system>"
                 if self._apart:
                     found.append({"role": "user", "content": marked})
                 elif found:
                     found[-1] = _behind(found[-1], marked)
+                    appended = found[-1]["role"] == "user"
                 else:
                     waiting.append(marked)
         return [*found, {"role": "user", "content": BETWEEN.join(waiting)}] if waiting else found
@@ -192,6 +198,11 @@ class SystemMessages:
             if text is None or not self._all_there(text, before[-1], noted, *behind):
                 return False
         return True
+
+    @cached_property
+    def _in_a_row(self) -> bool:
+        """Whether the template takes two messages of the user's in a row."""
+        return self._attempt([*SHORT, *SHORT]) is not None
 
     @cached_property
     def _writes_results(self) -> bool:
@@ -263,9 +274,15 @@ def _before(texts: Sequence[str], message: Message) -> Message:
     return {**message, "content": BETWEEN.join([*texts, *filter(None, [content])])}
 
 
-def _behind(message: Message, text: str) -> Message:
-    """Return a message with a text behind its own."""
+def _behind(message: Message, more: str | list[Message]) -> Message:
+    """Return a message with a text, or with parts, behind its own content."""
     content: Any = message.get("content")
+    if isinstance(content, list) or isinstance(more, list):
+        return {**message, "content": [*_parts(content), *_parts(more)]}
+    return {**message, "content": BETWEEN.join(filter(None, [content, more]))}
+
+
+def _parts(content: Any) -> list[Message]:
     if isinstance(content, list):
-        return {**message, "content": [*content, {"type": "text", "text": text}]}
-    return {**message, "content": BETWEEN.join([*filter(None, [content]), text])}
+        return content
+    return [{"type": "text", "text": content}] if content else []

@@ -179,6 +179,26 @@ def test_what_a_template_writes_as_a_system_message_stays_one(served: tuple[str,
 
 
 @pytest.mark.parametrize("dialect", PLACES)
+def test_one_between_two_messages_of_the_user(served: tuple[str, Stack], dialect: str) -> None:
+    """Also where the template refuses two messages of the user's in a row: they are one."""
+    at = place(served, dialect)
+    named = [] if served[0] in OWN else ["system_in_place"]
+    messages = [system(FIRST), user("Hello"), system(LATER), user("Where?"), system(LAST), user("So?")]
+    first = at.ask(messages)
+    assert reasons(first) == named
+    said = [FIRST, "Hello", LATER, "Where?", LAST, "So?"]
+    assert sorted(said, key=at.text.index) == said
+    assert [at.text.count(one) for one in said] == [1] * len(said)
+    if served[0] in ALTERNATING:
+        assert f"Hello\n\n<system>\n{LATER}\n</system>\n\nWhere?" in at.text
+    chain = at.chain
+    messages += [at.reply(first), user("And?"), system("It is dark."), user("Then?")]
+    second = at.ask(messages, says="Two.")
+    assert reasons(second) == named
+    assert at.sent[: len(chain)] == chain
+
+
+@pytest.mark.parametrize("dialect", PLACES)
 def test_several_at_the_beginning_are_one(served: tuple[str, Stack], dialect: str) -> None:
     at = place(served, dialect)
     several = [system(FIRST), system("You are kind."), system("You are brief."), user("Hello")]
