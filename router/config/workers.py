@@ -244,9 +244,8 @@ class WorkersConfig(Section):
         found: dict[str, str] = {}
         for entry in self.scorers:
             name, _, url = entry.partition("=")
-            taken = name in (*found, "response") or name.endswith(
-                "_top"
-            )  # `ref_top_logprobs` are the likeliest tokens of `ref`
+            # `ref_top_logprobs` are the likeliest tokens of `ref`.
+            taken = name in (*found, "response") or name.endswith("_top")
             if not _SCORER.fullmatch(name) or taken or not _SCORED_AT.fullmatch(url):
                 raise BadRequestError(
                     f"--scorer must be like teacher=http://10.0.0.1:30000 or ref=vllm+http://10.0.0.2:8000, each name once, "

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from middleware_hub.sessions.controls import topology
+from middleware_hub.sessions.export import formats
 from middleware_hub.sessions.export.formats import as_json
 from middleware_hub.sessions.export.trajectories import BranchTrajectory, branches
 from middleware_hub.sessions.trie.nodes import Checkpoint, NewTurn
@@ -451,3 +452,20 @@ def test_the_topology_names_parents_and_samples() -> None:
         ("g0", None, False),
         ("g1", "g0", True),
     ]
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 8192])
+def test_scores_are_written_in_pieces_as_they_are(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    """Of the likeliest tokens a piece has fewer entries, as each is several numbers."""
+    monkeypatch.setattr(formats, "CHUNK", chunk)
+    talk = Talk()
+    talk.say(sampled=9)
+    (only,) = talk.export()
+    count = len(only.response_ids)
+    scores = {
+        "ref_logprobs": [-0.5 * one for one in range(count)],
+        "ref_top_logprobs": [[[-0.1, 7], [-0.2, 8]]] * count,
+    }
+    scored = msgspec.structs.replace(only, scores=scores)
+    found = json.loads(b"".join(formats.trajectory_json(scored)))
+    assert found == {**json.loads(b"".join(formats.trajectory_json(only))), **scores}
