@@ -158,8 +158,15 @@ Roots = Literal["all", "head"]
 Form = Literal[tuple(sorted((*STREAMED, *FORMATS)))]  # type: ignore[valid-type]  # the names that there are
 
 
+class ScorersBody(Struct):
+    """Who scores: the names of scorers, by default all, and how many likeliest tokens they tell at each position."""
+
+    workers: list[str] | None = None
+    top_logprobs: int = 0
+
+
 class FinalizeBody(Struct):
-    """How the trajectories of a session are written. The query may have the same fields."""
+    """How the trajectories of a session are written. The query may have the same fields, except `score`."""
 
     export_all_checkpoints: bool | None = None
     shared_turns: SharedTurns | None = None
@@ -167,6 +174,7 @@ class FinalizeBody(Struct):
     format: Form | None = None
     media: Literal["ref", "inline"] | None = None
     expect_request_ids: list[str] | None = None
+    score: ScorersBody | None = None
 
 
 class ClaimIdBody(Struct):

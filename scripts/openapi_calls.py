@@ -107,6 +107,7 @@ TOLD: Final[Mapping[str, tuple[Any, str]]] = {
     "x-session-id": (str, "The session"),
     "x-generation-id": (str, "The generation; with `n`, all of them, separated by commas"),
     "x-radix-ignored-tools": (str, "The types of tools that were left out"),
+    "x-radix-ignored-fields": (str, "Fields of the request that have no effect here"),
     "x-radix-spliced-turns": (int, "How many earlier turns kept their ids in a new rendering"),
     "location": (str, "The path of the worker"),
 }
@@ -120,7 +121,7 @@ _RECORDED = (
     *_ROUTED,
 )
 _TURN = (
-    *("x-session-id", "x-generation-id", "x-radix-ignored-tools", "x-radix-spliced-turns"),
+    *("x-session-id", "x-generation-id", "x-radix-ignored-tools", "x-radix-ignored-fields", "x-radix-spliced-turns"),
     *_RECORDED,
 )
 
@@ -240,7 +241,7 @@ CALLS: Final[Mapping[tuple[str, str], Call]] = {
         FinalizeBody,
         optional=True,
         content=_TREES,
-        errors=(404, 409),
+        errors=(404, 409, 502, 504),
         query=_EXPORT,
     ),
     ("GET", f"{_S}/trajectories"): Call(

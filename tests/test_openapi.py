@@ -65,7 +65,7 @@ def test_references_lead_somewhere_and_every_part_is_used(described: dict[str, A
     ("body", "read"),
     [
         (openapi_bodies.SessionBody, {*controls._OWN_FIELDS, "stream_interval"}),
-        (openapi_bodies.FinalizeBody, exports._FINALIZE_FIELDS),
+        (openapi_bodies.FinalizeBody, exports._FINALIZE_FIELDS | {"score"}),
         (openapi_bodies.ScoreBody, scoring.FIELDS),
         (openapi_bodies.RewardBody, calls._REWARD | {"rewards"}),
     ],
