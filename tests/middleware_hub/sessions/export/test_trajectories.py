@@ -439,6 +439,17 @@ class TestJson:
         assert len(only["response_logprobs"]) == len(only["response_ids"]) == 25_400
         assert max(map(len, pieces)) < 200_000
 
+    def test_files_of_images_come_in_pieces_and_are_whole(self) -> None:
+        talk = Talk()
+        talk.say()
+        image = {"digest": "sha256:0", "span": [0, 2], "bytes": bytes(1_000_000)}
+        found = [msgspec.structs.replace(one, images=[image]) for one in talk.export()]
+        pieces = list(as_json(found, {}))
+        (only,) = json.loads(b"".join(pieces))["trajectories"]
+        (shown,) = only["multi_modal_data"]["images"]
+        assert shown == {**image, "bytes": base64.b64encode(image["bytes"]).decode()}
+        assert max(map(len, pieces)) < 300_000
+
 
 def test_the_topology_names_parents_and_samples() -> None:
     talk = Talk()
