@@ -23,6 +23,11 @@ WORK = {"audit", "bench", "deploy", "docs", "frameworks", "lint", "routing", "sl
 """The extras that are for work on the project, not for its users."""
 
 
+def beside(program: str) -> Path:
+    """Return a program of the environment that runs the tests."""
+    return Path(sys.executable).with_name(program)
+
+
 def project(folder: str = ".") -> dict[str, Any]:
     described: dict[str, Any] = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
     return described["project"] | {"hatch": described["tool"]["hatch"]}
@@ -58,7 +63,7 @@ class Shelf:
         self.folder = folder
         self.wheels = folder / "wheels"
         self.wheels.mkdir()
-        self.environment = {
+        self._environment = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("PIP_", "UV_", "PYTHON", "VIRTUAL_ENV", "MAKE"))
@@ -66,59 +71,46 @@ class Shelf:
             "HOME": str(folder),  # no configuration, and no cache
             "XDG_CACHE_HOME": str(folder / "cache"),
             "TMPDIR": str(folder),
-            "PIP_NO_INDEX": "1",  # in variables, so that pip tells the pip with which it builds
+            "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": str(self.wheels),
             "PIP_CONFIG_FILE": os.devnull,
             "UV_OFFLINE": "1",
             "UV_NO_INDEX": "1",
             "UV_FIND_LINKS": str(self.wheels),
+            "UV_PYTHON": sys.executable,
         }
 
-    def run(self, *command: str | Path, cwd: Path | None = None) -> str:
+    def run(self, *command: str | Path) -> str:
         """Return what a command prints, run away from the clone."""
-        done = subprocess.run(
-            command, cwd=cwd or self.folder, env=self.environment, capture_output=True, text=True, timeout=300
-        )
+        done = subprocess.run(command, cwd=self.folder, env=self._environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
-
-    def empty(self, name: str) -> Path:
-        """Return the folder of the programs of a new environment."""
-        venv.create(self.folder / name, symlinks=True)
-        return self.folder / name / "bin"
-
-    def install(self, programs: Path, *names: str) -> None:
-        self.run(*PIP, "--python", programs / "python", "install", "--no-compile", *names)
 
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
     """Both distributions, built out of their sdists, and what they need, which comes from a registry."""
     shelf = Shelf(tmp_path_factory.mktemp("shelf"))
-    described = [project(), project("worker")]
-    needed = ["hatchling", *(one for each in described for one in each["dependencies"])]
-    needed += project()["optional-dependencies"]["demo"]
-    needed += described[0]["optional-dependencies"]["demo"]
-    wanted = [one for one in needed if Requirement(one).name != "tito-router"]
-    download = [*PIP, "download", "--only-binary", ":all:", "--dest", str(shelf.wheels), *dict.fromkeys(wanted)]
-    subprocess.run(download, check=True, timeout=300)
-    builder = shelf.empty("builder")
-    shelf.install(builder, "hatchling")
+    needed = ["hatchling"]
+    for described in (project(), project("worker")):
+        needed += described["dependencies"] + described["optional-dependencies"]["demo"]
+    wanted = [one for one in dict.fromkeys(needed) if Requirement(one).name != "tito-router"]
+    subprocess.run([*PIP, "download", "--only-binary", ":all:", "--dest", str(shelf.wheels), *wanted], check=True)
     for folder in (ROOT, ROOT / "worker"):
-        shelf.run(builder / "python", "-m", "hatchling", "build", "-t", "sdist", "-d", shelf.wheels, cwd=folder)
+        shelf.run(beside("uv"), "build", "--out-dir", shelf.wheels, folder)
     sdists = sorted(shelf.wheels.glob("tito_*.tar.gz"))
     assert [path.name for path in sdists] == [f"tito_{name}-{__version__}.tar.gz" for name in ("router", "worker")]
-    shelf.run(*PIP, "wheel", "--no-deps", "--wheel-dir", shelf.wheels, *sdists)
     for path in sdists:
-        path.unlink()
+        path.unlink()  # only wheels are installed
     return shelf
 
 
 @pytest.mark.slow  # it builds and installs
 def test_a_stranger_installs_the_router_by_name(shelf: Shelf) -> None:
     """It says what to install for a demo, and a type checker sees its types."""
-    programs = shelf.empty("router")
-    shelf.install(programs, "tito-router")
+    venv.create(shelf.folder / "router", symlinks=True)
+    programs = shelf.folder / "router" / "bin"
+    shelf.run(*PIP, "--python", programs / "python", "install", "--no-compile", "tito-router")
     assert shelf.run(programs / "tito-router", "--version") == f"tito-router {__version__}\n"
     assert "--incremental-streaming-output" in shelf.run(programs / "tito-router", "--help")
     with pytest.raises(AssertionError, match=r"pip install 'tito-worker\[agents\]'"):
@@ -132,21 +124,11 @@ def test_a_stranger_installs_the_router_by_name(shelf: Shelf) -> None:
 
 
 @pytest.mark.slow  # and plays conversations
-def test_a_stranger_installs_the_demo_by_name(shelf: Shelf) -> None:
-    """What it names to go on with is a command that this environment has."""
-    programs = shelf.empty("demo")
-    shelf.install(programs, "tito-worker[demo]")
-    shown = shelf.run(programs / "tito-router", "demo", "--conversations", "2", "--turns", "2")
+def test_uvx_plays_the_demo(shelf: Shelf) -> None:
+    """The command that the demo names to go on with is one that this environment has."""
+    uvx = [beside("uvx"), "--with", f"tito-worker[demo]=={__version__}", "tito-router"]
+    shown = shelf.run(*uvx, "demo", "--conversations", "2", "--turns", "2")
     assert "2 of 2 exact" in shown
     assert "make " not in shown
-    (serve,) = re.findall(r"`(tito-router [^`]+)` starts the same", shown)
-    assert "--serve" in shelf.run(programs / "tito-router", *serve.split()[1:], "--help")
-    code = "import importlib.metadata as m, worker; print(m.version('tito-worker'))"
-    assert shelf.run(programs / "python", "-c", code) == f"{__version__}\n"
-
-
-@pytest.mark.slow
-def test_uvx_runs_both(shelf: Shelf) -> None:
-    uvx = [Path(sys.executable).with_name("uvx"), "--python", sys.executable]
-    assert shelf.run(*uvx, "tito-router", "--version") == f"tito-router {__version__}\n"
-    assert "--conversations" in shelf.run(*uvx, "--with", "tito-worker[demo]", "tito-router", "demo", "--help")
+    (serve,) = re.findall(r"`tito-router ([^`]+)` starts the same", shown)
+    assert "--serve" in shelf.run(*uvx, *serve.split(), "--help")
