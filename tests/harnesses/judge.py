@@ -235,13 +235,14 @@ def changes(echoes: Sequence[Said], plan: Sequence[Turn]) -> list[str]:
         elif turn.thought.strip() != echo.thought.strip():
             found["reasoning changed"] = None
         whole = "\n".join(part for part in (turn.text, turn.broken) if part)
-        if whole.strip() and not echo.text.strip():
-            found["text dropped"] = None
-        elif whole.strip() == echo.text.replace(JOINER, "").strip() and JOINER in echo.text:
+        text = echo.text.replace(JOINER, "")
+        if text != echo.text:
             found["a zero-width joiner in a text"] = None
-        elif whole.strip() != echo.text.strip():
+        if whole.strip() and not text.strip():
+            found["text dropped"] = None
+        elif whole.strip() != text.strip():
             found["text changed"] = None
-        elif whole != echo.text and turn.text:
+        elif whole != text and turn.text:
             found["outer white space of texts dropped"] = None
         calls = echo.calls or []
         if len(calls) != len(turn.calls):
