@@ -2,8 +2,9 @@
 
     python -m benchmarks.drift.run [--quick] [--out FILE] [--page FOLDER] [--picture FILE]
 
-Linux, no GPU; at most a quarter of an hour on two cores, besides the first time: that installs an SGLang (tests/sglang_cpu, 3.5
-GB) and fetches Gemma 3 270M (see gemma.py; Gemma's terms of use apply), 245 MB, which it keeps in ~/.cache/tito-router.
+Linux, no GPU; a quarter of an hour on two cores, and more beside other work, besides the first time: that installs an SGLang
+(tests/sglang_cpu, 3.5 GB) and fetches Gemma 3 270M (see gemma.py; Gemma's terms of use apply), 245 MB, which it keeps in
+~/.cache/tito-router.
 
 For the trained model, then for the tiny random one, it starts SGLang and a router, samples rollouts of ten kinds of text at two
 temperatures, plays the loops, and counts. Then it computes gradients. Sampling is not seeded.
