@@ -45,6 +45,8 @@ from tests.support import debian
 
 AGENTS = Path(__file__).parent / "agents"
 NODE = "node@24"
+DAY = "2026-11-29T00:00:00Z"
+"""No package that came later is installed: it pins what the pinned packages depend on, and Node."""
 RUNNERS = {".py": "python", ".mjs": "node", ".sh": "bash"}
 HEADER = re.compile(r"^(?:#|//) /// script$\n(?P<lines>(?:^(?:#|//)(?: .*)?$\n)+?)^(?:#|//) ///$", re.M)
 
@@ -153,10 +155,8 @@ class Harness:
 
     @property
     def environment(self) -> Path:
-        digest = hashlib.sha256(repr((self.packages, self.python or sys.version_info[:2], NODE)).encode()).hexdigest()[
-            :10
-        ]
-        return cache() / f"{self.shares or self.name}-{digest}"
+        made_of = self.packages, self.python or sys.version_info[:2], NODE, DAY
+        return cache() / f"{self.shares or self.name}-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:10]}"
 
     def install(self) -> Path:
         """Make its environment, if it is not there, and return its folder; what broke off is made again."""
@@ -169,9 +169,11 @@ class Harness:
             uv = _uv()
             _run([uv, "venv", "--quiet", "--python", _python(self.python), folder / "venv"], folder)
             python = folder / "venv" / "bin" / "python"
-            _run([uv, "pip", "install", "--quiet", "--python", python, *self.dependencies], folder)
+            wanted = ["--python", python, "--exclude-newer", DAY, *self.dependencies]
+            _run([uv, "pip", "install", "--quiet", *wanted], folder)
         if self.npm:
-            npm = ["npm", "install", "--prefix", folder, "--no-fund", "--no-audit", "--loglevel", "error"]
+            quiet = ["--no-fund", "--no-audit", "--loglevel", "error"]
+            npm = ["npm", "install", "--prefix", folder, "--before", DAY, *quiet]
             _run([*npm, NODE], folder)
             _run([*npm, *self.npm], folder, PATH=f"{folder}/node_modules/.bin:{os.environ['PATH']}")
         done.touch()
@@ -189,7 +191,7 @@ class Harness:
         own |= {"PYTHONWARNINGS": "ignore", "NO_COLOR": "1"}
         if "uv" in {re.split("[=<>]", one)[0] for one in self.dependencies}:  # it installs more while it runs
             own |= {name: value for name, value in os.environ.items() if name.startswith(("UV_", "SSL_CERT_"))}
-            own["UV_CACHE_DIR"] = str(cache() / "uv-cache")
+            own |= {"UV_CACHE_DIR": str(cache() / "uv-cache"), "UV_EXCLUDE_NEWER": DAY}
         # Beside the modules of npm, which are looked for there, and beside no file that has the name of a package.
         program = made / f"program_{self.name}{self.path.suffix}"
         shutil.copyfile(self.path, program)
@@ -211,7 +213,8 @@ def _python(wanted: str) -> str | None:
     if not wanted:
         return sys.executable
     named = filter(None, (shutil.which(f"python3.{minor}") for minor in range(11, 16)))
-    for one in (sys.executable, *named, *map(str, sorted(Path.home().glob(".pyenv/versions/3.*/bin/python")))):
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    for one in (sys.executable, *named, *map(str, sorted(pyenv.glob("versions/3.*/bin/python")))):
         told = subprocess.run(
             [one, "-ISc", "import sys; print(sys.version.split()[0])"], capture_output=True, text=True
         )
