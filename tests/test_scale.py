@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any, cast
 
 import msgspec
+import psutil
 import pytest
 
-from benchmarks.scale.clients import StreamClient
+from benchmarks.scale.agents import Agent, Run
+from benchmarks.scale.clients import StreamClient, events_of
 from benchmarks.scale.engine import Engine, Group, Tokens
+from benchmarks.scale.groups import Router
 from benchmarks.scale.streams import Load
+from benchmarks.serving.conversations import Corpus
 from router.engines.events import EventSplitter, event_data
 
 IDS, PIECES = [5, 7, 11], ["He", '"llo"', "\n"]
@@ -91,7 +96,7 @@ ERROR = WHOLE.replace(b'"text":"\\n"', b'"error":{}')
         (b"", True, "closed after 0 events"),
     ],
 )
-@pytest.mark.parametrize("piece", [20, 101, 1 << 20])
+@pytest.mark.parametrize("piece", [*range(13, 20), 101, 1 << 20])
 def test_a_client_says_whether_its_stream_is_whole(answer: bytes, closed: bool, broken: str | None, piece: int) -> None:
     async def main() -> tuple[str, int]:
         client = StreamClient(b"")
@@ -106,6 +111,43 @@ def test_a_client_says_whether_its_stream_is_whole(answer: bytes, closed: bool, 
     assert (wrong == "") if broken is None else (broken in wrong)
     if broken is None:
         assert events == 5
+
+
+def trajectory(turns: int = 3, sampled: int = 12, *, exact: bool = True) -> dict[str, Any]:
+    spans = [{"version": "1", "start": 0, "end": sampled}]
+    mask = [0, *[1] * sampled]
+    return {"num_turns": turns, "response_mask": mask, "exact": exact, "reasons": [], "weight_versions": spans}
+
+
+@pytest.mark.parametrize(
+    ("trajectories", "exact"),
+    [
+        ([trajectory()], 1),
+        ([trajectory(2, 8), trajectory()], 1),  # a stream broke, and was asked for again
+        ([trajectory(exact=False)], 0),
+        ([trajectory(sampled=11)], 0),
+        ([trajectory(2)], 0),
+        ([], 0),
+    ],
+)
+def test_a_session_that_lost_something_is_told(trajectories: list[dict[str, Any]], exact: int) -> None:
+    run = Run()
+    agent = Agent(Router("router", "http://x", psutil.Process()), cast(Corpus, None), run, tokens=4)
+    agent.check({"trajectories": trajectories}, turns=3)
+    assert (run.exact, len(run.wrong)) == (exact, 1 - exact)
+
+
+def test_the_engines_update_their_weights_together() -> None:
+    group = Group([Tokens(IDS, PIECES)], 1.0)
+    assert json.loads(group.answer(b"get /model_info", b""))["weight_version"] == "1"
+    assert json.loads(group.answer(b"post /update_weights_from_disk", b'{"weight_version":"7"}'))["success"] is True
+    assert json.loads(group.answer(b"get /model_info", b""))["weight_version"] == "7"
+    written = Written()
+    engine = Engine(group)
+    engine.open(cast(asyncio.Transport, written), b'{"sampling_params":{"max_new_tokens":1}}')
+    engine.streams[0].step()
+    (event,) = events_of(written.data)
+    assert event["meta_info"]["weight_version"] == "7"
 
 
 @pytest.mark.parametrize("count", [1, 100, 5000])

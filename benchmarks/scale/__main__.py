@@ -10,8 +10,8 @@ stream come to its end, and counts those that broke or did not end. The ways tak
 
 CPU is what the operating system counted for the router's process. The lag is the time of `GET /liveness`, twenty times a
 second. The first row has no router: it shows what the engines, the clients and the machine add by themselves. Where other
-programs want the same cores, lag and delays are theirs: the column `without a core` shows for which part of the time the router
-was ready to run and had none. On Linux, `chrt -r 1` in front of the command lets all of its processes go before others.
+programs want the same cores, lag and delays are theirs: the line over the table says for which part of the time a router was
+ready to run and had no core. On Linux, `chrt -r 1` in front of the command lets all of its processes go before others.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks import foreign_routers
 from benchmarks.pages import spread, table
 from benchmarks.processes import DidNotStartError, settle
-from benchmarks.scale.groups import Router, engines, router
+from benchmarks.scale.groups import Router, engines, free_ports, router
 from benchmarks.scale.probe import Probe, probing
 from benchmarks.scale.streams import NO_ROUTER, WAYS, Load, Sample, Way, measure
 from benchmarks.serving.conversations import Corpus
@@ -43,7 +42,7 @@ def run(load: Load, args: argparse.Namespace, corpus: Corpus) -> Rounds:
     """Measure all ways with this many streams. Their processes are new."""
     found: Rounds = {}
     with contextlib.ExitStack() as stack:
-        group = stack.enter_context(engines(corpus.replies(REPLY), args.workers, load.pause))
+        group = stack.enter_context(engines(corpus.replies(REPLY), free_ports(args.workers), load.pause))
         targets: dict[str, tuple[Router, Probe]] = {}
         direct = Router("direct", group.urls[0], group.process)
         targets["direct"] = direct, stack.enter_context(probing(direct.url))
@@ -77,11 +76,8 @@ def figures(samples: Sequence[Sample]) -> list[str]:
         spread([one.cpu for one in samples], 0),
         spread([1000 * at(one.lag, 0.5) for one in samples], 1),
         spread([1000 * at(one.lag, 0.99) for one in samples], 1),
-        spread([100 * one.waited for one in samples], 0),
-        spread([1000 * statistics.median(one.first) for one in samples if one.first] or [0.0], 0),
+        spread([1000 * statistics.median(one.first or [0.0]) for one in samples], 0),
         f"{sum(one.timeouts for one in samples)} + {sum(len(one.broken) for one in samples)}",
-        spread([1000 * one.late for one in samples], 0),
-        spread([one.per_second for one in samples], 0),
     ]
 
 
@@ -93,10 +89,20 @@ def rows(load: Load, rounds: Rounds) -> Iterator[list[str]]:
         ratio = ""
         if not direct and (base := rounds.get(WAYS[0])):
             ratio = spread([one.cpu / other.cpu for one, other in zip(samples, base, strict=True)])
-        others = f"{statistics.median(one.client + one.engine for one in samples):.0f}"
+        others = spread([one.client + one.engine for one in samples], 0)
         # Of the first round only: what it leaves in memory is used again by the next.
         grown = "" if direct else f"{(samples[0].open - samples[0].before) / load.count / 1000:.0f}"
-        yield [f"{load.count:,}", way.name, "" if direct else cpu, ratio, others, *rest[:-1], grown]
+        yield [f"{load.count:,}", way.name, "" if direct else cpu, ratio, others, *rest, grown]
+
+
+def quiet(found: Iterable[Rounds]) -> str:
+    """Return how far the machine was busy with other things."""
+    samples = [one for rounds in found for samples in rounds.values() for one in samples]
+    waited, late = max(one.waited for one in samples), max(one.late for one in samples)
+    return (
+        f"A router that was ready to run had no core for {100 * waited:.0f}% of the time at most,"
+        f" and a step of an engine was {1000 * late:.0f} ms late at most."
+    )
 
 
 def main() -> None:
@@ -117,14 +123,14 @@ def main() -> None:
     lines = [row for load, rounds in found.items() for row in rows(load, rounds)]
     head = [
         *("streams", "way", "CPU a token, us", "of smg", "clients and engines, us", "lag p50, ms", "p99, ms"),
-        *("without a core, %", "first token, ms", "timeouts + broken", "engines late, ms", "memory a stream, kB"),
+        *("first token, ms", "timeouts + broken", "memory a stream, kB"),
     ]
     about = (
         f"{versions(args.routers)}. {args.workers} engines, {args.rate:,.0f} tokens a second of all streams together."
-        " The median of the rounds (least-largest)."
+        f" The median of the rounds (least-largest). {quiet(found.values())}"
     )
     data = {
-        f"{load.count}": {way.name: [asdict(one) for one in samples] for way, samples in rounds.items()}
+        f"{load.count}": {way.name: [one.summary() for one in samples] for way, samples in rounds.items()}
         for load, rounds in found.items()
     }
     write(args, "scale", f"{about}\n\n{table(head, lines, words=2)}", data)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from typing import cast
+from typing import Any, cast
 
 from benchmarks.serving.client import LAST_CHUNK
+from router.engines.events import EventSplitter, event_data
 
 _EVENT = b"data: "
 _ERROR = b'"error":'
@@ -80,3 +82,10 @@ async def open_stream(host: str, port: int, content: bytes, *, keep: bool = Fals
     loop = asyncio.get_running_loop()
     _, client = await loop.create_connection(lambda: StreamClient(content, keep=keep), host, port)
     return client
+
+
+def events_of(answer: bytes) -> list[Any]:
+    """Return the events of a stream but `[DONE]`, given with its head and its frames."""
+    lines = answer.partition(b"\r\n\r\n")[2].split(b"\r\n")[1::2]
+    found = (event_data(event) for event in EventSplitter().feed(b"".join(lines)))
+    return [json.loads(data) for data in found if data and data != b"[DONE]"]

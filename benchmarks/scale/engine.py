@@ -27,7 +27,7 @@ from benchmarks.serving.instant_engine import ABOUT, CHUNKED, MODELS, CannedRepl
 DONE = b"data: [DONE]\n\n"
 _END = b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE)
 _EVENT = (
-    b'%b%b%b%b%b"reasoning_tokens":0,"completion_tokens":%d,'
+    b'%b%b%b%b"weight_version":"%b","num_retractions":0,%b"reasoning_tokens":0,"completion_tokens":%d,'
     b'"cached_tokens":0,"cached_tokens_details":null,"dp_rank":null}}\n\n'
 )
 _MOST = b'"max_new_tokens":'
@@ -51,14 +51,15 @@ class Stream:
     """One open stream."""
 
     def __init__(
-        self, transport: asyncio.Transport, tokens: Tokens, name: bytes, most: int, prompt: int, *, logprobs: bool
+        self, group: Group, transport: asyncio.Transport, name: bytes, most: int, prompt: int, *, logprobs: bool
     ) -> None:
+        self._group = group
         self._transport = transport
-        self._parts = itertools.cycle(tokens.parts)
+        self._parts = itertools.cycle(next(group.replies).parts)
         self._most = most
         self._logprobs = logprobs
         self._name = b'%b","finish_reason":' % name
-        self._prompt = b',"prompt_tokens":%d,"weight_version":"1","num_retractions":0,' % prompt
+        self._prompt = b',"prompt_tokens":%d,' % prompt
         self._sent = 0
         transport.write(CHUNKED)
 
@@ -74,6 +75,7 @@ class Stream:
             self._name,
             b'{"type":"length","length":%d}' % count if last else b"null",
             self._prompt,
+            self._group.version,
             b'%b"output_token_logprobs_length":%d,' % (kept, count) if self._logprobs else b"",
             count,
         )
@@ -82,7 +84,13 @@ class Stream:
 
 
 class Group:
-    """All engines. Attributes: `events` that were sent; `late`, by how many seconds the latest step was, since it was read."""
+    """All engines.
+
+    Attributes:
+        events: how many were sent.
+        late: by how many seconds the latest step was late, since it was read.
+        version: of the weights, which a call to any engine updates for all.
+    """
 
     def __init__(self, replies: Sequence[Tokens], pause: float) -> None:
         self.replies = itertools.cycle(replies)
@@ -90,6 +98,18 @@ class Group:
         self.engines: list[Engine] = []
         self.events = 0
         self.late = 0.0
+        self.version = b"1"
+
+    def answer(self, head: bytes, body: bytes) -> bytes:
+        """Return the JSON for a request that is no `/generate`. `head` is in lower case."""
+        if head.startswith(b"get /counts"):
+            return self.counts()
+        if head.startswith(b"get /v1/models"):
+            return msgspec.json.encode(MODELS)
+        if head.startswith(b"post /update_weights_from"):
+            self.version = json.loads(body)["weight_version"].encode()
+            return b'{"success":true,"message":"updated"}'
+        return msgspec.json.encode({**ABOUT, "weight_version": self.version.decode()})
 
     def counts(self) -> bytes:
         late, self.late = self.late, 0.0
@@ -129,7 +149,7 @@ class Engine:
         at = body.index(_MOST) + len(_MOST)
         most = int(body[at : at + 12].partition(b"}")[0].partition(b",")[0])
         logprobs = b'"return_logprob":true' in body
-        self.streams.append(Stream(transport, next(self._group.replies), name, most, prompt, logprobs=logprobs))
+        self.streams.append(Stream(self._group, transport, name, most, prompt, logprobs=logprobs))
 
 
 class _Connection(asyncio.Protocol):
@@ -151,11 +171,7 @@ class _Connection(asyncio.Protocol):
             if head.startswith(b"post /generate"):
                 self._engine.open(self._transport, body)
                 continue
-            content = msgspec.json.encode(ABOUT)
-            if head.startswith(b"get /counts"):
-                content = self._group.counts()
-            elif head.startswith(b"get /v1/models"):
-                content = msgspec.json.encode(MODELS)
+            content = self._group.answer(head, body)
             start = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content)
             self._transport.write(start + content)
 

@@ -44,10 +44,13 @@ class Group:
         return Counts(**json.loads(found))
 
 
+def free_ports(count: int) -> list[int]:
+    return [free_port() for _ in range(count)]
+
+
 @contextlib.contextmanager
-def engines(replies: bytes, count: int, pause: float) -> Iterator[Group]:
-    """Run this many engines, which step every `pause` seconds."""
-    ports = [free_port() for _ in range(count)]
+def engines(replies: bytes, ports: Sequence[int], pause: float) -> Iterator[Group]:
+    """Run an engine at each of these ports, all of which step every `pause` seconds."""
     flags = ("--pause", str(pause), "--ports", *map(str, ports))
     with running("benchmarks.scale.engine", *flags, port=ports[0], stdin=replies) as process:
         yield Group([f"http://127.0.0.1:{port}" for port in ports], process)
@@ -85,7 +88,9 @@ NAMES = {
 
 def _command(name: str, urls: Sequence[str], port: int, flags: Sequence[str]) -> list[str]:
     if name == "smg":
-        return foreign_routers.command(name, "round_robin", urls, port, free_port())
+        # By default it takes 4,096 requests at a time, and refuses others.
+        own = foreign_routers.command(name, "round_robin", urls, port, free_port())
+        return [*own, "--max-concurrent-requests", "16384"]
     ours = python("router", "--worker-urls", *urls, "--log-level", "warning", "--port", str(port))
     if name == "none":
         return [*ours, "--middleware", "none", "--policy", "round_robin"]

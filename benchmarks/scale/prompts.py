@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -21,13 +20,12 @@ import uvloop
 from benchmarks import foreign_routers
 from benchmarks.pages import spread, table
 from benchmarks.processes import DidNotStartError, cpu_seconds, settle
-from benchmarks.scale.clients import open_stream, request
-from benchmarks.scale.groups import NAMES, Router, engines, router
+from benchmarks.scale.clients import events_of, open_stream, request
+from benchmarks.scale.groups import NAMES, Router, engines, free_ports, router
 from benchmarks.scale.probe import Probe, probing
 from benchmarks.scale.streams import Way, chats
 from benchmarks.serving.conversations import NEW_TOKENS, Corpus
 from benchmarks.serving.targets import add_options, versions, write
-from router.engines.events import EventSplitter, event_data
 
 EVERY = 0.005  # seconds between two probes
 PAUSE = 0.01  # seconds between two steps of an engine
@@ -66,13 +64,9 @@ class Talk:
 
     def heard(self, answer: bytes, new: str) -> None:
         """Append the reply of a stream, given with its head and its frames, and new text."""
-        lines = answer.partition(b"\r\n\r\n")[2].split(b"\r\n")[1::2]
         reply = ""
-        for event in EventSplitter().feed(b"".join(lines)):
-            data = event_data(event)
-            if data and data != b"[DONE]":
-                found = json.loads(data)
-                reply += found["text"] if "text" in found else found["choices"][0]["delta"].get("content") or ""
+        for event in events_of(answer):
+            reply += event["text"] if "text" in event else event["choices"][0]["delta"].get("content") or ""
         self._text += f"{reply}\nObservation: {new}"
         self._messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": new}]
 
@@ -119,7 +113,7 @@ def run(args: argparse.Namespace, corpus: Corpus) -> Rounds:
     """Measure all ways, in turns."""
     found: Rounds = {}
     with contextlib.ExitStack() as stack:
-        group = stack.enter_context(engines(corpus.replies(40), args.workers, PAUSE))
+        group = stack.enter_context(engines(corpus.replies(40), free_ports(args.workers), PAUSE))
         targets: dict[str, tuple[Router, Probe]] = {}
         for name in args.routers:
             try:

@@ -7,8 +7,9 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,6 +21,7 @@ from benchmarks.scale.clients import StreamClient, open_stream, request
 from benchmarks.scale.groups import Group, Router
 from benchmarks.scale.probe import Probe
 from benchmarks.serving.conversations import Corpus
+from benchmarks.serving.open_loop import at
 
 PROMPT = 100  # tokens
 OPENED = 250  # streams a second
@@ -103,6 +105,12 @@ class Sample:
     after: int = 0
     broken: list[str] = field(default_factory=list)
     timeouts: int = 0
+
+    def summary(self) -> dict[str, Any]:
+        """Return all of it, with quantiles and counts in place of lists."""
+        lag = {f"p{100 * share:g}": at(self.lag, share) for share in (0.5, 0.99, 1)}
+        first = {f"p{100 * share:g}": at(self.first or [0.0], share) for share in (0.5, 0.99)}
+        return {**asdict(self), "lag": lag, "first": first, "broken": len(self.broken)}
 
 
 def waited(process: psutil.Process) -> float:
