@@ -38,7 +38,10 @@ _BIASES: Kind[dict[str, float]] = Kind(dict[str, float], "an object of token ids
 
 
 class _Parameter(NamedTuple):
-    """A field: its name among the `sampling_params`, its type, and its limits."""
+    """A field: its name among the `sampling_params`, its type, and its limits.
+
+    Those of a list are the limits of each entry, those of an object the limits of each name.
+    """
 
     name: str
     kind: Kind[Any]
@@ -61,15 +64,13 @@ _PARAMETERS = {
     "min_tokens": _LEAST,
     "min_new_tokens": _LEAST,
     "max_new_tokens": _Parameter("max_new_tokens", INTEGER, f"from 1 to {LARGEST}", lambda v: 1 <= v <= LARGEST),
-    "stop_token_ids": _Parameter("stop_token_ids", _IDS, "token ids", lambda v: all(0 <= i <= LARGEST for i in v)),
+    "stop_token_ids": _Parameter("stop_token_ids", _IDS, f"token ids from 0 to {LARGEST}", lambda v: 0 <= v <= LARGEST),
     "ignore_eos": _Parameter("ignore_eos", BOOLEAN),
     "skip_special_tokens": _Parameter("skip_special_tokens", BOOLEAN),
     "spaces_between_special_tokens": _Parameter("spaces_between_special_tokens", BOOLEAN),
     "no_stop_trim": _Parameter("no_stop_trim", BOOLEAN),
     "include_stop_str_in_output": _Parameter("no_stop_trim", BOOLEAN),  # vLLM's name for it
-    "logit_bias": _Parameter(
-        "logit_bias", _BIASES, "an object whose keys are token ids", lambda v: all(map(_is_id, v))
-    ),
+    "logit_bias": _Parameter("logit_bias", _BIASES, "an object whose keys are token ids", lambda v: _is_id(v)),
     "regex": _Parameter("regex", STRING),
     "ebnf": _Parameter("ebnf", STRING),
     "custom_params": _Parameter("custom_params", OBJECT),
@@ -115,8 +116,9 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
         value = fields.take(key, parameter.kind)
         if value is None:
             continue
-        if parameter.fits is not None and not parameter.fits(value):
-            raise wrong(key, value, parameter.limits)
+        for one in value if isinstance(value, dict | list) else (value,):
+            if parameter.fits is not None and not parameter.fits(one):
+                raise wrong(key, one, parameter.limits)
         if type(value) is dict:
             check_depth(key, value)
         sampling[parameter.name] = value

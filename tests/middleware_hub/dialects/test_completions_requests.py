@@ -132,6 +132,21 @@ def test_the_limit_may_have_sglangs_name(given: dict[str, int], limit: int) -> N
     assert asked(**given)["sampling_params"]["max_new_tokens"] == limit
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "unfit"),
+    [
+        ("logit_bias", {"5": 1, "x": 1}, '"x"'),
+        ("logit_bias", {"5": 1, "": 1}, '""'),
+        ("stop_token_ids", [5, -1, 6], "-1"),
+        ("stop_token_ids", [2**31], "2147483648"),
+    ],
+)
+def test_the_entry_that_does_not_fit_is_named(key: str, value: Any, unfit: str) -> None:
+    error = refused(**{key: value})
+    assert error.details["param"] == key
+    assert error.message.endswith(f", not {unfit}")
+
+
 @pytest.mark.parametrize("schema", [{"type": "object"}, '{"type":"object"}'])
 def test_a_json_schema_is_an_object_or_its_text(schema: Any) -> None:
     assert asked(json_schema=schema)["sampling_params"]["json_schema"] == '{"type":"object"}'
