@@ -55,12 +55,13 @@ class Truth:
 
 @dataclass
 class Shared:
-    """What all clients share."""
+    """What all clients share. `rewarded`: the conversations that are complete, so that trainers get them."""
 
     url: str
     ledger: Ledger
     truth: Truth
     images: bool = False
+    rewarded: set[str] = field(default_factory=set)
     stopping: threading.Event = field(default_factory=threading.Event)
 
 
@@ -110,6 +111,21 @@ class Client:
             text += "".join(f"{PLACEHOLDER}\n" for _ in shown)
             said += self.turn(line, space, parent, text, ((parent.images if parent is not None else ()) + shown))
             self.shared.stopping.wait(dice.uniform(0, 0.05))
+        self._reward(line, space)
+
+    def _reward(self, line: str, space: str) -> None:
+        """Say that a conversation is complete: trainers may have it, as a group of its own."""
+        body = {"group_id": line, "rollout_id": line, "reward": self.dice.random()}
+        for _ in range(40):
+            with contextlib.suppress(*GONE):
+                answer = self.ask("/trajectories/reward", body, {"x-radix-namespace": space} if space else {})
+                if answer.status not in (502, 503, 504):
+                    self.ledger.count(f"rewards {answer.status}")
+                    if answer.status == 200:
+                        self.shared.rewarded.add(line)
+                    return
+            if self.shared.stopping.wait(0.1):
+                return
 
     def shown(self) -> tuple[str, ...]:
         """Return the digests of the pictures that a turn shows: three of eight show some."""
@@ -154,6 +170,7 @@ class Client:
                 given = [self.given(name, parent) for name in images]
                 body["image_data"] = [given] * 3 if kind == "batch" else given
             headers = {"x-abort-policy": dice.choice(("retry", "return"))}
+            headers |= {"x-group-id": line, "x-group-size": "1", "x-rollout-id": line}
             if space:
                 headers["x-radix-namespace"] = space
             if named and parent is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks.many_routers.clients import Truth
 from benchmarks.many_routers.ledger import TOLD_LOSSES, Entry, Ledger
 from benchmarks.many_routers.machines import TENANTS
+from benchmarks.many_routers.trainers import Trained
 from middleware_hub.spans.chain import STORE_UNREACHABLE
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Store
@@ -25,8 +26,8 @@ Json = dict[str, Any]
 class Count:
     """Looks for each answer at one router, and in the store itself; what differs from the answer goes into the ledger."""
 
-    def __init__(self, url: str, ledger: Ledger, truth: Truth) -> None:
-        self._url, self._ledger, self._truth = url, ledger, truth
+    def __init__(self, url: str, ledger: Ledger, truth: Truth, trained: Trained) -> None:
+        self._url, self._ledger, self._truth, self._trained = url, ledger, truth, trained
         self._entries = {entry.rid: entry for entry in ledger.entries if entry.rid}
         self._finalized = False  # of the session that is looked at
         self.counts: Counter[str] = Counter()
@@ -45,6 +46,7 @@ class Count:
                 self._ledger.accuse("wrong", "no worker has sampled this", one)
         for key in sorted({(one.tenant, one.space) for one in texts}):
             self._retrieve([one for one in texts if (one.tenant, one.space) == key], *key)
+        self.counts += self._trained.check(texts)
         self._others(texts)
         self._sessions(turns)
         self._chats([one for one in answered if one.kind == "chat"])

@@ -3,12 +3,14 @@
 `python -m benchmarks.many_routers.run --store redis --minutes 10`: three routers behind HAProxy, a store, two workers that
 sample tokens whose text no tokenizer would encode so, and clients with conversations as text (plain, streamed, in batches,
 several samples, aborted, left) and in sessions (OpenAI's and Anthropic's dialect in turns); with `--images` they show
-pictures. Processes are killed with SIGKILL and stopped with SIGSTOP; connections to Redis are cut, delayed, held back, and
-lose answers; SQLite's disk is full for a while, where this user may mount one. At the end, a router that has seen nothing is
-asked for all of it, and the store is read as a whole.
+pictures. Trainers claim the conversations as text, acknowledge them, give them back, or die with them. Processes are killed
+with SIGKILL and stopped with SIGSTOP; connections to Redis are cut, delayed, held back, and lose answers; SQLite's disk is full
+for a while, where this user may mount one. At the end, a router that has seen nothing is asked for all of it, trainers claim
+what is left, and the store is read as a whole.
 
-Nothing that was answered may be lost, doubled, wrong, or seen by another tenant. What was told to be unsaved has to be there
-once the store is back. The exit status is 1 otherwise, and the shortest story of each fault is printed.
+Nothing that was answered may be lost, doubled, wrong, or seen by another tenant, and each reply of a rewarded conversation
+is acknowledged by one trainer, once. What was told to be unsaved has to be there once the store is back. The exit status is 1
+otherwise, and the shortest story of each fault is printed.
 
 With `--fsync everysec` Redis may acknowledge a write up to two seconds before it gives it to the system, if a sync of the file
 takes so long. A kill of Redis in that time loses it. Only `--fsync always` promises that nothing is.
@@ -31,8 +33,9 @@ from benchmarks.many_routers.clients import Client, Shared, Truth
 from benchmarks.many_routers.count import Count, check_store
 from benchmarks.many_routers.faults import Faults
 from benchmarks.many_routers.ledger import Ledger
-from benchmarks.many_routers.machines import ADMIN, FSYNCS, Machines
+from benchmarks.many_routers.machines import ADMIN, FSYNCS, TENANTS, Machines
 from benchmarks.many_routers.targets import check_targets
+from benchmarks.many_routers.trainers import Trained, Trainer
 
 STORIES = 8
 
@@ -42,6 +45,7 @@ class Plan:
     """What to run.
 
     Attributes:
+        trainers: how many claim what is sampled as text.
         store: `sqlite` or `redis`; `fsync` is Redis' `appendfsync`.
         flags: further flags of the routers.
         apart: prefill and decode workers, two of each.
@@ -53,6 +57,7 @@ class Plan:
     minutes: float = 10.0
     routers: int = 3
     clients: int = 32
+    trainers: int = 4
     fsync: str = "always"
     seed: int = 0
     flags: Sequence[str] = ()
@@ -90,8 +95,12 @@ def run(
         truth = Truth(machines.workers)
         shared = Shared(machines.url, ledger, truth, images=plan.images)
         clients = [Client(shared, number, plan.seed) for number in range(plan.clients)]
+        trained = Trained(shared)
+        trainers = [Trainer(shared, trained, number, plan.seed) for number in range(plan.trainers)]
         faults = Faults(machines, ledger, plan.seed)
-        with _threads([*(one.run for one in clients), faults.run], [shared.stopping.set, faults.stop]) as threads:
+        with _threads(
+            [*(one.run for one in (*clients, *trainers)), faults.run], [shared.stopping.set, faults.stop]
+        ) as threads:
             end = time.monotonic() + 60 * plan.minutes
             while time.monotonic() < end and all(one.is_alive() for one in threads):
                 time.sleep(min(progress, max(0.1, end - time.monotonic())))
@@ -107,7 +116,9 @@ def run(
         fresh = machines.router("fresh")
         with fresh:
             fresh.wait_until_up()
-            count = Count(fresh.url, ledger, truth)
+            for number in range(len(TENANTS)):
+                Trainer(shared, trained, number, plan.seed, fresh.url).rest()
+            count = Count(fresh.url, ledger, truth, trained)
             count.run()
         placed = check_targets([one.url for one in machines.routers], ADMIN, ledger)
         stored = check_store(machines.store, ledger, truth)
@@ -175,8 +186,15 @@ def parser() -> argparse.ArgumentParser:
 def main() -> int:
     """Run what the command line says."""
     args = parser().parse_args()
-    given = (args.store, args.minutes, args.routers, args.clients, args.fsync, args.seed, args.flags)
-    plan = Plan(*given, apart=args.apart, ranks=args.ranks, images=args.images)
+    plan = Plan(
+        *(args.store, args.minutes, args.routers, args.clients),
+        fsync=args.fsync,
+        seed=args.seed,
+        flags=args.flags,
+        apart=args.apart,
+        ranks=args.ranks,
+        images=args.images,
+    )
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
