@@ -10,6 +10,7 @@ bodies from the structs that read them, and the rest from `scripts/openapi_calls
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -216,16 +217,16 @@ def _schemas(bodies: list[type[Struct]]) -> Json:
     _, found = msgspec.json.schema_components([*map(_plain, bodies), *_ERRORS], ref_template=ref)
     for body in bodies:
         schema = found[body.__name__]
-        if len(summary := (body.__doc__ or "").strip().splitlines()) > 0:
-            schema["description"] = summary[0]
-        for names, words in _ATTRIBUTE.findall((body.__doc__ or "").partition("Attributes:\n")[2]):
+        told = inspect.cleandoc(body.__doc__ or "")  # Python 3.13 keeps no indentation, the others do
+        schema["description"] = told.partition("\n")[0]
+        for names, words in _ATTRIBUTE.findall(told.partition("Attributes:\n")[2]):
             for name in names.split(", "):
                 if name in schema["properties"]:
                     schema["properties"][name]["description"] = " ".join(words.split())
     return dict(sorted(found.items()))
 
 
-_ATTRIBUTE: Final = re.compile(r"^ {8}([\w, ]+): (.+(?:\n {12}.+)*)", re.MULTILINE)
+_ATTRIBUTE: Final = re.compile(r"^ {4}([\w, ]+): (.+(?:\n {8}.+)*)", re.MULTILINE)
 """An attribute, or several, in a docstring."""
 _OURS: Final = frozenset({"ignored"})
 """Fields of structs that a request does not have."""
