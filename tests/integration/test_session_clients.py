@@ -58,6 +58,47 @@ def truth(session: AgentSession, since: int) -> list[int]:
     return chain
 
 
+class TestAnthropicsToolRunner:
+    """It keeps a thread at Anthropic's servers, and sends only the new messages, unless a server has no threads."""
+
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_a_tool_loop_is_one_trajectory(self, session: AgentSession, stream: bool) -> None:
+        worker, since = session.stack.workers[0], len(session.stack.workers[0].log)
+
+        @anthropic.beta_tool
+        def look(where: str, times: int) -> str:
+            """Looks somewhere.
+
+            Args:
+                where: the place
+                times: how often
+            """
+            return f"{where}: {times}"
+
+        for number in range(3):
+            worker.script(text=f"<think>\nhm {number}\n</think>\n\nI look.\n{call_text('there', number)}")
+        worker.script(text="<think>\n\n</think>\n\nNowhere.")
+        client = anthropic.Anthropic(base_url=url(session), api_key="none")
+        runner = client.beta.messages.tool_runner(
+            model="m",
+            max_tokens=200,
+            tools=[look],
+            messages=[{"role": "user", "content": "Where is it?"}],
+            stream=stream,
+        )
+        last = runner.until_done()
+        assert [block.text for block in last.content if block.type == "text"] == ["Nowhere."]
+        (only,) = session.finalize()
+        assert ids_of(only) == truth(session, since)
+        assert len(session.stack.workers[0].log) == since + 4
+
+    def test_who_asks_for_a_thread_is_told(self, session: AgentSession) -> None:
+        client = anthropic.Anthropic(base_url=url(session), api_key="none")
+        thread = client.beta.messages.thread(model="m", max_tokens=20)
+        with pytest.raises(anthropic.BadRequestError, match="continue_unthreaded"):
+            thread.send({"role": "user", "content": "Where is it?"})
+
+
 class TestOpenAI:
     def test_a_tool_loop(self, session: AgentSession) -> None:
         worker, since = session.stack.workers[0], len(session.stack.workers[0].log)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from middleware_hub.chat.memo import Memo
 from middleware_hub.chat.messages import CUSTOM, FUNCTION, ChatRequest, Message
@@ -124,10 +124,14 @@ CLIENT_TOOLS = {
 }
 """By their types without the date."""
 
-_BOOKKEEPING = "metadata service_tier betas cache_control inference_geo speed".split()
+_BOOKKEEPING = (
+    "metadata service_tier betas cache_control inference_geo speed billing_policy fallback_credit_token".split()
+)
 """Fields for Anthropic's own use, and for what a reply costs in time and money there."""
-_HINTS = ("container", "context_management")
+_HINTS = ("container", "context_management", "diagnostics", "fallbacks")
 """Fields that have no effect here, which the reply says."""
+_NO_THREADS: Final = "thread_unsupported_request"
+"""The word by which Anthropic's libraries (2.14 for Python) go on without a thread, with all messages in each request."""
 
 _ELSEWHERE = {"n": 1, "logprobs": False, "top_logprobs": 0}
 """Fields whose results have no place in a message of this dialect, and the values they may have."""
@@ -188,6 +192,16 @@ def _read(fields: Fields, opened: OpenedBody, limit: int | None) -> tuple[ChatRe
     for key, only in _ELSEWHERE.items():
         if key in fields and fields.take(key, _FLAG) not in (None, only):
             raise BadRequestError(f"`{key}` has no place in this dialect: use /v1/chat/completions", param=key)
+    if fields.take("thread", OBJECT):
+        raise BadRequestError(
+            "`thread` is not supported: send all messages in each request, and the session goes on where they match. With "
+            'Anthropic\'s own library: unsupported_request_behavior="continue_unthreaded"',
+            param="thread",
+            code=_NO_THREADS,
+            details={"error_code": _NO_THREADS, "unsupported": ["thread"]},
+        )
+    if fields.take("compaction", OBJECT):
+        raise unsupported("`compaction` is not done here: ask for a summary in a message of the user's", "compaction")
     if fields.take("mcp_servers", OBJECTS):
         raise unsupported("`mcp_servers` cannot be called from here: offer their tools in `tools`", "mcp_servers")
     fields.drop(_BOOKKEEPING)

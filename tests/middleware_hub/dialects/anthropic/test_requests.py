@@ -299,6 +299,10 @@ def test_sampling() -> None:
         ("logprobs", True),
         ("top_logprobs", 1),
         ("mcp_servers", [{"type": "url"}]),
+        ("thread", {"type": "create"}),
+        ("thread", {"type": "continue", "previous_message_id": "msg_1"}),
+        ("thread", "create"),
+        ("compaction", {"type": "enabled"}),
         ("stream", 1),
         ("input_ids", [1]),
     ],
@@ -339,6 +343,13 @@ def test_effort_and_format_of_the_output() -> None:
 
 def test_a_list_of_no_servers_asks_for_nothing() -> None:
     assert parse(mcp_servers=[]) == parse()
+
+
+def test_a_thread_is_refused_in_the_words_by_which_clients_send_all_messages() -> None:
+    """Ignored, it would make a conversation of each turn: a client with a thread sends the new messages only."""
+    found = error(thread={"type": "continue", "previous_message_id": "msg_1"})
+    assert found.details["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert parse(thread=None, compaction=None) == parse()
 
 
 def test_unknown_fields_are_for_the_worker_and_anthropics_bookkeeping_for_nobody() -> None:
