@@ -92,6 +92,36 @@ class TestAnthropicsToolRunner:
         assert ids_of(only) == truth(session, since)
         assert len(session.stack.workers[0].log) == since + 4
 
+    def test_a_tool_that_is_added_on_the_way_is_called(self, session: AgentSession) -> None:
+        worker, since = session.stack.workers[0], len(session.stack.workers[0].log)
+
+        @anthropic.beta_tool
+        def wait(seconds: int) -> str:
+            """Waits."""
+            return f"{seconds} s"
+
+        @anthropic.beta_tool
+        def look(where: str, times: int) -> str:
+            """Looks somewhere."""
+            return f"{where}: {times}"
+
+        worker.script(
+            text='<think>\n\n</think>\n\n<tool_call>\n{"name": "wait", "arguments": {"seconds": 1}}\n</tool_call>'
+        )
+        worker.script(text=f"<think>\n\n</think>\n\n{call_text('there', 2)}")
+        worker.script(text="<think>\n\n</think>\n\nNowhere.")
+        client = anthropic.Anthropic(base_url=url(session), api_key="none")
+        asked: list[Any] = [{"role": "user", "content": "Where is it?"}]
+        runner = client.beta.messages.tool_runner(model="m", max_tokens=200, tools=[wait], messages=asked)
+        replies = []
+        for reply in runner:
+            replies.append(reply)
+            if len(replies) == 1:
+                runner.add_tools(look)
+        assert [block.type for reply in replies for block in reply.content] == ["tool_use", "tool_use", "text"]
+        (only,) = session.finalize()
+        assert ids_of(only) == truth(session, since)
+
     def test_who_asks_for_a_thread_is_told(self, session: AgentSession) -> None:
         client = anthropic.Anthropic(base_url=url(session), api_key="none")
         thread = client.beta.messages.thread(model="m", max_tokens=20)

@@ -137,6 +137,8 @@ _ELSEWHERE = {"n": 1, "logprobs": False, "top_logprobs": 0}
 """Fields whose results have no place in a message of this dialect, and the values they may have."""
 
 _REFERENCE = b'"tool_reference"'
+_CHANGES = (b'"tool_addition"', b'"tool_removal"')
+"""Blocks of system messages: tools that are offered, or not any more, from there on."""
 _ANTHROPICS_OWN = re.compile(r"[a-z_]+_[0-9]{8}|mcp_toolset")
 """The types of tools that Anthropic defines: a name and a date. It runs those that the client does not run."""
 _OWN = ", ".join(f"{name}_DATE" for name in CLIENT_TOOLS)
@@ -149,7 +151,8 @@ _SYSTEM: Kind[str | list[Any]] = Kind(str | list[Any], "a string, or a list of b
 
 def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     """Read a body. Raises BadRequestError with `param`, the wrong field."""
-    opened = open_body(body, memo)
+    # Remembered messages may have offered tools, and would not be read.
+    opened = open_body(body, None if any(block in body for block in _CHANGES) else memo)
     if opened.recalled is not None and isinstance(opened.rest, Fields) and _REFERENCE in body:
         # Remembered messages hold the definitions of the tools that their request offered.
         opened = open_body(body, None)
@@ -182,7 +185,7 @@ def _read(fields: Fields, opened: OpenedBody, limit: int | None) -> tuple[ChatRe
     system = _system(fields.take("system", _SYSTEM))
     front: list[Message] = [{"role": "system", "content": system}] if system else []
     offered = _tools(fields)
-    read = each_message(opened, partial(_message, definitions(offered.all)))
+    read = each_message(opened, partial(_message, definitions(offered.all), offered=offered))
     sampling = read_sampling(fields)
     add_stops(sampling, "stop_sequences", fields.take("stop_sequences", STRINGS))
     template = read_variables(fields)
@@ -223,16 +226,57 @@ def _read(fields: Fields, opened: OpenedBody, limit: int | None) -> tuple[ChatRe
     return request, read
 
 
-def _message(definitions: Mapping[str, str], place: str, wrote: dict[str, Any]) -> list[Message]:
-    """Read one message. `definitions`: the texts of tools, for results that refer to them."""
+def _message(
+    definitions: Mapping[str, str], place: str, wrote: dict[str, Any], offered: OfferedTools | None = None
+) -> list[Message]:
+    """Read one message.
+
+    Args:
+        definitions: the texts of tools, for results that refer to them.
+        offered: gets the tools that messages offer; None if they offer none.
+    """
     role, content = wrote.get("role"), wrote.get("content")
     if role == "user":
         return _user(definitions, place, content)
     if role == "assistant":
         return [_assistant(place, content)]
     if role == "system":
+        if type(content) is list and offered is not None:
+            content = [_change(f"{place}.content[{at}]", part, offered) for at, part in enumerate(content)]
         return [{"role": "system", "content": told(f"{place}.content", content) or ""}]
     raise wrong(f"{place}.role", role, '"user" or "assistant"')
+
+
+def _change(place: str, block: Any, offered: OfferedTools) -> Any:
+    """Return a block of a system message; one that changes the tools becomes a text. Raises BadRequestError."""
+    kind = block.get("type") if type(block) is dict else None
+    if kind not in ("tool_addition", "tool_removal"):
+        return block
+    tool = block.get("tool")
+    if type(tool) is not dict:
+        raise wrong(f"{place}.tool", tool, "an object")
+    if kind == "tool_addition" and tool.get("type") == "tool_definition":
+        added = OfferedTools()
+        definition = tool.get("definition")
+        if type(definition) is not dict:
+            raise wrong(f"{place}.tool.definition", definition, "an object")
+        _offer(added, f"{place}.tool.definition", {**definition, "defer_loading": True})
+        known = definitions(offered.all)
+        for one in added.deferred:
+            if one["function"]["name"] not in known:
+                offered.add(place, one, deferred=True)
+        for own in added.ignored:
+            offered.ignore(place, own)
+        return {"type": "text", "text": "\n".join(definitions(added.deferred).values())}
+    if tool.get("type") != "tool_reference":
+        raise unsupported(
+            f"`{place}.tool` is of another type than tool_definition and tool_reference", f"{place}.tool.type"
+        )
+    name, known = string(f"{place}.tool.name", tool.get("name")), definitions(offered.all)
+    if name not in known:
+        raise BadRequestError(f"`{place}` refers to {name!r}, which is not offered", param=f"{place}.tool.name")
+    said = known[name] if kind == "tool_addition" else f"The tool {name} is not available any more."
+    return {"type": "text", "text": said}
 
 
 def _system(wrote: str | list[Any] | None) -> str | None:

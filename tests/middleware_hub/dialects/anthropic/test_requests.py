@@ -352,6 +352,33 @@ def test_a_thread_is_refused_in_the_words_by_which_clients_send_all_messages() -
     assert parse(thread=None, compaction=None) == parse()
 
 
+def test_a_system_message_changes_the_tools_from_there_on() -> None:
+    sub = {"name": "sub", "description": "Subtracts.", "input_schema": {"type": "object"}}
+    added = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": sub}}
+    removed = {"type": "tool_removal", "tool": {"type": "tool_reference", "name": "add"}}
+    again = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "add"}}
+    found = parse(
+        tools=[ADD], messages=[USER, {"role": "system", "content": [added, removed, again, text("Now.")]}, USER]
+    )
+    assert [tool["function"]["name"] for tool in found.tools or ()] == ["add"]
+    assert [tool["function"]["name"] for tool in found.deferred] == ["sub"]
+    said = "".join(part["text"] for part in found.messages[1]["content"])
+    for word in ('"sub"', "Subtracts.", "add is not available any more", "Adds.", "Now."):
+        assert said.count(word) == 1
+    for block, param in (
+        ({"type": "tool_addition"}, "tool"),
+        ({"type": "tool_addition", "tool": {"type": "tool_definition"}}, "tool.definition"),
+        (
+            {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {}}},
+            "tool.definition.input_schema",
+        ),
+        ({"type": "tool_removal", "tool": {"type": "tool_reference", "name": "no"}}, "tool.name"),
+        ({"type": "tool_removal", "tool": {"type": "mcp_toolset_reference"}}, "tool.type"),
+    ):
+        refusal = error(tools=[ADD], messages=[USER, {"role": "system", "content": [block]}, USER])
+        assert refusal.details["param"] == f"messages[1].content[0].{param}"
+
+
 def test_unknown_fields_are_for_the_worker_and_anthropics_bookkeeping_for_nobody() -> None:
     request = parse(
         lora_path="a", metadata={"user_id": "u"}, betas=["x"], context_management={}, service_tier="auto", n=1
