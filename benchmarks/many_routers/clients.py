@@ -211,9 +211,9 @@ class Client:
         meta = reply["meta_info"]
         if entry.kind != "n" and meta["id"] != entry.rid:
             self.ledger.accuse("wrong", f"asked {entry.rid}, and {meta['id']} was answered", entry)
-        entry.rid, entry.text, entry.version = meta["id"], reply["text"], meta["weight_version"]
+        entry.rid, entry.text, entry.version = meta["id"], reply["text"], meta.get("weight_version", "")
         entry.finish = (meta.get("finish_reason") or {}).get("type", "")
-        entry.sent, entry.sampled = reply["prompt_token_ids"], reply["output_ids"]
+        entry.sent, entry.sampled = reply.get("prompt_token_ids") or [], reply["output_ids"]  # none of what was queued
         entry.logprobs = [one[0] for one in meta["output_token_logprobs"]]
         self._told(entry, answer)
         self.ledger.end(entry, "answered")
@@ -237,7 +237,7 @@ class Client:
     def check_beginning(self, entry: Entry) -> None:
         """Check that a turn begins with all tokens of the turns before it, unless a client was told of a loss."""
         parent = entry.parent
-        if parent is None or entry.sent[: len(parent.chain)] == parent.chain:
+        if parent is None or not entry.sent or entry.sent[: len(parent.chain)] == parent.chain:
             return
         if entry.reasons:
             self.ledger.count("turns encoded without what they were told is not known")

@@ -91,18 +91,19 @@ class Trainer:
                 self._asked("release", space, {"claim_id": claim.body["claim_id"]})
 
     def rest(self) -> None:
-        """Claim and acknowledge all that is left, once all leases are over."""
+        """Claim and acknowledge all that is left, and what other claims hold until their leases are over."""
         for space in SPACES:
-            deadline = time.monotonic() + 2 * LEASE
-            while True:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
                 body = {"groups": 64, "lease_seconds": 60, "return_logp": True}
                 claim = self._asked("claim", space, body)
-                if claim is not None and claim.status == 200 and claim.body["claim_id"] is not None:
-                    self._acknowledge(claim.body, space)
-                elif time.monotonic() > deadline:
-                    break
-                else:
-                    time.sleep(0.2)
+                if claim is not None and claim.status == 200:
+                    if claim.body["claim_id"] is not None:
+                        self._acknowledge(claim.body, space)
+                        continue
+                    if not claim.body["waiting"]["claimed_samples"]:
+                        break
+                time.sleep(0.2)
 
     def _acknowledge(self, claim: Json, space: str) -> None:
         """Acknowledge until that is answered: it may be sent twice."""

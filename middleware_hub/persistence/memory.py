@@ -143,10 +143,11 @@ class Memory:
     async def asked_late(self, namespace: Namespace, cut: Cut) -> Sequence[str]:
         """Make the look-ups that failed when the prompts of a chain were made, and note the results in its flags.
 
-        Returns the names of the replies that these prompts passed over. Where the store does not answer, the flags stay.
+        Returns the names of the replies that these prompts passed over. The flags stay where the store does not answer, and
+        where the tree has collected the chain: what is gone cannot be held.
         """
         open_ones = doubts(namespace, cut)
-        if cut.span is None or not open_ones:
+        if cut.span is None or not cut.span.users or not open_ones:
             return ()
         missed: dict[str, None] = {}
         self.tree.hold(cut.span)
@@ -165,9 +166,15 @@ class Memory:
 
     def _handed_over(self, reply: Generation) -> None:
         """Make the look-up that failed when the prompt of a reply was made: the reply is in the store now."""
+        self.tree.hold(reply.span)  # the task begins later
         task = asyncio.get_running_loop().create_task(self.asked_late(reply.namespace, end_of(reply.span)))
         self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+
+        def over(task: asyncio.Task[Sequence[str]]) -> None:
+            self._asking.discard(task)
+            self.tree.release(reply.span)
+
+        task.add_done_callback(over)
 
     async def _asked_late(self, doubt: Doubt) -> Sequence[str]:
         known = KnownRecords(self.tree.stored)
@@ -239,13 +246,26 @@ class Memory:
     async def bring(self, records: Mapping[bytes, bytes]) -> None:
         """Fill the tree with these replies, given by the ids of their records and their roots, if the store has them.
 
-        Raises StoreError.
+        All of them are there when this returns, whatever the tree collects meanwhile. Raises StoreError.
         """
-        for roots in (records, None):  # a conversation that was recorded again may have another root
-            lacking = [record for record in records if record not in self.tree.stored]
-            if lacking:
+        held: list[TokenSpan] = []
+        try:
+            for number in range(_MOST_ROUNDS):
+                lacking = [record for record in records if record not in self.tree.stored]
+                if not lacking:
+                    break
+                for span in filter(None, map(self.tree.stored.get, records)):
+                    self.tree.hold(span)
+                    held.append(span)
                 known = KnownRecords(self.tree.stored)
-                await self._restore(await self.store.get(lacking, known=known, roots=roots), known)
+                # A conversation that was recorded again may have another root.
+                found = await self.store.get(lacking, known=known, roots=None if number else records)
+                if number and not found.records:
+                    break
+                await self._restore(found, known)
+        finally:
+            for span in held:
+                self.tree.release(span)
 
     async def _hear(self) -> None:
         """Read new weight versions, if other routers have written."""
