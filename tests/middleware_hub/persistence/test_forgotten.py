@@ -139,6 +139,8 @@ class Pruned:
         assert found is not None
         assert chain is not None
         kept = await self.kept(life, asked.namespace, text, asked.name, len(found["tokens"]))
+        if text == asked.text:
+            kept = []  # no request goes on from an empty reply, so other replies decide how much context is reused
         self.recorded[asked.name] = asked.namespace, text, found, kept
         self.said.append((NAMESPACES.index(asked.namespace), text, asked.name, chain))
         assert pruning or asked.name in await self.names()
@@ -180,9 +182,8 @@ class Pruned:
                 found = await life.retrieve(namespace, text, name)
                 assert found is not None
                 assert {**found, "request_ids": ()} == {**expected, "request_ids": ()}
-                for more, ids, then in zip(
-                    PROBES, await self.kept(life, namespace, text, name, size), kept, strict=True
-                ):
+                now = await self.kept(life, namespace, text, name, size) if kept else []
+                for more, ids, then in zip(PROBES, now, kept, strict=False):
                     # A reply that was recorded later may go on from inside of this one, with the same characters.
                     assert ids == then or ids in [one[:size] for one in self.beyond(names, namespace, text, more)]
         assert [finding async for finding in self.lives.stores[0].verify()] == []
