@@ -246,7 +246,7 @@ class Memory:
     async def bring(self, records: Mapping[bytes, bytes]) -> None:
         """Fill the tree with these replies, given by the ids of their records and their roots, if the store has them.
 
-        All of them are there when this returns, whatever the tree collects meanwhile. Raises StoreError.
+        Those that the store has are all there when this returns, whatever the tree collects meanwhile. Raises StoreError.
         """
         held: list[TokenSpan] = []
         try:
