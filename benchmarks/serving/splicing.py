@@ -89,18 +89,15 @@ def cell(found: Kept) -> str:
 
 
 def table(cells: dict[tuple[str, str, str], Kept]) -> str:
-    """Return a table for each way, with a row for each shape."""
-    lines: list[str] = []
+    """Return a table with a row for each shape. Ways with the same results share one."""
+    tables: dict[tuple[str, ...], list[str]] = {}
     for way in WAYS:
-        lines += [
-            f"**{way[0].upper()}{way[1:]}**",
-            "",
-            f"| | {' | '.join(TEMPLATES)} |",
-            f"|---{'|---' * len(TEMPLATES)}|",
-        ]
-        for shape in SHAPES:
-            row = " | ".join(cell(cells[name, shape, way]) for name in TEMPLATES)
-            lines.append(f"| {shape} | {row} |")
+        rows = tuple(" | ".join(cell(cells[name, shape, way]) for name in TEMPLATES) for shape in SHAPES)
+        tables.setdefault(rows, []).append(f"{way[0].upper()}{way[1:]}")
+    lines: list[str] = []
+    for rows, ways in tables.items():
+        lines += [f"**{'; '.join(ways)}**", "", f"| | {' | '.join(TEMPLATES)} |", f"|---{'|---' * len(TEMPLATES)}|"]
+        lines += [f"| {shape} | {row} |" for shape, row in zip(SHAPES, rows, strict=True)]
         lines.append("")
     return "\n".join(lines).rstrip()
 
