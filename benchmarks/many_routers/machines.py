@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
-import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.many_routers.clock import Clock, NoClockError, sweep
+from benchmarks.many_routers.disk import Disk, NoDiskError
+from benchmarks.many_routers.network import Network, NoNetworkError
 from benchmarks.many_routers.wire import Wire
 from tests.support import debian, templates
 from tests.support.client import call
@@ -23,7 +24,6 @@ from worker.worker import EmbeddedWorker, LoopThread
 
 TENANTS = {"alpha": "key-of-alpha", "beta": "key-of-beta"}
 ADMIN = "key-of-admin"
-_DISK_MEGABYTES = 256
 FSYNCS = ("always", "everysec")
 
 _PARTS = """\
@@ -65,8 +65,13 @@ class Machines:
         url: of the balancer.
         workers: those whose replies clients get; `prefills`: beside them, those that prefill.
         routers, redis: processes; redis is None with a store of another kind.
-        wires: from each router to Redis.
-        disk: the folder of SQLite's file, on a disk of its own that can be filled; None where this user may mount nothing.
+        wires: from each router to Redis, in the store's namespace if there is one.
+        network: the links from each router to the store's namespace; None with a store that is a file, or where this user
+            may make none.
+        disk: of the store's files; None where this user may mount nothing.
+        clocks: of each router; one for all with a store that is a file, as its routers are on one machine. None where no
+            process can have one.
+        absent: what this machine or this user does not allow, in words.
     """
 
     def __init__(
@@ -103,28 +108,33 @@ class Machines:
 
         self.workers = workers("decode" if apart else "null")
         self.prefills = workers("prefill") if apart else []
+        self._kind, self._fsync = store, fsync
         self.redis: Process | None = None
         self.redis_port = free_port()
-        if store == "redis":
-            (folder / "redis").mkdir()
-            self.redis = Process("redis", *self._redis(fsync), folder=folder, up="Ready to accept connections")
-        self.disk: Path | None = folder / "store" if store == "sqlite" else None
+        self.network: Network | None = None
+        self.disk: Disk | None = None
+        self.clocks: list[Clock] | None = None
+        self.absent: list[str] = []
         self.store = f"redis://127.0.0.1:{self.redis_port}/0" if store == "redis" else f"sqlite:{folder / 'store'}/"
         self.count = routers
         self.wires: list[Wire] = []
         self.routers: list[Program] = []
 
-    def _redis(self, fsync: str) -> list[str]:
+    def _redis(self) -> list[str]:
         """Return the command of Redis. A group is acknowledged once it is in the file; `fsync`: what a power cut may take."""
+        inside = () if self.network is None else self.network.inside
+        own = () if self.network is None else (self.network.address(self.count),)
         flags = {
             "port": self.redis_port,
-            "bind": "127.0.0.1",
-            "dir": self._folder / "redis",
+            "bind": " ".join(("127.0.0.1", *own)),
+            "protected-mode": "no",
+            "dir": self._folder / "store",
             "save": "",
             "appendonly": "yes",
         }
-        flags |= {"appendfsync": fsync, "maxmemory-policy": "noeviction", "aof-load-truncated": "yes"}
+        flags |= {"appendfsync": self._fsync, "maxmemory-policy": "noeviction", "aof-load-truncated": "yes"}
         return [
+            *inside,
             str(debian.program("redis-server")),
             *(str(word) for name, value in flags.items() for word in (f"--{name}", value)),
         ]
@@ -133,15 +143,9 @@ class Machines:
         with contextlib.ExitStack() as stack:
             for worker in (*self.prefills, *self.workers):
                 stack.enter_context(worker)
-            if self.disk is not None and not stack.enter_context(_mounted(self.disk)):
-                self.disk = None
-            if self.redis is not None:
-                stack.enter_context(self.redis).wait_until_up()
-                thread = LoopThread("wires", self.workers[0]._options.new_loop)
-                stack.callback(thread.stop)
-                self.wires = [Wire(thread, self.redis_port) for _ in range(self.count)]
-                for wire in self.wires:
-                    stack.callback(wire.close)
+            self._given(stack)
+            if self._kind == "redis":
+                self._wired(stack)
             self.routers = [self.router(f"router-{number}", number) for number in range(self.count)]
             for router in self.routers:
                 stack.enter_context(router)
@@ -159,6 +163,44 @@ class Machines:
             self._entered = stack.pop_all()
         return self
 
+    def _given(self, stack: contextlib.ExitStack) -> None:
+        """Take what this machine and this user allow: a disk, links, and clocks."""
+        (self._folder / "store").mkdir()
+        try:
+            self.disk = Disk(self._folder / "store")
+            stack.callback(self.disk.close)
+            if not self.disk.hangs:
+                self.absent.append("no slow disk: it cannot be mounted out of a file")
+        except NoDiskError as error:
+            self.absent.append(f"no full or slow disk: {error}")
+        try:
+            if self._kind == "redis":
+                self.network = Network(self.count + 1)
+                stack.callback(self.network.close)
+        except NoNetworkError as error:
+            self.absent.append(f"no partitions of the network, only cut connections: {error}")
+        try:
+            count = self.count if self._kind == "redis" else 1
+            self.clocks = [Clock(self._folder / f"clock-{number}") for number in range(count)]
+            stack.callback(sweep)
+        except NoClockError as error:
+            self.absent.append(f"no steps of the clock: {error}")
+
+    def _wired(self, stack: contextlib.ExitStack) -> None:
+        """Start Redis, and a wire from each router to it."""
+        self.redis = Process("redis", *self._redis(), folder=self._folder, up="Ready to accept connections")
+        stack.enter_context(self.redis).wait_until_up()
+        thread = LoopThread("wires", self.workers[0]._options.new_loop)
+        stack.callback(thread.stop)
+        hosts = ["127.0.0.1"] * self.count
+        if self.network is not None:
+            self.network.enter(thread)
+            hosts = [self.network.address(number) for number in range(self.count)]
+            self.store = f"redis://{self.network.address(self.count)}:{self.redis_port}/0"
+        self.wires = [Wire(thread, self.redis_port, host) for host in hosts]
+        for wire in self.wires:
+            stack.callback(wire.close)
+
     def __exit__(self, *_: object) -> None:
         self._entered.close()
 
@@ -166,7 +208,7 @@ class Machines:
         """Return a router that was not started: behind wire `number`, or one that asks the store itself."""
         store = self.store
         if number is not None and self.wires:
-            store = f"redis://127.0.0.1:{self.wires[number].port}/0"
+            store = f"redis://{self.wires[number].host}:{self.wires[number].port}/0"
         # Replies often begin with a blank, so their texts alone do not bring their tokens back.
         template = self._folder / "trims.jinja"
         template.write_text(_PARTS + templates.source("qwen2_5").replace("message.content", "said(message.content)"))
@@ -175,28 +217,22 @@ class Machines:
         flags += ["--admin-key", ADMIN, "--verify-rate", "0", "--abort-retry-wait", "0.2"]
         flags += ["--radix-max-tokens", "40000", "--shutdown-grace", "10"]
         flags += ["--store-spool", str(self._folder / "spool"), *self._flags]
-        return Program(
-            name, *flags, "--worker-urls", *(one.url for one in (*self.prefills, *self.workers)), folder=self._folder
-        )
-
-    def fill(self) -> None:
-        """Leave no room on the disk of the store, until `empty`."""
-        assert self.disk is not None
-        with contextlib.suppress(OSError), (self.disk / "filler").open("wb", buffering=0) as filler:
-            while True:
-                filler.write(bytes(1 << 16))
-
-    def empty(self) -> None:
-        """Make room on the disk of the store again."""
-        assert self.disk is not None
-        (self.disk / "filler").unlink(missing_ok=True)
+        flags += ["--worker-urls", *(one.url for one in (*self.prefills, *self.workers))]
+        clock: tuple[str, ...] = ()
+        if self.clocks is not None and (number is not None or len(self.clocks) == 1):
+            clock = self.clocks[(number or 0) % len(self.clocks)].command
+        return Program(name, *flags, folder=self._folder, starter=clock)
 
     def heal(self) -> None:
         """Let all machines run, and wait until everything that waits for the store is in it. Raises TimeoutError."""
         for wire in self.wires:
             wire.set("whole")
+        if self.network is not None:
+            for number in range(self.count):
+                self.network.set(number, "none")
         if self.disk is not None:
-            self.empty()
+            self.disk.go_on()
+            self.disk.empty()
         for process in (*self.routers, *([self.redis] if self.redis else [])):
             if process.alive:
                 process.thaw()
@@ -211,21 +247,6 @@ class Machines:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the store is there, but is not handed all that waits: {waiting}")
             time.sleep(0.2)
-
-
-@contextlib.contextmanager
-def _mounted(folder: Path) -> Iterator[bool]:
-    """Mount a disk of its own at a folder; yield False where this user may not."""
-    folder.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MEGABYTES}m", "tmpfs", str(folder)]
-    mounted = (
-        shutil.which("mount") is not None and not subprocess.run(command, capture_output=True, check=False).returncode
-    )
-    try:
-        yield mounted
-    finally:
-        if mounted:
-            subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def unwritten(url: str) -> int:

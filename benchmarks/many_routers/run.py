@@ -4,9 +4,10 @@
 sample tokens whose text no tokenizer would encode so, and clients with conversations as text (plain, streamed, in batches,
 several samples, aborted, left) and in sessions (OpenAI's and Anthropic's dialect in turns); with `--images` they show
 pictures. Trainers claim the conversations as text, acknowledge them, give them back, or die with them. Processes are killed
-with SIGKILL and stopped with SIGSTOP; connections to Redis are cut, delayed, held back, and lose answers; SQLite's disk is full
-for a while, where this user may mount one. At the end, a router that has seen nothing is asked for all of it, trainers claim
-what is left, and the store is read as a whole.
+with SIGKILL and stopped with SIGSTOP; connections to Redis are cut, delayed, held back, and lose answers. For root, the links
+between routers and Redis lose packets in one direction or both, and the store's disk is full, slow, or hangs for a while. Wall
+clocks of routers are set minutes ahead or behind. What is not possible is printed as skipped. At the end, a router that has
+seen nothing is asked for all of it, trainers claim what is left, and the store is read as a whole.
 
 Nothing that was answered may be lost, doubled, wrong, or seen by another tenant, and each reply of a rewarded conversation
 is acknowledged by one trainer, once. What was told to be unsaved has to be there once the store is back. The exit status is 1
@@ -92,6 +93,8 @@ def run(
         images=plan.images,
     )
     with made as machines:
+        for what in machines.absent:
+            print(f"SKIPPED: {what}", flush=True)
         truth = Truth(machines.workers)
         shared = Shared(machines.url, ledger, truth, images=plan.images)
         clients = [Client(shared, number, plan.seed) for number in range(plan.clients)]
@@ -126,6 +129,7 @@ def run(
     counts = Counter({f"told: {what}": number for what, number in ledger.counts.items()})
     counts += Counter({f"count: {what}": number for what, number in count.counts.items()})
     counts += Counter({f"fault: {what}": number for what, number in faults.counts.items()})
+    counts += Counter({f"skipped: {what.partition(':')[0]}": 1 for what in made.absent})
     counts += Counter({f"targets: {what}": number for what, number in placed.items()})
     counts += Counter({f"store: {what}": number for what, number in stored.items()})
     counts += Counter({f"log: {what}": number for what, number in errors.items()})

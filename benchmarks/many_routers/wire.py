@@ -24,8 +24,9 @@ class Wire:
     back, and then the connection; `cut` refuses new connections.
     """
 
-    def __init__(self, thread: LoopThread, port: int) -> None:
-        self._thread, self._target = thread, port
+    def __init__(self, thread: LoopThread, port: int, host: str = "127.0.0.1") -> None:
+        """`port`: of the store, on the machine, or in the namespace, where the thread is; `host`: where to listen."""
+        self._thread, self._target, self.host = thread, port, host
         self._state: State = "whole"
         self._changed = asyncio.Event()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -42,7 +43,7 @@ class Wire:
         self._thread.call(self._close())
 
     async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return await asyncio.start_server(self._serve, self.host, 0)
 
     async def _set(self, state: State) -> None:
         self._state = state

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -123,9 +124,9 @@ class Process:
 class Program(Process):
     """`tito-router`, always at the same URL."""
 
-    def __init__(self, name: str, *arguments: str, folder: Path) -> None:
-        """`name` is what its logs are called; `arguments` are those of `tito-router`."""
+    def __init__(self, name: str, *arguments: str, folder: Path, starter: Sequence[str] = ()) -> None:
+        """`name` is what its logs are called; `arguments` are those of `tito-router`; `starter` is a command that runs it."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = sys.executable, "-m", "router", *arguments, "--port", str(self.port)
+        command = *starter, sys.executable, "-m", "router", *arguments, "--port", str(self.port)
         super().__init__(name, *command, folder=folder, up="listening on")
