@@ -50,8 +50,13 @@ class Program:
             found = _LISTENING.search(logged)
             if found:
                 return found[1]
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise StartError(f"{shlex.join(self._command)} did not start:\n{logged[-3000:]}")
+            status = self._process.poll()
+            if status is not None or time.monotonic() > deadline:
+                what = (
+                    f"did not start within {_START_SECONDS:.0f} s" if status is None else f"ended with status {status}"
+                )
+                log = logged[-3000:] or "it has logged nothing"
+                raise StartError(f"{shlex.join(self._command)} {what}:\n{log}")
             time.sleep(0.05)
 
     @property
