@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import shutil
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -11,11 +14,13 @@ import psutil
 import pytest
 
 from benchmarks.scale.agents import Agent, Run
-from benchmarks.scale.clients import StreamClient, events_of
+from benchmarks.scale.clients import StreamClient, events_of, request
 from benchmarks.scale.engine import Engine, Group, Tokens
-from benchmarks.scale.groups import Router
+from benchmarks.scale.groups import Member, Router
 from benchmarks.scale.streams import Load
 from benchmarks.serving.conversations import Corpus
+from benchmarks.serving.floors import KINDS, Plan, done, prepared, replayed, statements
+from middleware_hub.store.sqlite.file import connect
 from router.engines.events import EventSplitter, event_data
 
 IDS, PIECES = [5, 7, 11], ["He", '"llo"', "\n"]
@@ -132,9 +137,49 @@ def trajectory(turns: int = 3, sampled: int = 12, *, exact: bool = True) -> dict
 )
 def test_a_session_that_lost_something_is_told(trajectories: list[dict[str, Any]], exact: int) -> None:
     run = Run()
-    agent = Agent(Router("router", "http://x", psutil.Process()), cast(Corpus, None), run, tokens=4)
+    agent = Agent(Router("router", [Member("http://x", psutil.Process())]), cast(Corpus, None), run, tokens=4)
     agent.check({"trajectories": trajectories}, turns=3)
     assert (run.exact, len(run.wrong)) == (exact, 1 - exact)
+
+
+def test_clients_are_spread_over_routers_and_tenants() -> None:
+    members = [Member(f"http://127.0.0.1:{port}", psutil.Process()) for port in (1, 2)]
+    target = Router("redis", members, ["a", "b", "c"])
+    assert [target.member(number).address[1] for number in range(4)] == [1, 2, 1, 2]
+    assert [target.key(number) for number in range(4)] == ["a", "b", "c", "a"]
+    assert b"\r\nauthorization: Bearer b\r\n" in request("/generate", b"{}", target.key(1))
+    assert b"authorization" not in request("/generate", b"{}", Router("router", members).key(1))
+
+
+@pytest.mark.parametrize(("workers", "stayed"), [("aaaa", 3), ("aabb", 2), ("abab", 0), ("a", 0)])
+def test_turns_at_another_worker_than_the_turn_before_are_told(workers: str, stayed: int) -> None:
+    run = Run()
+    agent = Agent(Router("router", [Member("http://x", psutil.Process())]), cast(Corpus, None), run, tokens=4)
+    for name in workers:
+        agent.served(b"HTTP/1.1 200 OK\r\nx-router-worker: http://%b\r\nx: y\r\n\r\n" % name.encode())
+    assert (run.stayed, run.further) == (stayed, len(workers) - 1)
+
+
+TABLES = ("records", "places", "news")
+
+
+def test_the_floor_of_a_store_is_of_the_same_work(tmp_path: Path) -> None:
+    """SQLite's calls alone leave the same rows as the store that made them."""
+    noted, copy = tmp_path / "noted", tmp_path / "copy"
+    plan = Plan(1, 2, 1)
+    asyncio.run(prepared(f"sqlite:{noted}/", plan))
+    shutil.copytree(noted, copy)
+    with statements() as calls:
+        _, pieces = asyncio.run(done(f"sqlite:{noted}/", plan, lambda: len(calls), alone=True))
+    before = dumped(copy)
+    floor = replayed(copy / "store.sqlite3", calls, pieces)
+    assert before != dumped(copy) == dumped(noted)
+    assert {kind: len(each) for kind, each in floor.cpu.items()} == dict(zip(KINDS, (1, 2, 1), strict=True))
+
+
+def dumped(folder: Path) -> list[list[Any]]:
+    with contextlib.closing(connect(folder / "store.sqlite3")) as connection:
+        return [connection.execute(f"SELECT * FROM {name} ORDER BY 1, 2").fetchall() for name in TABLES]
 
 
 def test_the_engines_update_their_weights_together() -> None:

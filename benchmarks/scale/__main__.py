@@ -8,6 +8,11 @@ this machine's few cores can carry beside the engines and the clients, `--rate`:
 A round opens all streams, waits for their first tokens, and measures in a window in which all are open; then it lets every
 stream come to its end, and counts those that broke or did not end. The ways take turns, round by round.
 
+`--routers` may also name two processes behind one port, and two routers over one SQLite file or one Redis; then CPU and memory
+are those of all their processes, and the lag is that of one. `--workers` may name several sizes of the group. With `--tenants`,
+clients of this router take the keys of as many tenants in turn. With `--drain`, each router gets SIGTERM in a last round, at
+the end of the window, when all streams are open.
+
 CPU is what the operating system counted for the router's process. The lag is the time of `GET /liveness`, twenty times a
 second. The first row has no router: it shows what the engines, the clients and the machine add by themselves. Where other
 programs want the same cores, lag and delays are theirs: the line over the table says for which part of the time a router was
@@ -23,8 +28,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks import foreign_routers
 from benchmarks.pages import spread, table
-from benchmarks.processes import DidNotStartError, settle
-from benchmarks.scale.groups import Router, engines, free_ports, router
+from benchmarks.processes import DidNotStartError
+from benchmarks.scale.groups import KEEPING, Member, Router, engines, free_ports, router
 from benchmarks.scale.probe import Probe, probing
 from benchmarks.scale.streams import NO_ROUTER, WAYS, Load, Sample, Way, measure
 from benchmarks.serving.conversations import Corpus
@@ -38,18 +43,18 @@ WARM = Load(20, 0.05, 1.0)
 Rounds = dict[Way, list[Sample]]
 
 
-def run(load: Load, args: argparse.Namespace, corpus: Corpus) -> Rounds:
-    """Measure all ways with this many streams. Their processes are new."""
+def run(load: Load, workers: int, args: argparse.Namespace, corpus: Corpus) -> Rounds:
+    """Measure all ways with this many streams and workers. Their processes are new."""
     found: Rounds = {}
     with contextlib.ExitStack() as stack:
-        group = stack.enter_context(engines(corpus.replies(REPLY), free_ports(args.workers), load.pause))
+        group = stack.enter_context(engines(corpus.replies(REPLY), free_ports(workers), load.pause))
         targets: dict[str, tuple[Router, Probe]] = {}
-        direct = Router("direct", group.urls[0], group.process)
-        targets["direct"] = direct, stack.enter_context(probing(direct.url))
+        direct = Router("direct", [Member(url, group.process) for url in group.urls])
+        targets["direct"] = direct, stack.enter_context(probing(direct.member(0).url))
         for name in args.routers:
             try:
-                one = stack.enter_context(router(name, group, args.router_flags))
-                targets[name] = one, stack.enter_context(probing(one.url))
+                one = stack.enter_context(router(name, group, args.router_flags, args.tenants))
+                targets[name] = one, stack.enter_context(probing(one.member(0).url))
             except (foreign_routers.NotInstalledError, DidNotStartError) as error:
                 print(f"{name}: {error}", flush=True)
         ways = [way for way in (NO_ROUTER, *WAYS) if way.router in targets]
@@ -58,16 +63,27 @@ def run(load: Load, args: argparse.Namespace, corpus: Corpus) -> Rounds:
             measure(target, group, way, Load(WARM.count, load.pause, 1.0), corpus, probe)
         for target, _ in targets.values():
             if target is not direct:
-                settle(target.process)
+                target.settle()
         for number in range(args.rounds):
             for way in ways:
                 target, probe = targets[way.router]
-                sample = measure(target, group, way, load, corpus, probe)
-                found.setdefault(way, []).append(sample)
-                print(f"{load.count:>6,} {number} {way.name:<46} {' | '.join(figures([sample]))}", flush=True)
-                for why in sample.broken[:3]:
-                    print(f"       broken: {why}", flush=True)
+                found.setdefault(way, []).append(measure(target, group, way, load, corpus, probe))
+                told(f"{load.count:>6,} {workers} {number} {way.name:<46}", found[way][-1])
+        last = {way.router: way for way in ways if way is not NO_ROUTER}
+        for way in last.values() if args.drain else ():
+            target, probe = targets[way.router]
+            found[way].append(measure(target, group, way, load, corpus, probe, drain=True))
+            told(f"{load.count:>6,} {workers} SIGTERM {way.name:<46}", found[way][-1])
     return found
+
+
+def told(what: str, sample: Sample) -> None:
+    """Print a round."""
+    print(f"{what} {' | '.join(figures([sample]))}", flush=True)
+    if sample.drained is not None:
+        print(f"       gone {sample.drained:.2f} s after the last stream", flush=True)
+    for why in sample.broken[:3]:
+        print(f"       broken: {why}", flush=True)
 
 
 def figures(samples: Sequence[Sample]) -> list[str]:
@@ -81,18 +97,33 @@ def figures(samples: Sequence[Sample]) -> list[str]:
     ]
 
 
-def rows(load: Load, rounds: Rounds) -> Iterator[list[str]]:
+def rows(name: str, load: Load, rounds: Rounds, tenants: int) -> Iterator[list[str]]:
     """Yield a row for each way."""
-    for way, samples in rounds.items():
+    for way, samples in _steady(rounds).items():
         direct = way is NO_ROUTER
         cpu, *rest = figures(samples)
         ratio = ""
-        if not direct and (base := rounds.get(WAYS[0])):
+        if not direct and (base := _steady(rounds).get(WAYS[0])):
             ratio = spread([one.cpu / other.cpu for one, other in zip(samples, base, strict=True)])
         others = spread([one.client + one.engine for one in samples], 0)
         # Of the first round only: what it leaves in memory is used again by the next.
         grown = "" if direct else f"{(samples[0].open - samples[0].before) / load.count / 1000:.0f}"
-        yield [f"{load.count:,}", way.name, "" if direct else cpu, ratio, others, *rest, grown]
+        of = f", {tenants} tenants" if tenants and way.router in KEEPING else ""
+        yield [name, way.name + of, "" if direct else cpu, ratio, others, *rest, grown]
+
+
+def _steady(rounds: Rounds) -> Rounds:
+    """Return the rounds without SIGTERM."""
+    return {way: [one for one in samples if one.drained is None] for way, samples in rounds.items()}
+
+
+def drain_rows(name: str, load: Load, rounds: Rounds) -> Iterator[list[str]]:
+    """Yield a row for each router that got SIGTERM."""
+    for way, samples in rounds.items():
+        for one in samples:
+            if one.drained is not None:
+                whole = load.count - one.timeouts - len(one.broken)
+                yield [name, way.name, f"{whole:,}", f"{one.timeouts} + {len(one.broken)}", f"{one.drained:.2f}"]
 
 
 def quiet(found: Iterable[Rounds]) -> str:
@@ -112,28 +143,39 @@ def main() -> None:
     parser.add_argument(
         "--rate", type=float, default=4000, help="tokens a second of all streams together (%(default)g)"
     )
-    parser.add_argument("--workers", type=int, default=16, help="engine doubles (%(default)s)")
-    parser.add_argument("--routers", nargs="+", choices=("smg", "none", "router"), default=["smg", "none", "router"])
+    parser.add_argument("--workers", type=int, nargs="+", default=[16], help="engine doubles (16)")
+    parser.add_argument("--routers", nargs="+", choices=("smg", "none", *KEEPING), default=["smg", "none", "router"])
+    parser.add_argument("--tenants", type=int, default=0, help="of this router, with a key each (none)")
+    parser.add_argument("--drain", action="store_true", help="stop each router in a last round")
+    parser.add_argument("--mark", default="scale", help="between which marks of the page the table goes (%(default)s)")
     parser.add_argument("--router-flags", nargs=argparse.REMAINDER, default=[], help="for this router (last)")
     args = parser.parse_args()
     raise_limit()
     corpus = Corpus()
     loads = [Load(count, count / args.rate, args.seconds) for count in args.streams]
-    found = {load: run(load, args, corpus) for load in loads}
-    lines = [row for load, rounds in found.items() for row in rows(load, rounds)]
+    found: dict[str, tuple[Load, Rounds]] = {}
+    for load in loads:
+        for workers in args.workers:
+            name = f"{load.count:,}" if len(args.workers) == 1 else f"{load.count:,} of {workers} engines"
+            found[name] = load, run(load, workers, args, corpus)
+    lines = [row for name, (load, rounds) in found.items() for row in rows(name, load, rounds, args.tenants)]
     head = [
         *("streams", "way", "CPU a token, us", "of smg", "clients and engines, us", "lag p50, ms", "p99, ms"),
         *("first token, ms", "timeouts + broken", "memory a stream, kB"),
     ]
     about = (
-        f"{versions(args.routers)}. {args.workers} engines, {args.rate:,.0f} tokens a second of all streams together."
-        f" The median of the rounds (least-largest). {quiet(found.values())}"
+        f"{versions(args.routers)}. {', '.join(map(str, args.workers))} engines, {args.rate:,.0f} tokens a second of all"
+        f" streams together. The median of the rounds (least-largest). {quiet(rounds for _, rounds in found.values())}"
     )
+    text = f"{about}\n\n{table(head, lines, words=2)}"
+    if args.drain:
+        head = ["streams", "SIGTERM to", "whole", "timeouts + broken", "gone after the last stream, s"]
+        text += f"\n\n{table(head, (row for name, one in found.items() for row in drain_rows(name, *one)), words=2)}"
     data = {
-        f"{load.count}": {way.name: [one.summary() for one in samples] for way, samples in rounds.items()}
-        for load, rounds in found.items()
+        name: {way.name: [one.summary() for one in samples] for way, samples in rounds.items()}
+        for name, (_, rounds) in found.items()
     }
-    write(args, "scale", f"{about}\n\n{table(head, lines, words=2)}", data)
+    write(args, args.mark, text, data)
 
 
 if __name__ == "__main__":

@@ -71,10 +71,10 @@ class StreamClient(asyncio.Protocol):
             self.ended.set_result(wrong)
 
 
-def request(path: str, body: bytes) -> bytes:
-    """Return a POST of JSON."""
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+def request(path: str, body: bytes, key: str = "") -> bytes:
+    """Return a POST of JSON, of a tenant if there is a key."""
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\n" + (f"authorization: Bearer {key}\r\n" if key else "")
+    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def open_stream(host: str, port: int, content: bytes, *, keep: bool = False) -> StreamClient:

@@ -24,34 +24,52 @@ class Probe:
         self._pipe = pipe
 
     def latencies(self) -> list[float]:
-        """Return the seconds that each answer took since the last call."""
+        """Return the seconds that each answer took since the last call. While no one listens, there are none."""
         self._pipe.send(None)
         found: list[float] = self._pipe.recv()
         return found
 
 
-def _watch(url: str, pipe: Connection, every: float) -> None:
+def _connected(url: str) -> socket.socket | None:
     parts = urlsplit(url)
-    with socket.create_connection((parts.hostname or "", parts.port or 0)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        found: list[float] = []
-        due = time.perf_counter()
-        while True:
-            begun = time.perf_counter()
-            connection.sendall(_REQUEST)
-            if not connection.recv(65536):
-                raise SystemExit(f"{url} closed the connection of its probe")
+    try:
+        connection = socket.create_connection((parts.hostname or "", parts.port or 0))
+    except OSError:
+        return None
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _answered(connection: socket.socket) -> bool:
+    try:
+        connection.sendall(_REQUEST)
+        return bool(connection.recv(65536))
+    except OSError:
+        return False
+
+
+def _watch(url: str, pipe: Connection, every: float) -> None:
+    connection: socket.socket | None = None
+    found: list[float] = []
+    due = time.perf_counter()
+    while True:
+        connection = connection or _connected(url)
+        begun = time.perf_counter()
+        if connection and _answered(connection):
             found.append(time.perf_counter() - begun)
-            # A slow answer is not followed by several at once: each would see the same delay.
-            due = max(due + every, time.perf_counter())
-            while (left := due - time.perf_counter()) > 0:
-                if pipe.poll(left):
-                    try:
-                        pipe.recv()
-                    except EOFError:  # the process that measures has died
-                        return
-                    pipe.send(found)
-                    found = []
+        elif connection:  # a benchmark ends routers, and starts them again
+            connection.close()
+            connection = None
+        # A slow answer is not followed by several at once: each would see the same delay.
+        due = max(due + every, time.perf_counter())
+        while (left := due - time.perf_counter()) > 0:
+            if pipe.poll(left):
+                try:
+                    pipe.recv()
+                except EOFError:  # the process that measures has died
+                    return
+                pipe.send(found)
+                found = []
 
 
 @contextlib.contextmanager

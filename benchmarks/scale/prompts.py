@@ -19,9 +19,9 @@ import uvloop
 
 from benchmarks import foreign_routers
 from benchmarks.pages import spread, table
-from benchmarks.processes import DidNotStartError, cpu_seconds, settle
+from benchmarks.processes import DidNotStartError
 from benchmarks.scale.clients import events_of, open_stream, request
-from benchmarks.scale.groups import NAMES, Router, engines, free_ports, router
+from benchmarks.scale.groups import Router, engines, free_ports, router
 from benchmarks.scale.probe import Probe, probing
 from benchmarks.scale.streams import Way, chats
 from benchmarks.serving.conversations import NEW_TOKENS, Corpus
@@ -74,8 +74,8 @@ class Talk:
 async def _turn(target: Router, talks: Sequence[Talk], corpus: Corpus, probe: Probe) -> Turn:
     """Ask for the next turn of all conversations at once."""
     probe.latencies()
-    before, used = target.process.memory_info().rss, cpu_seconds(target.process)
-    clients = [await open_stream(*target.address, talk.request(), keep=True) for talk in talks]
+    before, used = target.memory(), target.cpu()
+    clients = [await open_stream(*target.member(0).address, talk.request(), keep=True) for talk in talks]
     for client in clients:
         if wrong := await client.ended:
             raise SystemExit(f"{target.name}: {wrong}")
@@ -87,8 +87,8 @@ async def _turn(target: Router, talks: Sequence[Talk], corpus: Corpus, probe: Pr
         max(probe.latencies()),
         min(firsts),
         max(firsts),
-        (cpu_seconds(target.process) - used) / len(talks),
-        target.process.memory_info().rss - before,
+        (target.cpu() - used) / len(talks),
+        target.memory() - before,
     )
 
 
@@ -106,6 +106,7 @@ WAYS = (
     Way("the same, `--tokenizer-backend huggingface`, `/generate`", "huggingface"),
     Way("the same, a session's chat", "huggingface", chat=True),
 )
+ROUTERS = list(dict.fromkeys(way.router for way in WAYS))
 Rounds = dict[str, list[list[Turn]]]
 
 
@@ -118,11 +119,11 @@ def run(args: argparse.Namespace, corpus: Corpus) -> Rounds:
         for name in args.routers:
             try:
                 one = stack.enter_context(router(name, group, args.router_flags))
-                targets[name] = one, stack.enter_context(probing(one.url, EVERY))
+                targets[name] = one, stack.enter_context(probing(one.member(0).url, EVERY))
             except (foreign_routers.NotInstalledError, DidNotStartError) as error:
                 print(f"{name}: {error}", flush=True)
         for target, _ in targets.values():
-            settle(target.process)
+            target.settle()
         for number in range(args.rounds + 1):
             for way in WAYS:
                 if way.router not in targets:
@@ -152,7 +153,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8, help="at once (%(default)s)")
     parser.add_argument("--tokens", type=int, default=128_000, help="of a prompt (%(default)s)")
     parser.add_argument("--workers", type=int, default=8, help="engine doubles (%(default)s)")
-    parser.add_argument("--routers", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--routers", nargs="+", choices=ROUTERS, default=list(ROUTERS))
     parser.add_argument("--router-flags", nargs=argparse.REMAINDER, default=[], help="for this router (last)")
     args = parser.parse_args()
     found = run(args, Corpus())

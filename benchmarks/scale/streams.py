@@ -8,17 +8,14 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
-import psutil
 import uvloop
 
 from benchmarks.processes import cpu_seconds
 from benchmarks.scale.clients import StreamClient, open_stream, request
-from benchmarks.scale.groups import Group, Router
+from benchmarks.scale.groups import KEEPING, NAMES, Group, Router
 from benchmarks.scale.probe import Probe
 from benchmarks.serving.conversations import Corpus
 from benchmarks.serving.open_loop import at
@@ -43,16 +40,19 @@ class Way:
         if self.chat:
             said = [{"role": "user", "content": prompt}]
             return msgspec.json.encode({"model": "m", "messages": said, "max_tokens": tokens, "stream": True})
-        asks = {} if self.router == "router" else {"return_logprob": True}
+        asks = {} if self.router in KEEPING else {"return_logprob": True}
         sampling = {"max_new_tokens": tokens}
         return msgspec.json.encode({"text": prompt, "sampling_params": sampling, **asks, "stream": True})
 
 
 WAYS = (
     Way("smg, `/generate`", "smg"),
-    Way("this router, `--middleware none`, `/generate`", "none"),
-    Way("this router, `/generate`", "router"),
-    Way("this router, a session's chat", "router", chat=True),
+    Way(f"{NAMES['none']}, `/generate`", "none"),
+    *(
+        Way(f"{NAMES[name]}, {what}", name, chat=chat)
+        for name in KEEPING
+        for what, chat in (("`/generate`", False), ("a session's chat", True))
+    ),
 )
 NO_ROUTER = Way("no router: clients and engines alone", "direct")
 
@@ -82,14 +82,16 @@ class Sample:
     Attributes:
         cpu, client, engine: CPU of the router, the clients and the engines for a token, in microseconds, in the window.
         per_second: tokens in the window.
-        waited: the share of the window for which the router's main thread was ready to run and had no core; 0 where
-            the system does not tell.
+        waited: the share of the window for which the router's main thread (of several, one) was ready to run and had no
+            core; 0 where the system does not tell.
         lag: seconds that each probe took in the window.
         first: seconds until the first event of each stream.
         late: seconds by which the engines were late at most.
         before, open, after: memory of the router in bytes before the round, in the window, and after the round.
         broken: why, of each stream that was not whole.
         timeouts: how many streams did not end in time.
+        drained: if all routers got SIGTERM at the window's end, the seconds from the end of the last stream until all
+            were gone.
     """
 
     cpu: float = 0.0
@@ -105,6 +107,7 @@ class Sample:
     after: int = 0
     broken: list[str] = field(default_factory=list)
     timeouts: int = 0
+    drained: float | None = None
 
     def summary(self) -> dict[str, Any]:
         """Return all of it, with quantiles and counts in place of lists."""
@@ -113,24 +116,16 @@ class Sample:
         return {**asdict(self), "lag": lag, "first": first, "broken": len(self.broken)}
 
 
-def waited(process: psutil.Process) -> float:
-    """Return the seconds for which the main thread of a process was ready to run and had no core (Linux)."""
-    try:
-        return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):
-        return 0.0
-
-
 async def chats(target: Router, count: int) -> list[str]:
-    """Make sessions, and return the path of the chat of each."""
-    paths: list[str] = []
+    """Make sessions, and return the path of the chat of each client."""
+    paths = [""] * count
 
-    async def make(number: int) -> None:
-        client = await target.client()
-        for _ in range(number, count, AT_A_TIME):
+    async def make(first: int) -> None:
+        for number in range(first, count, AT_A_TIME):
+            client = await target.client(number)
             made = await client.post("/sessions", b"{}")
-            paths.append(f"/sessions/{json.loads(made.body)['session_id']}/v1/chat/completions")
-        await client.close()
+            paths[number] = f"/sessions/{json.loads(made.body)['session_id']}/v1/chat/completions"
+            await client.close()
 
     async with asyncio.TaskGroup() as group:
         for number in range(min(AT_A_TIME, count)):
@@ -138,39 +133,45 @@ async def chats(target: Router, count: int) -> list[str]:
     return paths
 
 
-async def _play(target: Router, group: Group, way: Way, load: Load, bodies: Sequence[bytes], probe: Probe) -> Sample:
-    found = Sample(before=target.process.memory_info().rss)
+async def _play(
+    target: Router, group: Group, way: Way, load: Load, bodies: Sequence[bytes], probe: Probe, *, drain: bool
+) -> Sample:
+    found = Sample(before=target.memory())
     paths = await chats(target, load.count) if way.chat else ["/generate"] * load.count
-    addresses = [target.address]
-    if target.name == "direct":
-        addresses = [(parts.hostname or "", parts.port or 0) for parts in map(urlsplit, group.urls)]
     clients: list[StreamClient] = []
     begun = time.perf_counter()
     for number, (path, body) in enumerate(zip(paths, bodies, strict=True)):
         await asyncio.sleep(max(0.0, begun + number / OPENED - time.perf_counter()))
-        clients.append(await open_stream(*addresses[number % len(addresses)], request(path, body)))
+        clients.append(await open_stream(*target.member(number).address, request(path, body, target.key(number))))
     while any(one.first is None and not one.ended.done() for one in clients):
         await asyncio.sleep(0.05)
         if time.perf_counter() > begun + load.opening + TIMEOUT:
             break
     probe.latencies()
     counts = await asyncio.to_thread(group.counts)
-    used = cpu_seconds(target.process), time.process_time(), cpu_seconds(group.process)
-    start, queued = time.perf_counter(), waited(target.process)
+    used = target.cpu(), time.process_time(), cpu_seconds(group.process)
+    start, queued = time.perf_counter(), target.waited()
     await asyncio.sleep(load.seconds)
-    after = cpu_seconds(target.process), time.process_time(), cpu_seconds(group.process)
+    after = target.cpu(), time.process_time(), cpu_seconds(group.process)
     took = time.perf_counter() - start
-    found.waited = (waited(target.process) - queued) / took
+    found.waited = (target.waited() - queued) / took
     now = await asyncio.to_thread(group.counts)
     events = max(1, now.events - counts.events)
     found.cpu, found.client, found.engine = (1e6 * (b - a) / events for a, b in zip(used, after, strict=True))
     found.lag, found.late, found.per_second = probe.latencies(), now.late, events / took
-    found.open = target.process.memory_info().rss
+    found.open = target.memory()
     if now.open != load.count:
         print(f"only {now.open} of {load.count} streams were open at the end of the window", flush=True)
+    ends = []
+    if drain:
+        ends = [asyncio.create_task(asyncio.to_thread(one.end)) for one in target.members]
     planned = begun + load.opening + load.tokens * load.pause
     left = max(0.0, planned - time.perf_counter()) + TIMEOUT
     await asyncio.wait([one.ended for one in clients], timeout=left)
+    if drain:
+        last = time.perf_counter()
+        await asyncio.wait(ends)
+        found.drained = time.perf_counter() - last
     for one in clients:
         if not one.ended.done():
             found.timeouts += 1
@@ -181,11 +182,13 @@ async def _play(target: Router, group: Group, way: Way, load: Load, bodies: Sequ
         one.close()
     found.first = [one.first for one in clients if one.first is not None]
     await asyncio.sleep(1)
-    found.after = target.process.memory_info().rss
+    found.after = 0 if drain else target.memory()
     return found
 
 
-def measure(target: Router, group: Group, way: Way, load: Load, corpus: Corpus, probe: Probe) -> Sample:
-    """Measure one round of a way."""
+def measure(
+    target: Router, group: Group, way: Way, load: Load, corpus: Corpus, probe: Probe, *, drain: bool = False
+) -> Sample:
+    """Measure one round of a way. `drain`: at the end of the window all routers get SIGTERM, and run no more after it."""
     bodies = [way.body(corpus.cut(PROMPT), load.tokens) for _ in range(load.count)]
-    return uvloop.run(_play(target, group, way, load, bodies, probe))
+    return uvloop.run(_play(target, group, way, load, bodies, probe, drain=drain))

@@ -111,21 +111,23 @@ def _without_frames(chunked: bytes) -> bytes:
 class RawClient:
     """A client that speaks just enough HTTP/1.1, and costs little."""
 
-    def __init__(self, connection: _Connection) -> None:
+    def __init__(self, connection: _Connection, key: str = "") -> None:
         self._connection = connection
+        self._key = f"authorization: Bearer {key}\r\n" if key else ""
 
     @classmethod
-    async def connect(cls, url: str) -> RawClient:
+    async def connect(cls, url: str, key: str = "") -> RawClient:
         parts = urlsplit(url)
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(_Connection, parts.hostname or "", parts.port or 80)
-        return cls(connection)
+        return cls(connection, key)
 
     async def post(self, path: str, body: bytes) -> Answer:
-        head = (
-            f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        return await self._connection.ask(head.encode() + body)
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\n{self._key}content-type: application/json\r\n"
+        return await self._connection.ask(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+
+    async def get(self, path: str) -> Answer:
+        return await self._connection.ask(f"GET {path} HTTP/1.1\r\nhost: x\r\n{self._key}\r\n".encode())
 
     async def delete(self, path: str) -> Answer:
         return await self._connection.ask(f"DELETE {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())

@@ -33,12 +33,14 @@ def tokenizer_folder() -> str:
 
 
 class Corpus:
-    """A long text of ASCII characters, cut between tokens."""
+    """A long text of ASCII characters, cut between tokens. It spells no special token, which the text of a reply would lack."""
 
     def __init__(self) -> None:
         tokenizer = load(VOCABULARY)
         paths = [*sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("router/**/*.py"))]
         whole = "\n".join(path.read_text() for path in paths).encode("ascii", "ignore").decode()
+        for token in tokenizer.get_added_tokens_decoder().values():
+            whole = whole.replace(token.content, "")
         encoding = tokenizer.encode(whole, add_special_tokens=False)
         self._whole = whole
         self._ids: list[int] = encoding.ids

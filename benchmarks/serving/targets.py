@@ -84,10 +84,11 @@ def command(name: str, engine: str, port: int, router_flags: Sequence[str], stor
     return foreign_routers.command(name, "cache_aware", [engine], port, free_port())
 
 
-def answers(url: str) -> bool:
+def answers(url: str, key: str = "") -> bool:
     """Return whether a target answers `/generate`: some routers listen before they know their workers."""
     body = json.dumps({"text": "Hello", "sampling_params": {"max_new_tokens": 1}}).encode()
-    request = urllib.request.Request(f"{url}/generate", body, {"content-type": "application/json"})
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(f"{url}/generate", body, headers)
     try:
         with urllib.request.urlopen(request, timeout=5) as reply:
             return bool(reply.status == 200)
