@@ -125,7 +125,8 @@ class SessionsMiddleware:
         open_models = {"talk": self._talk_open, "models": self._list_models}
         self._open_models = routes.bound(routes.MODELS, open_models, "/")
         most, limit = config.server.max_batch, self._max_body_bytes
-        scoring = Scoring(context.scorers, samples, hub.media, most=most, max_body_bytes=limit)
+        vocabulary = hub.tokenizer.vocabulary
+        scoring = Scoring(context.scorers, samples, vocabulary, hub.media, most=most, max_body_bytes=limit)
         self._open_calls |= routes.bound(routes.SCORES, {"score": scoring})
         all_sessions: dict[str, Handler] = {"create": self._create, "list": self._list}
         self._all_sessions = ByMethod(routes.bound(routes.SESSIONS, all_sessions)[PREFIX])

@@ -14,6 +14,8 @@ from middleware_hub.media.media import Media
 from middleware_hub.sessions.export.formats import trajectory_json
 from middleware_hub.sessions.exports import SessionSamples, fields_of
 from middleware_hub.sessions.scores import SCORE_FIELDS, AskedScorers
+from middleware_hub.tokenizer.id_checks import check_ids
+from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.engines.form.fields import typed
 from router.errors import BadRequestError
 from router.generate.scorers import Scorers
@@ -22,7 +24,6 @@ from router.http.disconnect import ClientConnection
 from router.http.request_state import request_state
 from router.http.responses import send_json
 
-_LARGEST: Final = 2**31 - 1
 FIELDS: Final = SCORE_FIELDS | {"session_id", "sequences", "roots"}
 
 
@@ -49,7 +50,12 @@ class ScoreRequest(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(
-        cls, fields: Mapping[str, Raw], scorers: Scorers | None, most: int, media: Media | None = None
+        cls,
+        fields: Mapping[str, Raw],
+        scorers: Scorers | None,
+        vocabulary: Vocabulary,
+        most: int,
+        media: Media | None = None,
     ) -> ScoreRequest:
         """Read a body. Raises BadRequestError. `media`: of a model that sees, so that its pictures are found in ids."""
         options, given = AskedScorers.of(fields, scorers), dict(fields)
@@ -62,18 +68,18 @@ class ScoreRequest(msgspec.Struct, frozen=True):
             raise BadRequestError("say what to score: `session_id`, or `sequences`")
         if several is not None and not 1 <= len(several) <= most:
             raise BadRequestError(f"`sequences` must have 1 to {most} entries, not {len(several)}")
-        sequences = [_checked(one, number, media) for number, one in enumerate(several or ())]
+        sequences = [_checked(one, number, vocabulary, media) for number, one in enumerate(several or ())]
         return cls(options, session, sequences, roots == "head")
 
 
-def _checked(one: _Given, number: int, media: Media | None) -> tuple[Raw, int]:
+def _checked(one: _Given, number: int, vocabulary: Vocabulary, media: Media | None) -> tuple[Raw, int]:
     if not 1 <= one.start < len(one.input_ids):
         raise BadRequestError(
             f"`sequences[{number}].start` must be 1 to {len(one.input_ids) - 1}, not {one.start}: nothing stands before the"
             " first token, so it has no logprob"
         )
-    if min(one.input_ids) < 0 or max(one.input_ids) > _LARGEST:
-        raise BadRequestError(f"`sequences[{number}].input_ids` must be 0 to {_LARGEST}")
+    # An id outside of the vocabulary ends an SGLang that scores, as it ends a worker.
+    check_ids(vocabulary, one.input_ids, f"sequences[{number}].input_ids")
     if media is not None and media.has_run(one.input_ids):
         raise BadRequestError(
             f"`sequences[{number}].input_ids` have an image, and scorers are given ids only", code="unsupported_content"
@@ -86,6 +92,7 @@ class Scoring:
 
     Args:
         scorers: None where no model scores.
+        vocabulary: of the model that samples: ids outside of it are refused.
         media: None where the model does not see.
         most: sequences of one request.
     """
@@ -94,6 +101,7 @@ class Scoring:
         self,
         scorers: Scorers | None,
         samples: SessionSamples,
+        vocabulary: Vocabulary,
         media: Media | None = None,
         *,
         most: int,
@@ -102,12 +110,13 @@ class Scoring:
         self._media = media
         self._scorers = scorers
         self._samples = samples
+        self._vocabulary = vocabulary
         self._most = most
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         fields = fields_of(await read_json(scope, receive, self._max_body_bytes, ids=True))
-        wanted = ScoreRequest.of(fields, self._scorers, self._most, self._media)
+        wanted = ScoreRequest.of(fields, self._scorers, self._vocabulary, self._most, self._media)
         async with ClientConnection(receive) as client:
             found = await self._scored(request_state(scope).caller.tenant, wanted)
             client.stop_watching()

@@ -181,10 +181,12 @@ def _read(name: str, content: bytes, expected: list[int], top: int) -> Scored:
     except JSON_ERRORS as error:
         raise UpstreamError(f"scorer {name!r} failed: its answer has no logprobs of the prompt ({error})") from error
     entries = meta.input_token_logprobs[1:]
-    if [token for _, token, _ in entries] != expected:
+    if len(entries) != len(expected):
         raise UpstreamError(
             f"scorer {name!r} failed: it scored {len(entries)} tokens, and not the {len(expected)} that it was sent"
         )
+    if [token for _, token, _ in entries] != expected:
+        raise UpstreamError(f"scorer {name!r} failed: it scored other tokens than those that it was sent")
     logprobs = [logprob for logprob, _, _ in entries if logprob is not None and math.isfinite(logprob)]
     if len(logprobs) != len(expected):
         raise UpstreamError(f"scorer {name!r} failed: {len(expected) - len(logprobs)} tokens have no finite logprob")

@@ -314,6 +314,10 @@ class TestSequences:
         ("content", "why"),
         [
             ({"text": "", "meta_info": {"input_token_logprobs": [[None, 1, None], [-1.0, 9, None]]}}, "not the 2"),
+            (
+                {"meta_info": {"input_token_logprobs": [[None, 1, None], [-2.0, 2, None], [-1.0, 9, None]]}},
+                "other tokens",
+            ),
             ({"meta_info": {"input_token_logprobs": [[None, 1, None], [None, 2, None], [-1.0, 3, None]]}}, "no finite"),
             ({"meta_info": {}}, "no logprobs of the prompt"),
             ({"meta_info": {"input_token_logprobs": [[None, 1, None], [-2.0, 2, None], [-1.0, 3, None]]}}, "likeliest"),
@@ -336,6 +340,10 @@ class TestRefusals:
             ({"sequences": [{"input_ids": [1, 2], "start": 2}]}, "start"),
             ({"sequences": [{"input_ids": [1, 2], "start": 0}]}, "start"),
             ({"sequences": [{"input_ids": [1, -2]}]}, "input_ids"),
+            (
+                {"sequences": [{"input_ids": [1, 2]}, {"input_ids": [1, 500_000]}]},
+                "`sequences[1].input_ids` has 500000",
+            ),
             ({"sequences": [{"input_ids": [1, 2**31]}]}, "input_ids"),
             ({"sequences": [{"input_ids": ["a", 2]}]}, "sequences"),
             ({"sequences": [{"input_ids": [1, 2], "stat": 1}]}, "sequences"),
@@ -346,10 +354,13 @@ class TestRefusals:
             ({"sequences": [{"input_ids": [1, 2]}], "roots": "tail"}, "roots"),
         ],
     )
-    def test_bad_input(self, served: Stack, body: Any, words: str) -> None:
+    def test_bad_input(self, served: Stack, teacher: Scorer, ref: Scorer, body: Any, words: str) -> None:
+        """No scorer sees it: an id outside of the vocabulary, for one, would end it."""
+        before = len(teacher.bodies) + len(ref.bodies)
         answer = served.post(PATH, body)
         assert answer.status == 400, answer.content
         assert words in answer.json()["error"]["message"]
+        assert len(teacher.bodies) + len(ref.bodies) == before
 
     def test_an_unknown_session(self, served: Stack) -> None:
         assert served.post(PATH, {"session_id": "nobody"}).status == 404
@@ -376,11 +387,11 @@ def test_a_worker_scores_as_well() -> None:
         with stack("qwen", styles=("cumulative",), workers=given) as made:
             body = {"sequences": [{"input_ids": [10, 20, 30], "start": 2}], "top_logprobs": 2}
             (found,) = scored(made, **body)["sequences"]
-            refused = made.post(PATH, {"sequences": [{"input_ids": [10, 10**9]}]})
+            refused = made.post(PATH, {"sequences": [{"input_ids": [10, 30_000]}]})
     assert len(found["teacher_logprobs"]) == len(found["teacher_top_logprobs"]) == 1
     assert worker.log[-1].input_ids == [10, 20, 30]
     assert worker.log[-1].output_ids == []
-    assert refused.status == 400  # ids of another vocabulary: it is no use to ask again
+    assert refused.status == 400  # the scorer's vocabulary is smaller: it is no use to ask again
     message = refused.json()["error"]["message"]
     assert "scorer 'teacher' refuses a sequence" in message
     assert "vocabulary" in message
