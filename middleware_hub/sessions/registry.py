@@ -300,8 +300,10 @@ class SessionRegistry:
         """Forget sessions whose time to live has passed, and in the others the replies that no client asked for in time."""
         moment = time.monotonic() if now is None else now
         for session in (*self._sessions.values(), *self._chats):
-            if session.trie.in_flight:
-                session.touch()  # a generation is use, and other routers see only what the log says
+            if session.trie.in_flight or session.visitors:
+                # A generation is use, and so is a body that still comes, or a client that waits for the end of the session.
+                # Other routers see only what the log says.
+                session.touch()
             session.sweep(moment)
         for name, (_, replies) in list(self._left.items()):
             if all(reply.stale(moment) for reply in replies):

@@ -165,8 +165,8 @@ class Session:
         return not busy and (self.log is None or self.log.settled)
 
     def expired(self, now: float) -> bool:
-        """Whether its time to live has passed. A generation in flight keeps it alive."""
-        return not self.trie.in_flight and now - self.used > self.ttl
+        """Whether its time to live has passed. A generation in flight keeps it alive, and so does a request."""
+        return not self.trie.in_flight and not self.visitors and now - self.used > self.ttl
 
     # Exchanges ---------------------------------------------------------------------------------------------------------
 

@@ -114,6 +114,22 @@ def test_what_is_in_flight_keeps_its_session() -> None:
     run(work())
 
 
+def test_what_is_being_asked_keeps_its_session() -> None:
+    """A turn whose body is still coming, or a trainer that waits for the agent, for longer than the time to live."""
+
+    async def work() -> None:
+        shop = Shop()
+        session = shop.open("s", ttl=1.0)
+        session.visitors += 1
+        shop.store.sweep(session.used + 1000)
+        assert len(shop.store) == 1
+        session.visitors -= 1
+        shop.store.sweep(session.used + 1000)
+        assert len(shop.store) == 0
+
+    run(work())
+
+
 def test_only_what_was_exported_makes_room() -> None:
     async def work() -> None:
         shop = Shop(max_tokens=10)
