@@ -262,14 +262,22 @@ def main() -> None:
     ]
     print(*rows, sep="\n")
     for load, name in itertools.product(args.load, args.policy):
-        for inflight in args.inflight or LOADS[load].levels:
-            policy = candidates()[name]()
-            one = Simulation(policy, inflight, kind=LOADS[load], workers=args.workers).run(args.requests)
-            shown = f"`{name}`" if name in POLICIES else name
-            rows.append(f"| {load} | {shown} | {inflight} | {one.busiest:.2f} | {one.kept:.1%} | {one.hits:.1%} |")
-            print(rows[-1], flush=True)
+        levels = args.inflight or LOADS[load].levels
+        found = []
+        for inflight in levels:
+            one = Simulation(candidates()[name](), inflight, kind=LOADS[load], workers=args.workers).run(args.requests)
+            found.append(one)
             if args.reasons:
                 print(dict(one.reasons))
+        cells = [
+            f"`{name}`" if name in POLICIES else name,
+            " / ".join(str(inflight) for inflight in levels),
+            " / ".join(f"{one.busiest:.2f}" for one in found),
+            " / ".join(f"{one.kept:.1%}" for one in found),
+            " / ".join(f"{one.hits:.1%}" for one in found),
+        ]
+        rows.append(f"| {load} | {' | '.join(cells)} |")
+        print(rows[-1], flush=True)
     if args.page is not None:
         put_between(args.page, "skew", "\n" + "\n".join(rows) + "\n")
 
