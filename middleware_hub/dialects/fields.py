@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -142,7 +142,18 @@ class Fields:
     def ignored(self, keys: Iterable[str]) -> tuple[str, ...]:
         """Discard fields that have no effect here; return the names of those that are not empty."""
         given = [(key, self._left.pop(key)) for key in keys if key in self._left]
-        return tuple(key for key, raw in given if bytes(raw).strip() not in _EMPTY)
+        return tuple(key for key, raw in given if not _is_empty(raw))
+
+    def refuse_others(self, names: Mapping[str, str], dialect: str) -> None:
+        """Raise BadRequestError for a field of another dialect, unless it is empty.
+
+        Args:
+            names: the fields, and in words what there is in their place.
+            dialect: the dialect that is read, in words.
+        """
+        for key in self.present(names):
+            if not _is_empty(self._left[key]):
+                raise BadRequestError(f"`{key}` is not read in {dialect}: {names[key]}", param=key)
 
     def rest(self) -> dict[str, Raw]:
         """Return the remaining fields, for the worker. Raises BadRequestError for a field that no client may send it."""
@@ -166,6 +177,15 @@ class Fields:
             # A slice would keep the whole body in memory until the generation is over.
             rest[key] = raw.copy()
         return rest
+
+
+def _is_empty(raw: Raw) -> bool:
+    return bytes(raw).strip() in _EMPTY
+
+
+def set_in(place: str, given: dict[str, Any], **usual: str) -> tuple[str, ...]:
+    """Return the places of those fields of an object that are set to something else than their usual value."""
+    return tuple(f"{place}.{key}" for key, value in usual.items() if given.get(key) and given[key] != value)
 
 
 def decoded(key: str, raw: Raw, kind: Kind[T]) -> T:

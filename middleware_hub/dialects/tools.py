@@ -41,6 +41,7 @@ class OfferedTools:
         deferred: the tools that it does not show (`defer_loading`), and whose calls are read.
         forms: by their names in the prompt, the tools that the client writes in another form.
         ignored: the types of the tools that were left out.
+        ignored_fields: the fields of tools that have no effect here.
     """
 
     def __init__(self) -> None:
@@ -48,6 +49,7 @@ class OfferedTools:
         self.deferred: list[Tool] = []
         self.forms: dict[str, ToolForm] = {}
         self.ignored: list[str] = []
+        self.ignored_fields: list[str] = []
         self._plain: set[str] = set()
 
     def add(self, place: str, tool: Tool, form: ToolForm | None = None, *, deferred: bool = False) -> None:
@@ -91,6 +93,16 @@ class OfferedTools:
             raise wrong(f"{place}.type", kind, "a word")
         if kind not in self.ignored:
             self.ignored.append(kind)
+
+    def pass_over(self, tool: Tool, *keys: str) -> None:
+        """Note which of the keys a tool has that have no effect here; and `allowed_callers`, if it wants none but programs.
+
+        No program that calls tools runs here, so the model itself is offered such a tool.
+        """
+        callers = tool.get("allowed_callers")
+        passed = [key for key in keys if tool.get(key)]
+        passed += ["allowed_callers"] if type(callers) is list and callers and "direct" not in callers else []
+        self.ignored_fields += [name for key in passed if (name := f"tools.{key}") not in self.ignored_fields]
 
     @property
     def all(self) -> Sequence[Tool]:

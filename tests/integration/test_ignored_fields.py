@@ -15,13 +15,23 @@ SAFETY = {"safetySettings": [{"category": "HARM_CATEGORY_HARASSMENT", "threshold
 TURN: dict[str, Any] = {"model": "m", "max_tokens": 4, "messages": [user("Hello")]}
 CONTENTS: dict[str, Any] = {"contents": [{"parts": [{"text": "Hello"}]}], "generationConfig": {"maxOutputTokens": 4}}
 DIALECTS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    "chat": ("/v1/chat/completions", TURN, {"verbosity": "low"}, "verbosity"),
-    "messages": ("/v1/messages", TURN, {"context_management": {"edits": [{"type": "x"}]}}, "context_management"),
+    "chat": (
+        "/v1/chat/completions",
+        TURN,
+        {"verbosity": "low", "web_search_options": {}},
+        "verbosity, web_search_options",
+    ),
+    "messages": (
+        "/v1/messages",
+        TURN,
+        {"context_management": {"edits": [{"type": "x"}]}, "output_config": {"task_budget": {"total": 9}}},
+        "context_management, output_config.task_budget",
+    ),
     "responses": (
         "/v1/responses",
         {"model": "m", "max_output_tokens": 4, "input": "Hello"},
-        {"moderation": {"model": "x"}, "text": {"verbosity": "low"}},
-        "moderation, text.verbosity",
+        {"moderation": {"model": "x"}, "text": {"verbosity": "low"}, "reasoning": {"summary": "auto"}},
+        "moderation, text.verbosity, reasoning.summary",
     ),
     "gemini": ("/v1beta/models/m:generateContent", CONTENTS, SAFETY, "safetySettings"),
 }

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from middleware_hub.chat.memo import Memo
 from middleware_hub.chat.messages import CUSTOM, FUNCTION, ChatRequest, Message
 from middleware_hub.dialects.fields import (
@@ -17,7 +19,9 @@ from middleware_hub.dialects.fields import (
     STRINGS,
     Fields,
     Kind,
+    check_depth,
     read_arguments,
+    set_in,
     string,
     unsupported,
     wrong,
@@ -125,11 +129,25 @@ CLIENT_TOOLS = {
 """By their types without the date."""
 
 _BOOKKEEPING = (
-    "metadata service_tier betas cache_control inference_geo speed billing_policy fallback_credit_token".split()
+    "metadata service_tier betas cache_control inference_geo speed billing_policy fallback_credit_token"
+    " user_profile_id workspace_id".split()
 )
 """Fields for Anthropic's own use, and for what a reply costs in time and money there."""
 _HINTS = ("container", "context_management", "diagnostics", "fallbacks")
 """Fields that have no effect here, which the reply says."""
+_CONVERSATION = "`messages` has the whole conversation"
+_LIMIT = "the limit is `max_tokens`"
+_OTHER_NAMES = {
+    "instructions": "the system prompt is `system`",
+    "input": _CONVERSATION,
+    "prompt": _CONVERSATION,
+    "contents": _CONVERSATION,
+    "conversation": _CONVERSATION,
+    "previous_response_id": _CONVERSATION,
+    "max_completion_tokens": _LIMIT,
+    "max_output_tokens": _LIMIT,
+}
+"""Fields of other dialects, which a worker would pass over."""
 _NO_THREADS: Final = "thread_unsupported_request"
 """The word by which Anthropic's libraries (2.14 for Python) go on without a thread, with all messages in each request."""
 
@@ -182,6 +200,7 @@ def parse_count(body: bytes) -> ChatRequest:
 
 def _read(fields: Fields, opened: OpenedBody, limit: int | None) -> tuple[ChatRequest, list[Sequence[Message]]]:
     """Read the fields, whose only message is the system prompt, and separately the listed messages."""
+    fields.refuse_others(_OTHER_NAMES, "Anthropic's API")
     system = _system(fields.take("system", _SYSTEM))
     front: list[Message] = [{"role": "system", "content": system}] if system else []
     offered = _tools(fields)
@@ -190,6 +209,7 @@ def _read(fields: Fields, opened: OpenedBody, limit: int | None) -> tuple[ChatRe
     add_stops(sampling, "stop_sequences", fields.take("stop_sequences", STRINGS))
     template = read_variables(fields)
     shaped = form_field(sampling)
+    budget = set_in("output_config", fields.peek("output_config", OBJECT) or {}, task_budget="")
     shaped = _add_output(fields, template, sampling) or shaped
     choice, parallel = _choice(fields, offered, shaped)
     for key, only in _ELSEWHERE.items():
@@ -213,7 +233,7 @@ def _read(fields: Fields, opened: OpenedBody, limit: int | None) -> tuple[ChatRe
         tools=offered.shown or None,
         deferred=tuple(offered.deferred),
         ignored_tools=tuple(offered.ignored),
-        ignored_fields=fields.ignored(_HINTS),
+        ignored_fields=(*fields.ignored(_HINTS), *budget, *offered.ignored_fields),
         template=template,
         sampling=finish(sampling, limit),
         stream=fields.take("stream", BOOLEAN) or False,
@@ -385,10 +405,24 @@ def _offer(offered: OfferedTools, place: str, tool: dict[str, Any]) -> None:
             offered.ignore(place, kind)
             return
         schema, description = own.parameters, description or own.description
+    offered.pass_over(tool)
     if type(schema) is not dict:
         raise wrong(f"{place}.input_schema", schema, "a JSON schema, an object")
+    examples = _examples(f"{place}.input_examples", tool.get("input_examples"))
+    if examples:
+        description = "\n\n".join(filter(None, (description, examples)))
     described = function(check_name(f"{place}.name", tool.get("name")), description, schema)
     offered.add(place, described, deferred=tool.get("defer_loading") is True)
+
+
+def _examples(place: str, given: Any) -> str:
+    """Return examples of a tool's input as a text, for which templates have no other place than the description."""
+    if not given:
+        return ""
+    if type(given) is not list or not all(type(one) is dict for one in given):
+        raise wrong(place, given, "a list of objects")
+    check_depth(place, given)
+    return "\n".join(("Examples of its input:", *(msgspec.json.encode(one).decode() for one in given)))
 
 
 def _choice(fields: Fields, offered: OfferedTools, shaped: str | None) -> tuple[str, bool]:

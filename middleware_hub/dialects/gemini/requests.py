@@ -47,13 +47,23 @@ from router.errors import BadRequestError
 
 _OWN = frozenset(
     "contents systemInstruction tools toolConfig generationConfig cachedContent safetySettings labels model serviceTier"
-    " store generateContentRequest continuationToken".split()
+    " store generateContentRequest continuationToken modelArmorConfig".split()
 )
 _BOOKKEEPING = "labels model serviceTier store".split()
 """Fields for Google's own use."""
-_SAFETY = ("safetySettings",)
+_SAFETY = ("safetySettings", "modelArmorConfig")
 """Nothing filters replies here, so a safety setting has nothing to set, which the reply says."""
-_OTHER_NAMES = {"messages": "contents", "system": "systemInstruction", "input": "contents"}
+_OTHER_NAMES = {
+    "messages": "contents",
+    "input": "contents",
+    "prompt": "contents",
+    "system": "systemInstruction",
+    "instructions": "systemInstruction",
+    "max_tokens": "generationConfig.maxOutputTokens",
+    "max_completion_tokens": "generationConfig.maxOutputTokens",
+    "max_output_tokens": "generationConfig.maxOutputTokens",
+    "stop_sequences": "generationConfig.stopSequences",
+}
 """Fields of other dialects, and their names here."""
 _KEPT_ELSEWHERE = {
     "cachedContent": "nothing is cached by name. Send the whole conversation in `contents`: the engine finds by itself what it"
@@ -173,7 +183,7 @@ def _request(fields: Fields, own: Fields, model: str, messages: list[Message], *
     offered = offered_tools("tools", fields.take("tools", ANYTHING))
     choice, allowed = read_choice(fields.take("toolConfig", ANYTHING), offered, shaped)
     fields.drop(_BOOKKEEPING)
-    ignored = (*fields.ignored(_SAFETY), *(f"{_CONFIG}.{key}" for key in own.ignored(_HINTS)))
+    ignored = (*fields.ignored(_SAFETY), *(f"{_CONFIG}.{key}" for key in own.ignored(_HINTS)), *offered.ignored_fields)
     return ChatRequest(
         messages=messages,
         tools=offered.shown or None,

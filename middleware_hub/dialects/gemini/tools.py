@@ -66,6 +66,7 @@ def _offer(offered: OfferedTools, place: str, declared: Any) -> None:
         schema = json_schema(f"{place}.parameters", given["parameters"])
     elif schema is not None and type(schema) is not dict:
         raise wrong(f"{place}.parametersJsonSchema", schema, "a JSON schema, an object")
+    offered.pass_over(given, "response", "responseJsonSchema")
     offered.add(place, function(name, description, schema))
 
 

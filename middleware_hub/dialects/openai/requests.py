@@ -10,6 +10,7 @@ from msgspec import Raw
 from middleware_hub.chat.memo import Memo
 from middleware_hub.chat.messages import CUSTOM, FUNCTION, ChatRequest, Message, ToolForm
 from middleware_hub.dialects.fields import (
+    ANYTHING,
     BOOLEAN,
     MOST_SAMPLES,
     MOST_TOP_LOGPROBS,
@@ -50,11 +51,29 @@ from router.engines.json import decode_any
 from router.errors import BadRequestError
 
 _BOOKKEEPING = (
-    "user metadata store service_tier prompt_cache_key prompt_cache_retention safety_identifier prediction".split()
+    "user metadata store service_tier prompt_cache_key prompt_cache_options prompt_cache_retention safety_identifier"
+    " prediction".split()
 )
 """Fields for OpenAI's own use. `prediction` is to save time only."""
-_HINTS = ("verbosity",)
+_HINTS = ("verbosity", "moderation")
 """Fields that have no effect here, which the reply says."""
+_SEARCH = "web_search_options"
+"""Asks for a search of OpenAI's, also if it is `{}`."""
+
+_SYSTEM_PROMPT = "a system prompt is the first of the `messages`"
+_CONVERSATION = "`messages` has the whole conversation"
+_OTHER_NAMES = {
+    "system": _SYSTEM_PROMPT,
+    "instructions": _SYSTEM_PROMPT,
+    "input": _CONVERSATION,
+    "prompt": _CONVERSATION,
+    "contents": _CONVERSATION,
+    "conversation": _CONVERSATION,
+    "previous_response_id": _CONVERSATION,
+    "max_output_tokens": "the limit is `max_completion_tokens`",
+    "stop_sequences": "strings to stop at are in `stop`",
+}
+"""Fields of other dialects, which a worker would pass over."""
 
 _SYSTEM = ("system", "developer")
 _ROLES = '"system", "developer", "user", "assistant" or "tool"'
@@ -75,6 +94,7 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
 
 def _read(fields: Fields) -> ChatRequest:
     """Read everything except the messages. `continue_final` is the value of the field of that name."""
+    fields.refuse_others(_OTHER_NAMES, "chat completions")
     old_calls = "functions" in fields and "tools" not in fields
     offered = _tools(fields)
     sampling = read_sampling(fields)
@@ -89,7 +109,8 @@ def _read(fields: Fields) -> ChatRequest:
     if modalities and modalities != ["text"]:
         raise unsupported('`modalities` must be ["text"]: this model\'s replies are texts', "modalities")
     fields.drop(_BOOKKEEPING)
-    ignored = fields.ignored(_HINTS)
+    searches = fields.take(_SEARCH, ANYTHING) is not None
+    ignored = (*fields.ignored(_HINTS), *((_SEARCH,) if searches else ()))
     choice, allowed = _choice(fields, offered, sampling)
     return ChatRequest(
         messages=(),

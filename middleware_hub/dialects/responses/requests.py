@@ -25,6 +25,7 @@ from middleware_hub.dialects.fields import (
     Kind,
     check_depth,
     read_arguments,
+    set_in,
     string,
     unsupported,
     wrong,
@@ -47,9 +48,9 @@ from middleware_hub.dialects.template_variables import read_variables
 from middleware_hub.dialects.tools import OfferedTools, read_choice
 from router.errors import BadRequestError, NotFoundError
 
-_DROPPED = "stream_options prompt_cache_options client_metadata".split()
+_DROPPED = "stream_options prompt_cache_options client_metadata background_options access_programs".split()
 """Fields for OpenAI's own use."""
-_HINTS = ("moderation", "context_management")
+_HINTS = ("moderation", "context_management", "image")
 """Fields that have no effect here, which the reply says."""
 
 _KEPT_ELSEWHERE = {
@@ -59,8 +60,15 @@ _KEPT_ELSEWHERE = {
 }
 """Fields that need a server which keeps responses. Leaving them out would answer another question."""
 
-_OTHER_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
-"""Fields of chat completions, and their names here. A worker would take them for something else, or for nothing."""
+_OTHER_NAMES = {
+    "messages": "input",
+    "contents": "input",
+    "system": "instructions",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "stop_sequences": "stop",
+}
+"""Fields of other dialects, and their names here. A worker would take them for something else, or for nothing."""
 
 _ITEM_ID = re.compile(rf"({'|'.join(('rs', 'msg', *PREFIXES.values()))})_(.+)_([0-9]{{1,9}})")
 """The ids of items as replies write them: the kind, the reply, and the number among the reply's items of this kind."""
@@ -130,7 +138,12 @@ def parse(body: bytes, memo: Memo | None = None) -> ChatRequest:
     add_format(sampling, "text.format", text.get("format"))
     reasoning = fields.peek("reasoning", OBJECT)
     fields.drop(_DROPPED)
-    ignored = (*fields.ignored(_HINTS), *(("text.verbosity",) if text.get("verbosity") else ()))
+    ignored = (
+        *fields.ignored(_HINTS),
+        *set_in("text", text, verbosity=""),
+        *set_in("reasoning", reasoning or {}, context="auto", mode="standard", summary="", generate_summary=""),
+        *offered.ignored_fields,
+    )
     choice = fields.take("tool_choice", _CHOICE)
     shaped = shaped or ("text.format" if form_field(sampling) else None)
     called, allowed = read_choice(choice, "tool_choice", offered, partial(chosen, offered), form=shaped)

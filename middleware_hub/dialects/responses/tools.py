@@ -218,6 +218,7 @@ def _offer_namespace(offered: OfferedTools, place: str, tool: dict[str, Any], *,
 def _offer_named(offered: OfferedTools, place: str, tool: dict[str, Any], namespace: str, *, deferred: bool) -> None:
     kind, name = tool.get("type", FUNCTION), check_name(f"{place}.name", tool.get("name"))
     deferred = deferred or tool.get(_DEFERRED) is True
+    offered.pass_over(tool, "output_schema")
     shown = prompt_name(name, namespace)
     if kind == CUSTOM:
         given = tool.get("format")

@@ -243,6 +243,27 @@ def test_tools_that_the_client_runs_have_their_schemas(kind: str, fields: set[st
     assert fields <= tool["function"]["parameters"]["properties"].keys()
 
 
+def test_examples_of_an_input_stand_in_the_description() -> None:
+    tools = [{**ADD, "input_examples": [{"a": 1}, {"a": 2}]}, {"type": "bash_20250124", "name": "bash"}]
+    shown = (parse(tools=tools).tools or ())[0]["function"]
+    assert shown["description"] == 'Adds.\n\nExamples of its input:\n{"a":1}\n{"a":2}'
+    bare = {"name": "add", "input_schema": {}, "input_examples": [{"a": 1}]}
+    assert (parse(tools=[bare]).tools or ())[0]["function"]["description"] == 'Examples of its input:\n{"a":1}'
+
+
+@pytest.mark.parametrize("examples", [5, {"a": 1}, [5], [nested(201)]])
+def test_examples_that_are_none(examples: Any) -> None:
+    assert error(tools=[{**ADD, "input_examples": examples}]).details["param"] == "tools[0].input_examples"
+
+
+def test_a_tool_for_programs_alone_is_offered_and_named() -> None:
+    programs = {**ADD, "allowed_callers": ["code_execution_20260120"]}
+    request = parse(tools=[programs, {**programs, "name": "sub"}])
+    assert [tool["function"]["name"] for tool in request.tools or ()] == ["add", "sub"]
+    assert request.ignored_fields == ("tools.allowed_callers",)
+    assert not parse(tools=[{**ADD, "allowed_callers": ["direct", "code_execution_20260120"]}]).ignored_fields
+
+
 def test_a_type_of_tools_that_anthropic_does_not_have() -> None:
     found = error(tools=[ADD, {"type": "websearch", "name": "x"}])
     assert found.details == {"param": "tools[1].type", "code": "unsupported_content"}
@@ -339,6 +360,31 @@ def test_effort_and_format_of_the_output() -> None:
     own = parse(output_config={"effort": "low"}, chat_template_kwargs={"reasoning_effort": "high"})
     assert own.template == {"reasoning_effort": "high"}
     assert error(output_config={"format": {"type": "xml"}}).details["param"] == "output_config.format"
+
+
+def test_a_budget_that_nobody_counts_is_named() -> None:
+    budget = {"effort": "low", "task_budget": {"type": "tokens", "total": 20_000}}
+    assert parse(output_config=budget).ignored_fields == ("output_config.task_budget",)
+    assert not parse(output_config={"effort": "low"}).ignored_fields
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("instructions", "Be brief."),
+        ("input", "a"),
+        ("prompt", "a"),
+        ("contents", [{"parts": []}]),
+        ("conversation", "conv_1"),
+        ("previous_response_id", "resp_1"),
+        ("max_completion_tokens", 9),
+        ("max_output_tokens", 9),
+    ],
+)
+def test_names_of_other_dialects_are_refused_with_what_is_here(field: str, value: Any) -> None:
+    found = error(**{field: value})
+    assert found.details == {"param": field}
+    assert "is not read in Anthropic's API: " in found.message
 
 
 def test_a_list_of_no_servers_asks_for_nothing() -> None:

@@ -547,6 +547,10 @@ def test_schemas() -> None:
             "generationConfig.thinkingConfig.thinkingLevel",
         ),
         ({"generationConfig": {"thinkingConfig": {"x": 1}}}, "generationConfig.thinkingConfig.x"),
+        ({"instructions": "a"}, "instructions"),
+        ({"prompt": "a"}, "prompt"),
+        ({"max_tokens": 9}, "max_tokens"),
+        ({"stop_sequences": ["a"]}, "stop_sequences"),
         ({"text": "a"}, "text"),
         ({"image_data": "a"}, "image_data"),
     ],
@@ -559,11 +563,17 @@ def test_what_is_for_googles_own_use_means_nothing() -> None:
     assert parse(labels={}, serviceTier="a", store=True, model="models/x", safetySettings=[]) == parse()
 
 
+def test_what_a_function_returns_is_shown_nowhere_and_named() -> None:
+    plain, returns = ({"functionDeclarations": [{**ADD, **more}]} for more in ({}, {"response": {"type": "NUMBER"}}))
+    assert parse(tools=[returns]) == msgspec.structs.replace(parse(tools=[plain]), ignored_fields=("tools.response",))
+
+
 @pytest.mark.parametrize(
     ("fields", "ignored"),
     [
         ({"safetySettings": [{"category": "X"}]}, ("safetySettings",)),
         ({"safety_settings": [{"category": "X"}]}, ("safetySettings",)),
+        ({"modelArmorConfig": {"promptTemplateName": "x"}}, ("modelArmorConfig",)),
         (
             {"safetySettings": [{}], "generationConfig": {"media_resolution": "LOW", "speechConfig": {}, "seed": 1}},
             ("safetySettings", "generationConfig.mediaResolution"),

@@ -557,6 +557,36 @@ def test_going_on_with_the_last_message() -> None:
     assert found.details["param"] == "continue_final_message"
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("system", "Be brief."),
+        ("instructions", "Be brief."),
+        ("input", "a"),
+        ("prompt", "a"),
+        ("contents", [{"parts": [{"text": "a"}]}]),
+        ("conversation", "conv_1"),
+        ("previous_response_id", "resp_1"),
+        ("max_output_tokens", 9),
+        ("stop_sequences", ["a"]),
+    ],
+)
+def test_names_of_other_dialects_are_refused_with_what_is_here(field: str, value: Any) -> None:
+    found = error(**{field: value})
+    assert found.details == {"param": field}
+    assert "is not read in chat completions: " in found.message
+    for empty in (None, "", []):
+        parse(**{field: empty})
+
+
+@pytest.mark.parametrize("options", [{}, {"search_context_size": "low"}])
+def test_a_search_that_nobody_does_is_named_also_without_options(options: dict[str, Any]) -> None:
+    request = parse(web_search_options=options, moderation={"model": "x"}, prompt_cache_options={"mode": "explicit"})
+    assert request.ignored_fields == ("moderation", "web_search_options")
+    assert not request.extra
+    assert not parse(web_search_options=None).ignored_fields
+
+
 def test_unknown_fields_are_for_the_worker() -> None:
     request = parse(lora_path="a", priority=3, return_routed_experts=True, brand_new={"x": [1.50]}, return_entropy=None)
     assert {key: bytes(raw) for key, raw in request.extra.items()} == {

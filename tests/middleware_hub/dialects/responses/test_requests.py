@@ -188,6 +188,23 @@ def test_hints_reach_no_worker() -> None:
     assert parse(client_metadata={"a": "b"}, stream_options={"include_obfuscation": False}) == parse()
 
 
+def test_what_has_no_effect_is_named() -> None:
+    request = parse(
+        image={"context_compression": "enabled"},
+        text={"verbosity": "low"},
+        reasoning={"effort": "low", "context": "current_turn", "mode": "pro", "summary": "auto"},
+        tools=[{**ADD, "output_schema": {"type": "number"}, "allowed_callers": ["programmatic"]}],
+    )
+    reasoning = ("reasoning.context", "reasoning.mode", "reasoning.summary")
+    assert request.ignored_fields == (
+        *("image", "text.verbosity", *reasoning),
+        *("tools.output_schema", "tools.allowed_callers"),
+    )
+    assert not request.extra
+    usual = {"effort": "low", "context": "auto", "mode": "standard", "summary": None}
+    assert not parse(reasoning=usual, tools=[{**ADD, "allowed_callers": ["direct"]}]).ignored_fields
+
+
 def test_what_is_null_is_absent() -> None:
     names = "instructions tools tool_choice text reasoning max_output_tokens top_logprobs include previous_response_id"
     assert parse(**dict.fromkeys(names.split())) == parse()
@@ -197,6 +214,9 @@ def test_what_is_null_is_absent() -> None:
     ("fields", "param", "words"),
     [
         ({"input": None}, "input", "is missing"),
+        ({"system": "Be brief."}, "system", "`instructions`"),
+        ({"contents": []}, "contents", "`input`"),
+        ({"stop_sequences": ["a"]}, "stop_sequences", "`stop`"),
         ({"input": []}, "input", "is empty"),
         ({"input": 1}, "input", "a string, or a list of items"),
         ({"input": ["a"]}, "input[0]", "an object"),
