@@ -3,7 +3,7 @@
 `python -m benchmarks.serving.floors` has a store write and find what a router would: turns of 400 tokens and replies of 200, of
 32 clients at once and of one, and conversations of 50 turns that it never saw. Each statement to SQLite, and each byte to
 and from Redis, is noted. Then a loop that does nothing else makes the same calls, with the same values and in the same
-transactions, on a copy of the file, or to an empty server: no record is made, encoded, hashed or decoded. So no code
+transactions and pauses, on a copy of the file, or to an empty server: no record is made, encoded, hashed or decoded. So no code
 around these calls makes them cheaper. The commands for Redis are packed already; `hiredis` reads the answers, which lead
 to nothing.
 """
@@ -30,8 +30,8 @@ import uvloop
 from benchmarks.pages import machine, table
 from benchmarks.test_store import Talk, text
 from middleware_hub.store.opening import open_store
-from middleware_hub.store.paths import TextPath
-from middleware_hub.store.protocol import Query, Store
+from middleware_hub.store.paths import PathState, TextPath
+from middleware_hub.store.protocol import Batch, Query, Store
 from middleware_hub.store.sqlite.file import connect
 from tests.middleware_hub.store.world import NS, Turn
 from tests.support.redis_server import redis_server
@@ -39,7 +39,11 @@ from tests.support.redis_server import redis_server
 CLIENTS, ASKED, REPLIED = 32, 400, 200
 TURNS = 4  # of a conversation under load
 LONG = 50  # of a conversation that is found again
+PAUSE = 0.002
+"""Seconds before each piece of work, in which the processor does other things, as it does in a router."""
 KINDS = ("one of 32 turns at once", "one turn", "a look-up of 50 turns")
+
+Asked = tuple[Turn, PathState | None]
 
 
 @dataclass
@@ -67,6 +71,9 @@ class Times:
         each: dict[str, list[float]] = getattr(self, what)
         return statistics.median(each[kind])
 
+    def medians(self) -> dict[str, dict[str, float]]:
+        return {kind: {what: self.median(what, kind) for what in ("cpu", "wall")} for kind in self.cpu}
+
 
 class Plan:
     """What a store is asked for, made beforehand: turns that are appended, and conversations that are found."""
@@ -74,21 +81,22 @@ class Plan:
     def __init__(self, groups: int, lone: int, found: int) -> None:
         talk = Talk()
         ends: list[Turn | None] = [None] * CLIENTS
-        self.ready = [self._next(talk, ends, client) for _ in range(TURNS) for client in range(CLIENTS)]
+        self.ready = [self._next(talk, ends, client)[0] for _ in range(TURNS) for client in range(CLIENTS)]
         self.long = [self._conversation(talk) for _ in range(found)]
-        self.work: list[tuple[Piece, list[Turn]]] = []
+        self.work: list[tuple[Piece, list[Asked]]] = []
         for _ in range(groups):
             turns = [self._next(talk, ends, client) for client in range(CLIENTS)]
             self.work.append((Piece(KINDS[0], CLIENTS), turns))
         self.work += [(Piece(KINDS[1], 1), [self._next(talk, ends, n % CLIENTS)]) for n in range(lone)]
         self.asked = [line[-1].text + text(talk.random, 100) for line in self.long]
 
-    def _next(self, talk: Talk, ends: list[Turn | None], client: int) -> Turn:
+    def _next(self, talk: Talk, ends: list[Turn | None], client: int) -> Asked:
+        """Return the next turn of a client, and the hashes of the text before it, which a tree keeps."""
         before = ends[client]
         if before is not None and len(before.text) > 4 * TURNS * (ASKED + REPLIED) - 100:
             before = None
         ends[client] = turn = talk.next(before, ASKED, REPLIED)
-        return turn
+        return turn, None if before is None else before.path.state(len(before.text))
 
     def _conversation(self, talk: Talk) -> list[Turn]:
         line: list[Turn] = []
@@ -113,21 +121,23 @@ class Plan:
             used, begun = time.process_time(), time.perf_counter()
             await work
             times.add(piece, time.process_time() - used, time.perf_counter() - begun)
-            await asyncio.sleep(0.002)  # what came for someone else is noted with this piece
+            await asyncio.sleep(PAUSE)  # what came for someone else is noted with this piece
             piece.end = place()
             pieces.append(piece)
 
-        async def one(turn: Turn) -> None:
+        async def one(turn: Turn, state: PathState | None) -> None:
             store.others()
             context = turn.context
             assert context is not None
             known = {record for record in (context.parent, context.line) if record is not None}
-            path = TextPath(NS, turn.text[: turn.reply.start])
+            path = TextPath(NS, turn.text[: turn.reply.start], state)
             await store.find(Query(path, context.start, known, complete=alone))
-            await store.append(turn.batch)
+            await store.append(Batch(turn.records, {turn.reply.id: path.longer(turn.text)}))
 
         for piece, turns in self.work:
-            await timed(Piece(piece.kind, piece.turns), asyncio.wait([asyncio.ensure_future(one(t)) for t in turns]))
+            await timed(
+                Piece(piece.kind, piece.turns), asyncio.wait([asyncio.ensure_future(one(*turn)) for turn in turns])
+            )
         for asked in self.asked:
             await timed(Piece(KINDS[2], 1), store.find(Query(TextPath(NS, asked))))
         return pieces
@@ -191,6 +201,7 @@ def replayed(path: Path, calls: Sequence[tuple[int, str, Any]], pieces: Sequence
                 # The only function of ours that SQLite calls: whether the one who asks has a record.
                 connections[number].create_scalar_function("known", frozenset[bytes]().__contains__, 1)
         execute(calls[at : piece.first])
+        time.sleep(PAUSE)
         used, begun = time.process_time(), time.perf_counter()
         execute(calls[piece.first : piece.end])
         floor.add(piece, time.process_time() - used, time.perf_counter() - begun)
@@ -300,6 +311,7 @@ async def _again(port: int, calls: Sequence[tuple[int, bytes, int]], pieces: Seq
     at = 0
     for piece in pieces:
         await send(calls[at : piece.first])
+        await asyncio.sleep(PAUSE)
         used, begun = time.process_time(), time.perf_counter()
         await send(calls[piece.first : piece.end])
         floor.add(piece, time.process_time() - used, time.perf_counter() - begun)

@@ -7,8 +7,8 @@ two rounds next to each other, and a row shows the median of them, the least and
   store and never saw them, and as a comparison through the first one, which knows them; an engine that answers at once;
 - a router is started again and again, with a large SQLite store, and with none.
 
-The aims of CPU and p50 are twice the floor: what the calls of SQLite, or of a client of Redis, take by themselves for the same
-work (`floors.py`), and as much again for what is around them.
+Beside each aim stands its floor: what the calls of SQLite, or of a client of Redis, take by themselves for the same work
+(`floors.py`). No code around these calls brings the figure below it, so an aim below it is moved there.
 
 It takes about seven minutes on a quiet machine; `--turns 1000000` takes some minutes more. What is measured is printed as it
 comes.
@@ -24,7 +24,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,9 @@ from middleware_hub.tokenizer.tokenizer import Tokenizer
 from tests.middleware_hub.store.world import Turn, World
 from tests.support.engine_server import free_port
 
-AIMS = {
+AIMS: dict[str, Any] = {
+    "cpu": {"sqlite": "<= 15%", "redis": "<= 20%"},
+    "p50": 0.3,  # ms
     "strange": "<= 5 ms",
     "start": "as without one",
     "bytes": "<= 12 a token, text, 1 KB a turn",
@@ -208,14 +209,16 @@ def load_rows(found: Found) -> list[list[str]]:
                 spread([a for a, _ in cpu], 3) + " ms",
                 spread([b for _, b in cpu], 3) + " ms",
                 "+" + spread([100 * (b / a - 1) for a, b in cpu], 0) + "%",
-                f"<= {2 * floor.median('cpu', KINDS[0]) / 10 / statistics.median(a for a, _ in cpu):.0f}%",
+                AIMS["cpu"][store],
+                f"{floor.median('cpu', KINDS[0]) / 10 / statistics.median(a for a, _ in cpu):.1f}%",
             ],
             [
                 f"`{store}:`, p50 at one connection",
                 spread([a for a, _ in one]) + " ms",
                 spread([b for _, b in one]) + " ms",
                 "+" + spread([b - a for a, b in one]) + " ms",
-                f"<= {2 * floor.median('wall', KINDS[1]) / 1000:.2f} ms",
+                f"<= {max(AIMS['p50'], floor.median('wall', KINDS[1]) / 1000):.2g} ms",
+                f"{floor.median('wall', KINDS[1]) / 1000:.2f} ms",
             ],
         ]
     return rows
@@ -229,6 +232,7 @@ def stranger_rows(found: Found) -> list[list[str]]:
             spread(times["strange"], 1) + " ms",
             f"+{statistics.median(times['strange']) - statistics.median(times['known']):.1f} ms",
             AIMS["strange"],
+            f"{found['floors'][store][1].median('wall', KINDS[2]) / 1000:.1f} ms",
         ]
         for store, times in found["strangers"].items()
     ]
@@ -242,6 +246,7 @@ def start_rows(begun: Found) -> list[list[str]]:
             spread(begun["sqlite"], 0) + " ms",
             f"+{statistics.median(begun['sqlite']) - statistics.median(begun['none']):.0f} ms",
             AIMS["start"],
+            "",
         ]
     ]
 
@@ -265,7 +270,7 @@ def tables(found: Found) -> str:
     return "\n\n".join(
         [
             f"{machine()}. The median (least-largest).",
-            table(["figure", "without", "with the store", "difference", "aim"], rows),
+            table(["figure", "without", "with the store", "difference", "aim", "floor"], rows),
             "What the store takes for it in a process of its own, and what its calls take by themselves, for a turn:",
             floor_table(found["floors"]),
             f"Bytes of SQLite on disk of turns whose prompt is half as long as the reply; aim {AIMS['bytes']}. The store of"
@@ -309,7 +314,7 @@ def main() -> None:
     found["starts"] = starts(corpus, args.turns, args.rounds)
     show(start_rows(found["starts"]))
     text = tables(found)
-    found["floors"] = {name: [asdict(one) for one in both] for name, both in found["floors"].items()}
+    found["floors"] = {name: [one.medians() for one in both] for name, both in found["floors"].items()}
     write(args, "stores", text, found)
 
 
