@@ -32,7 +32,7 @@ from router.engines.json_cost import LIGHT
 from router.errors import RouterError, UpstreamError
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
-from router.http.headers import HeaderList, as_json
+from router.http.headers import HeaderList, as_json, first_values
 from router.http.offload import offload
 from router.http.request_state import request_state
 from router.http.responses import send_json
@@ -94,7 +94,8 @@ class Completions:
         choices = self._choices(request, ReplyHead(f"cmpl-{rid}", int(time.time()), request.model or "default"))
         answers = [CompletionAnswer(request, self._tokenizer.vocabulary) for _ in range(request.replies)]
         state = request_state(scope)
-        call = GenerateCall(body, None, _inner_headers(scope["headers"]), state.record, state.caller)
+        headers = _inner_headers(scope["headers"])
+        call = GenerateCall(body, None, headers, state.record, state.caller, named=first_values(headers))
         async with ClientConnection(receive) as client:
             if request.stream:
                 await _CompletionStream(request, choices, answers, client, send).run(self._generate, call)

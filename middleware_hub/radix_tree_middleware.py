@@ -153,7 +153,14 @@ class RadixTreeMiddleware:
             body, _, pictures = await self._bodies.read(scope, receive, ids=True)
         state, headers = request_state(scope), scope["headers"]
         call = GenerateCall(
-            body, None, headers, state.record, state.caller, method=scope["method"], target=request_target(scope)
+            body,
+            None,
+            headers,
+            state.record,
+            state.caller,
+            method=scope["method"],
+            target=request_target(scope),
+            named=first_values(headers),
         )
         async with ClientConnection(receive) as client:
             reply = await self.generate(call, pictures=pictures)
@@ -256,23 +263,18 @@ class RadixTreeMiddleware:
                 word,
                 force_logprobs=self.force_logprobs,
                 media=media if shown else None,
+                verdicts=verdicts,
             )
         except BaseException:
-            self._unpin(prompts)
+            for prompt in prompts:
+                self.tree.unpin(prompt.match)
             raise
-
-        def over(_: WorkerReply | None = None) -> None:
-            responder.close()  # however it ended: a client keeps what it was streamed
-            if verdicts is not None:
-                verdicts.extend(responder.verdicts)
-            self._unpin(prompts)
-
         try:
             reply = await self._hub.backend.generate(call)
         except BaseException:
-            over()
+            responder.over()
             raise
-        reply.when_closed(over)
+        reply.when_closed(responder.over)
         try:
             await responder.follow(reply, call.salts)
         except BaseException:
@@ -324,10 +326,6 @@ class RadixTreeMiddleware:
         for ids, one in zip(every_ids or (), shown, strict=False):
             media.check_ids(ids, one.digests)
         return replace(request, texts=texts, ids=every_ids), shown
-
-    def _unpin(self, prompts: list[Prompt]) -> None:
-        for prompt in prompts:
-            self.tree.unpin(prompt.match)
 
     def _parsed(self, body: bytes) -> GenerateRequest:
         request = GenerateRequest.parse(body, self._limits)

@@ -17,7 +17,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router import plugins
 from router.auth.cross_site import CrossSiteCheck
-from router.auth.header_checks import HeaderChecks
 from router.auth.key_check import KeyCheck
 from router.auth.keys import ApiKeys
 from router.auth.session_key_check import SessionKeyCheck
@@ -266,7 +265,7 @@ def create_app(
         app = JointRoutes(app, others, registry)
     return RouterApp(
         app,
-        (instance.check, *_checks_of_callers(keys, session_keys)),
+        (instance, *_checks_of_callers(keys, session_keys)),
         metrics,
         requests,
         body_timeout=config.server.body_timeout,
@@ -279,9 +278,7 @@ def create_app(
 
 def _checks_of_callers(keys: ApiKeys, session_keys: SessionKeys) -> Sequence[Check]:
     of_sessions, of_pages = SessionKeyCheck(session_keys), CrossSiteCheck(keys)
-    if not keys:
-        return [HeaderChecks(of_sessions, of_pages)]
-    return HeaderChecks(of_sessions), KeyCheck(keys), HeaderChecks(of_pages)
+    return (of_sessions, KeyCheck(keys), of_pages) if keys else (of_sessions, of_pages)
 
 
 def _scorers(upstream: Upstream, config: WorkersConfig) -> Scorers:

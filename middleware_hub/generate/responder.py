@@ -325,11 +325,14 @@ class Responder:
         *,
         force_logprobs: bool,
         media: Media | None = None,
+        verdicts: list[Verdict] | None = None,
     ) -> None:
-        """`media` learns from the replies, if the prompts have pictures.
+        """`media` learns from the replies, if the prompts have pictures. `verdicts` gets those on the replies, at their end.
 
         `affinity` is the word by which a load balancer keeps the conversation at one router; see `affinity`.
         """
+        self._recorder = recorder
+        self._told_verdicts = verdicts
         self._tally = tally
         self._affinity = affinity
         self._listed = request.listed
@@ -371,11 +374,6 @@ class Responder:
                         hidden,
                     )
                 )
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """Return what became of each reply, as far as there was one."""
-        return [one.verdict for one in self._generations if one.verdict is not None]
 
     async def follow(self, reply: WorkerReply, salts: CallSalts | None = None) -> None:
         """Record a reply as it is read, and edit it. What is no stream is recorded at once.
@@ -429,6 +427,15 @@ class Responder:
             self._verdicts = [generation.verdict or Verdict("no", NO_REPLY) for generation in self._generations]
             self._tally.count(self._verdicts)
         return self._verdicts
+
+    def over(self, _: WorkerReply | None = None) -> None:
+        """End the reply, and let go of what its prompts continue. However it ended, a client keeps what it was streamed."""
+        self.close()
+        if self._told_verdicts is not None:
+            self._told_verdicts += [one.verdict for one in self._generations if one.verdict is not None]
+        tree = self._recorder.tree
+        for prompt in self._prompts:
+            tree.unpin(prompt.match)
 
     async def _acknowledged(self, piece: bytes) -> bytes:
         """Return a piece of a stream when all records are saved, or the stream has told that they are not."""

@@ -266,22 +266,18 @@ class PrefixMatch(msgspec.Struct, frozen=True):
 
 def walk_down(root: RadixNode, text: str, marks: Landmarks | None = None) -> Path:
     """Follow a text as far as the tree goes, through the landmarks of a deep conversation if there are any."""
-    node, position, size, steps = root, 0, len(text), 0
-    while position < size:
-        child = node.child(text[position])
-        if child is None:
-            break
-        edge = child.edge
-        if not text.startswith(edge, position):
-            return Path(text, child, position + len(edge), position + common_length(edge, text, position))
-        position += len(edge)
-        node = child
-        steps += 1
-        if steps == FAR and marks is not None:
+    node, position, steps = root.walk(text, 0, FAR)
+    if steps == FAR:
+        if marks is not None:
             node, position = marks.deepest(root, text, node, position)
-    if steps >= 2 * FAR and marks is not None:
-        marks.place(root, text, node, position)
-    return Path(text, node, position, position)
+        node, position, further = node.walk(text, position, len(text))
+        if further >= FAR and marks is not None:
+            marks.place(root, text, node, position)
+    child = node.child(text[position]) if position < len(text) else None
+    if child is None:
+        return Path(text, node, position, position)
+    edge = child.edge
+    return Path(text, child, position + len(edge), position + common_length(edge, text, position))
 
 
 def match_text(

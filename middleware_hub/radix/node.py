@@ -134,6 +134,22 @@ class RadixNode(msgspec.Struct, gc=False, eq=False):
             return children.get(character)
         return children if children is not None and children.edge[0] == character else None
 
+    def walk(self, text: str, position: int, most: int) -> tuple[RadixNode, int, int]:
+        """Follow a text from this node, `position` characters down, along at most so many whole edges.
+
+        Return the last node, the characters down to its end, and how many edges there were.
+        """
+        node, steps, size = self, 0, len(text)
+        while position < size and steps < most:
+            children = node.children
+            child = children.get(text[position]) if isinstance(children, dict) else children
+            if child is None or not text.startswith(child.edge, position):
+                break
+            node = child
+            position += len(child.edge)
+            steps += 1
+        return node, position, steps
+
     def attach(self, child: RadixNode) -> None:
         """Put `child` below this node, replacing one with the same first character."""
         child.parent = self

@@ -274,7 +274,7 @@ class RadixTree:
         serial = self._ticks if serial is None else serial
         generation = Generation(span, node, match.continues, reply.tail, serial, self.clock.now, self._ticks)
         self._insert(match.namespace, generation)
-        self.settle()
+        self.by_ids.settle()
         if reply.told:
             self.extras.keep(span, reply.told, reply.experts_from)
         return generation

@@ -28,7 +28,7 @@ from router.generate.abort_retries import AbortedReplies, AbortedStream, Retries
 from router.generate.fleet import Fleet
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
-from router.http.headers import HeaderList, request_target
+from router.http.headers import HeaderList, first_values, request_target
 from router.http.offload import offload
 from router.http.request_record import Caller
 from router.http.request_state import request_state
@@ -114,6 +114,8 @@ class Generations:
         """See `Backend`. Raises BadRequestError for an unknown policy for aborts, too."""
         if self._peers.until < monotonic():
             await self._peers.look_again()
+        if not call.named:
+            call.named = first_values(call.headers)
         asked, request = call.named.get(b"x-abort-policy"), call.request
         policy = self._policy if asked is None else _checked(asked.decode("latin-1"))
         names, ids = () if request is None else request.rids, None

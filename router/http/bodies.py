@@ -35,7 +35,8 @@ async def read_json(
 
     Raises BodyTooLargeError for one that has too many values in it, or bytes; other errors as `read_body` does.
     """
-    if request_state(scope).body_read:
+    # What the entrance itself has made shows that no layer in between has read the body.
+    if type(receive) is not ClientMessages and request_state(scope).body_read:
         if isinstance(receive, Replay) and (body := receive.unread) is not None:
             receive.unread = None
             return body

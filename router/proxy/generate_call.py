@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 
 from router.engines.form.worker_request import WorkerRequest
-from router.http.headers import HeaderList, first_values
+from router.http.headers import HeaderList
 from router.http.request_record import ANYBODY, Caller, RequestRecord
 from router.http.request_state import RouteHint
 from router.kv_cache.salts import Began, CallSalts
@@ -25,7 +25,8 @@ class GenerateCall(msgspec.Struct):
         caller: who sent it.
         hint: what a middleware reports to the routing policy.
         method, target: of the client's request line.
-        named: the headers by name, each with its first value.
+        named: the headers by name, each with its first value (`first_values`), if the caller has them; else the backend reads
+            them.
         began: returns with which weight version the conversation of each prompt began; None if nothing is known of them.
         salts: of its prompts, once it is on its way; None if they have none.
     """
@@ -41,11 +42,6 @@ class GenerateCall(msgspec.Struct):
     named: dict[bytes, bytes] = {}
     began: Began | None = None
     salts: CallSalts | None = None
-
-    def __post_init__(self) -> None:
-        """Raise BadRequestError for a misspelt header of ours."""
-        if not self.named:
-            self.named = first_values(self.headers)
 
 
 class Backend(Protocol):

@@ -219,7 +219,7 @@ class Proxy:
             finally:
                 reply.close()
 
-    async def generate(self, in_flight: InFlight) -> WorkerReply:
+    def generate(self, in_flight: InFlight) -> Awaitable[WorkerReply]:
         """Return the reply to one attempt of a `/generate`: all of it, or a stream whose first event has come.
 
         Raises:
@@ -227,11 +227,11 @@ class Proxy:
             QueueFullError, QueueTimeoutError, EndedInQueueError: none has room.
             UpstreamError, UpstreamTimeoutError: the workers that were tried gave no reply.
         """
-        return await self._reply(self._reader.generation(in_flight))
+        return self._reply(self._reader.generation(in_flight))
 
-    async def get(self, path: str, headers: HeaderList, caller: Caller) -> WorkerReply:
+    def get(self, path: str, headers: HeaderList, caller: Caller) -> Awaitable[WorkerReply]:
         """Return what one of the workers answers to a GET of the router's own. Raises what `generate` raises."""
-        return await self._reply(self._reader.get(path, headers, caller))
+        return self._reply(self._reader.get(path, headers, caller))
 
     async def _reply(self, request: OutboundRequest) -> WorkerReply:
         in_flight = request.in_flight

@@ -4,7 +4,8 @@ A request's id is the client's `x-request-id`, or a new one. The worker gets it,
 the request carry it.
 
 A *check* is a function of the scope. It refuses a request by raising a RouterError, or notes who is calling; it awaits nothing,
-reads no body, and sends nothing. The checks run in their order, so the first one that refuses decides the answer.
+reads no body, and sends nothing. The checks run in their order, so the first one that refuses decides the answer. Most checks
+read certain headers, which most requests do not have: such a check is not called for the others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from typing import ClassVar, Protocol, runtime_checkable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -49,6 +51,15 @@ Check = Callable[[Scope], None]
 """Raises a RouterError, or changes the scope, which is the entrance's own copy."""
 
 
+@runtime_checkable
+class HeaderCheck(Protocol):
+    """A `Check` of the requests that have one of the headers in `reads`."""
+
+    reads: ClassVar[frozenset[bytes]]
+
+    def __call__(self, scope: Scope) -> None: ...
+
+
 class Entrance:
     """Lets requests in, turns errors into JSON, keeps each request in `requests` while it lasts, and counts it.
 
@@ -78,7 +89,7 @@ class Entrance:
         self.requests = requests
         self.fault: RouterError | None = None
         self._app = app
-        self._checks = tuple(checks)
+        self._checks = [(check, check.reads if isinstance(check, HeaderCheck) else None) for check in checks]
         self._metrics = metrics
         self._body_timeout = body_timeout
         self._tracer = tracer
@@ -110,8 +121,7 @@ class Entrance:
             )
         ) as span:
             try:
-                for check in self._checks:
-                    check(scope)
+                self._check(scope)
                 await self._app(scope, receive, reply.send)
                 reply.outcome = None
             except ClientDisconnectedError:
@@ -136,13 +146,18 @@ class Entrance:
                 del in_flight[record]
                 reply.over(span)
 
+    def _check(self, scope: Scope) -> None:
+        present = dict(scope["headers"])
+        for check, reads in self._checks:
+            if reads is None or not reads.isdisjoint(present):
+                check(scope)
+
     async def _outside(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on the lifespan, and websockets that the checks let in; neither is a request."""
         try:
             if scope["type"] != "lifespan":
                 scope = {**scope}
-                for check in self._checks:
-                    check(scope)
+                self._check(scope)
             await self._app(scope, receive, send)
         except RouterError as error:
             if scope["type"] != "lifespan":
@@ -161,11 +176,13 @@ class Instance:
         headers: for a probe of a worker.
     """
 
+    reads: ClassVar[frozenset[bytes]] = frozenset({INSTANCE})
+
     def __init__(self, name: bytes | None = None) -> None:
         self._mark = INSTANCE, secrets.token_hex(16).encode() if name is None else name
         self.headers: HeaderList = [self._mark]
 
-    def check(self, scope: Scope) -> None:
+    def __call__(self, scope: Scope) -> None:
         """Refuse a probe of this process, before the check of keys, because probes carry none. Raises LoopError."""
         if self._mark in scope["headers"]:
             raise LoopError("this is the router that asks")

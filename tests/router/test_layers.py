@@ -22,7 +22,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.processes.*",
         "router.routes",
         "router.auth.cross_site",
-        "router.auth.header_checks",
         "router.auth.key_check",
         "router.auth.session_key_check",
         "router.serving.*",

@@ -149,7 +149,7 @@ class TurnPlan(msgspec.Struct):
         state = request_state(self.scope)
         # Generations of one session have a prefix in common, so its id routes them.
         hint = RouteHint(None, hinted, self.session_id or None)
-        call = GenerateCall(sent.body, sent, headers, state.record, state.caller, hint)
+        call = GenerateCall(sent.body, sent, headers, state.record, state.caller, hint, named=dict(reversed(headers)))
         call.began = self._began
         return call
 

@@ -133,7 +133,7 @@ class Reply(msgspec.Struct, frozen=True):
         ids: the sampled token ids.
         text: their text.
         logprobs: one per token as sent, None for null; None if none were sent.
-        logprob_ids: the ids that came with the logprobs.
+        logprob_ids: the ids that came with the logprobs; usually the same object as `ids`.
         version: the weight version at the end of the request.
         versions: half-open token runs `(version, start, end)`; None if the engine sent only the version at the end.
         updated: whether the events of its stream were of several versions.
@@ -176,7 +176,7 @@ class Reply(msgspec.Struct, frozen=True):
             return f"{self.prompt_tokens} prompt tokens, sent {prompt_tokens}"
         if self.completion_tokens is not None and self.completion_tokens != len(self.ids):
             return f"{len(self.ids)} ids, {self.completion_tokens} completion tokens"
-        if not isinstance(packed_ids(self.ids), Numbers):
+        if not isinstance(self.ids, Numbers) and not isinstance(packed_ids(self.ids), Numbers):
             return "a token id that is negative, or beyond int32"
         if self.logprobs is None or not self.ids:  # with `max_new_tokens: 0` SGLang may send a logprob and no id
             return "no logprobs, though asked for" if logprobs_asked and self.ids else None
@@ -264,13 +264,14 @@ def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | N
 
 def _read_in_place(body: bytes) -> tuple[Reply, ShortBody]:
     reply = _decode_reply(body)
-    ids = _listed(reply.output_ids, "output_ids")
+    ids: Sequence[int] | None = _listed(reply.output_ids, "output_ids")
     entries = _listed(reply.meta_info.output_token_logprobs, "output_token_logprobs")
     logprobs, logprob_ids = columns(entries)
     if ids is None:  # an empty reply of the Rust frontend, or a version without `output_ids`
-        ids = list(logprob_ids or ())
+        ids = logprob_ids or ()
+    packed = logprob_ids if logprob_ids is not None and logprob_ids == ids else packed_ids(ids)
     told, places = bytes(reply.prompt_token_ids), reply.prompt_images
-    found = assemble(reply.meta_info, packed_ids(ids), reply.text, logprobs, logprob_ids, None, told, places)
+    found = assemble(reply.meta_info, packed, reply.text, logprobs, logprob_ids, None, told, places)
     return found, ShortBody(body)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
+from router.http.headers import first_values
 from router.http.request_record import Caller, RequestRecord
 from router.http.request_state import RouteHint, with_state
 from router.proxy.generate_call import GenerateCall
@@ -39,7 +40,10 @@ def read(
     reader = RequestReader(max_body_bytes=1000, forward_authorization=True, reads_prompts=False)
     if path == "/generate":
         record = RequestRecord("", method, path)
-        call = GenerateCall(b"{}", None, scope["headers"], record, Caller(tenant=tenant), hint, method=method)
+        named = first_values(scope["headers"])
+        call = GenerateCall(
+            b"{}", None, scope["headers"], record, Caller(tenant=tenant), hint, method=method, named=named
+        )
         return reader.generation(InFlight((), call=call))
     return asyncio.run(reader.read(with_state(scope, hint=hint, caller=Caller(tenant=tenant)), receive))
 

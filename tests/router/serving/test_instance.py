@@ -25,7 +25,7 @@ def asking(instance: Instance) -> dict[str, str]:
 
 def checked(app: ASGIApp, instance: Instance) -> ASGIApp:
     """The entrance of the router that asks, with no other check, and `app` behind it."""
-    return Entrance(app, [instance.check], RouterMetrics(CollectorRegistry()), Requests(), body_timeout=5.0)
+    return Entrance(app, [instance], RouterMetrics(CollectorRegistry()), Requests(), body_timeout=5.0)
 
 
 def test_its_own_question_is_known() -> None:
