@@ -27,7 +27,7 @@ one): short conversations show the opening, and it is cut off. A turn with an un
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -107,7 +107,7 @@ class ChatTemplate:
         """Do now the work that the first request would wait for: import transformers, and find out how to render tails."""
         for tools in (False, True):
             for called in (False, True):
-                self._plan({}, tools, called)
+                self._plan(options_key({}), {}, tools, called)
             self.header([TOOL] if tools else None, {})
         _ = self.wants_short_ids
         self._systems.warm()
@@ -222,7 +222,8 @@ class ChatTemplate:
             called = called or message["role"] == "tool" or "tool_calls" in message
         shown, whole = tools, self.reads((*earlier, last, *behind)) if whole is None else whole
         if not whole:
-            plan = self._plan(options, bool(tools), called)
+            variant = options_key(options)
+            plan = self._plan(variant, options, bool(tools), called)
             shown, whole = tools if plan.tools else None, not plan.short
         if whole:
             text = self._behind_all(
@@ -236,7 +237,7 @@ class ChatTemplate:
             if shown or continue_final or not all(map(_plain_option, options.values())):
                 text = render(following)
             else:
-                key = (own, self._forms.called(calls) if calls else (), options_key(options))
+                key = (own, self._forms.called(calls) if calls else (), variant)
                 text = self._slots.rendered(key, following, render)
         for message in following:
             # Some templates write every system message at the beginning, where nothing can be added later.
@@ -423,9 +424,9 @@ class ChatTemplate:
                 return self._forms.after(text, 1)
         return render(before, (), NO_OWN_TEXT)
 
-    def _plan(self, options: Options, tools: bool, called: bool) -> _Plan:
-        """Return the plan for these options. New ones are not tried: that takes 10 ms, and a date may never recur."""
-        key = (options_key(options), tools, called)
+    def _plan(self, variant: Hashable, options: Options, tools: bool, called: bool) -> _Plan:
+        """Return the plan for options with this key. New ones are not tried: that takes 10 ms, and a date may never recur."""
+        key = (variant, tools, called)
         if key not in self._plans:
             self._plans[key] = None
             return _Plan(short=False, tools=tools)

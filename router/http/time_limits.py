@@ -44,6 +44,11 @@ class patience:
         self._due.cancel()
         await self._timeout.__aexit__(kind, error, trace)
 
+    def reschedule(self, when: float | None) -> None:
+        """End at another time, however much has passed; see `asyncio.Timeout`."""
+        self._due.cancel()
+        self._timeout.reschedule(when)
+
     def _tick(self) -> None:
         now = self._loop.time()
         self._left -= 1

@@ -204,7 +204,7 @@ class Proxy:
         self._abandon = abandon
         self._legs_at_once = legs_at_once
         self._on_broken = on_broken
-        self._unanswered: dict[Worker, set[asyncio.Timeout]] = {}
+        self._unanswered: dict[Worker, set[asyncio.Timeout | patience]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request that is no `/generate`.
@@ -356,10 +356,11 @@ class Proxy:
         if len(worker.targets) > 1:
             named, body = self._upstream.ranked(request.path, headers, body, attempt.lease.target.rank)
         waiting = self._unanswered.setdefault(worker, set())
-        timeout, seconds = asyncio.timeout(None), self._config.request_timeout
+        seconds = self._config.request_timeout
+        timeout = asyncio.timeout(None) if seconds is None else patience(seconds)
         waiting.add(timeout)
         try:
-            async with timeout, contextlib.nullcontext() if seconds is None else patience(seconds):
+            async with timeout:
                 if attempt.legs is not None:
                     await self._ask_both(attempts, attempt, attempt.legs, headers)
                     return

@@ -81,16 +81,16 @@ class ReplyParsers:
         return found
 
     def parser(self, plan: TurnPlan) -> SampledParser:
-        def calls() -> CallParser:
-            return self._of(plan.request).of(plan.request.callable_tools)
-
-        if self._reader is None or not plan.request.separate_reasoning:
-            return self._resumed(calls(), plan) if plan.request.continue_final else calls()
+        request = plan.request
+        parsing, tools = self._of(request), request.callable_tools
+        if self._reader is None or not request.separate_reasoning:
+            calls = parsing.of(tools)
+            return self._resumed(calls, plan) if request.continue_final else calls
         beginning = self._beginning(plan)
         reader: ReasoningParser = self._reader(starts_inside=beginning.inside)
         if beginning.text:
             reader = ResumedParser(reader, self._reader(starts_inside=beginning.inside), beginning.text)
-        return ReplyParser(calls, reader)
+        return ReplyParser(partial(parsing.of, tools), reader)
 
     def of_turn(self, request: ChatRequest) -> SampledParser:
         """Return a parser for the whole text of a turn, from behind its header on: with what the prompt has opened of it."""
