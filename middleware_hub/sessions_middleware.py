@@ -169,7 +169,13 @@ class SessionsMiddleware:
                 "--session-match": sessions.match,
             }
         generator = Generator(
-            hub, hub.judge, context.tracer, config.radix.force_logprobs, lambda: template.wants_short_ids
+            hub.backend,
+            lambda call, verdicts, unheard: hub.generate(call, verdicts=verdicts, unheard=unheard),
+            hub.media,
+            hub.judge,
+            context.tracer,
+            config.radix.force_logprobs,
+            lambda: template.wants_short_ids,
         )
         remembered = partial(RememberedText.of, hub, context.tracer)
         turns = Turns(generator, remembered, composer, replies, self.registry, self._metrics, sessions)
@@ -245,7 +251,8 @@ class SessionsMiddleware:
             if place is None or chats is None or place.counter is not None or place.about_models:
                 send = _answering(send, affinity.given(first_values(scope["headers"])) or session.id.encode("latin-1"))
             if place is not None and chats is not None:
-                serving: Awaitable[None] = for_method(chats, scope)(place, session, scope, receive, send)
+                call = chats.get(scope["method"]) or for_method(chats, scope)
+                serving: Awaitable[None] = call(place, session, scope, receive, send)
             elif (calls := self._controls.places.get(path)) is not None:
                 serving = for_method(calls, scope)(session, scope, receive, send)
             else:

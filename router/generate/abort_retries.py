@@ -19,7 +19,6 @@ from router.errors import RouterError
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import RouterMetrics
 from router.proxy.in_flight import InFlight
-from router.proxy.proxy import Proxy
 from router.proxy.worker_reply import EventEditor, WorkerReply
 
 logger = logging.getLogger(__name__)
@@ -56,6 +55,10 @@ class Retries:
         self._counted.labels("given_up").inc()
 
 
+Generate = Callable[[InFlight], Awaitable[WorkerReply]]
+"""Makes one attempt, as `Proxy.generate` does."""
+
+
 class _EnoughError(Exception):
     """All generations that a retry waited for are to end."""
 
@@ -63,9 +66,9 @@ class _EnoughError(Exception):
 class _Aborted:
     """A request whose first attempt was aborted, in whole or in part. Each attempt finds its body in `in_flight`."""
 
-    def __init__(self, proxy: Proxy, retries: Retries, in_flight: InFlight, first: WorkerRequest) -> None:
+    def __init__(self, generate: Generate, retries: Retries, in_flight: InFlight, first: WorkerRequest) -> None:
         """`first`: the whole request. Prompts that were aborted in the queue may be missing from its first attempt."""
-        self._proxy = proxy
+        self._generate = generate
         self._retries = retries
         self._in_flight = in_flight
         self._first = first
@@ -101,7 +104,7 @@ class _Aborted:
         """Return the reply to a further attempt; None if it failed."""
         self._in_flight.send_next(request, positions)
         try:
-            reply = await self._proxy.generate(self._in_flight)
+            reply = await self._generate(self._in_flight)
         except (RouterError, UpstreamBrokenError) as error:
             logger.warning("an aborted generation could not be sent again: %s", error)
             return None

@@ -168,10 +168,10 @@ class Generations:
         if reply.stream:
             if request.listed:
                 return reply
-            return await AbortedStream(self._proxy, self._retries, in_flight, request).made_good(reply)
+            return await AbortedStream(self._proxy.generate, self._retries, in_flight, request).made_good(reply)
         if reply.status != 200 or not may_be_aborted(reply.body):
             return reply
-        return await AbortedReplies(self._proxy, self._retries, in_flight, request).made_good(reply)
+        return await AbortedReplies(self._proxy.generate, self._retries, in_flight, request).made_good(reply)
 
     def _closed(self, in_flight: InFlight, replies: int, reply: WorkerReply) -> None:
         """Note the end of a reply that came in pieces. If it was closed before, its client has left."""

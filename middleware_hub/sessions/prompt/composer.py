@@ -304,8 +304,8 @@ class Composer:
 
         `behind` is the chain that it continues, up to a token: what that shows has the same length again.
         """
-        digests, start = digests_in(text), behind is None
-        if self._media is None or not digests:
+        start = behind is None
+        if self._media is None or not (digests := digests_in(text)):
             return await self._tokenizer.encode_packed(text, start=start), ()
         pictures = self._media.pictures(digests)
         encoded = await self._tokenizer.encode_keyed(text, pictures.placeholder, start=start)

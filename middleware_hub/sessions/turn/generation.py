@@ -20,8 +20,7 @@ from msgspec import Raw
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.errors import SessionOverError, feed_event, refusal, unreadable
 from middleware_hub.chat.messages import Message as ChatMessage
-from middleware_hub.hub import Hub
-from middleware_hub.media.media import ABOUT_PROMPT, MEDIA_MISMATCH
+from middleware_hub.media.media import ABOUT_PROMPT, MEDIA_MISMATCH, Media
 from middleware_hub.parsers.base import SampledParser
 from middleware_hub.radix.judge import ENGINE_MISMATCH, Expectation, Judge, Verdict
 from middleware_hub.sessions.events import BranchEnded, Touched
@@ -42,6 +41,8 @@ from router.errors import RouterError, UpstreamError
 from router.http.offload import offload
 from router.http.upstream import UpstreamBrokenError
 from router.observability.tracing import Tracer, untraced
+from router.proxy.generate_call import Backend, GenerateCall
+from router.proxy.worker_reply import WorkerReply
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +58,19 @@ class Generator(msgspec.Struct, frozen=True):
     """The parts that all generations share.
 
     Attributes:
-        hub: brings a call to a worker, by way of the memory of texts or past it.
+        backend: generates past the memory of texts.
+        recorded: generates by way of that memory, for a chat without a session. It takes a list, which gets the verdict, and
+            whether nobody knows if replies in the prompt were sampled.
+        media: what is known of pictures; None if the model reads none.
         judge: checks replies against what was asked.
         tracer: gets a span for each step, if there is one.
         force_logprobs: whether sessions keep the logprobs of all sampled tokens.
         short_ids: whether the template takes only ids of nine letters and digits for calls; asked when it is warm.
     """
 
-    hub: Hub
+    backend: Backend
+    recorded: Callable[[GenerateCall, list[Verdict], bool], Awaitable[WorkerReply]]
+    media: Media | None
     judge: Judge
     tracer: Tracer | None
     force_logprobs: bool
@@ -168,7 +174,7 @@ class TurnGeneration:
         self._aborting = True
         try:
             async with asyncio.timeout(_ABORT_SECONDS):
-                await self._generator.hub.backend.abort(self.id, self._call)
+                await self._generator.backend.abort(self.id, self._call)
         except (RouterError, UpstreamBrokenError, TimeoutError) as error:
             logger.info("generation %s could not be aborted: %s", self.id, error)
 
@@ -255,7 +261,7 @@ class TurnGeneration:
 
         If the engine computed with other ids, `verdict` says so, and the turn is not kept.
         """
-        prompt, media = self.prompt, self._generator.hub.media
+        prompt, media = self.prompt, self._generator.media
         shown = prompt.media
         if media is None or not shown:
             return asked
@@ -292,11 +298,11 @@ class TurnGeneration:
 
     async def _receive(self, received: _ReceivedReply) -> None:
         """Have it generated, and take what comes."""
-        hub, plan = self._generator.hub, self._plan
+        generator, plan = self._generator, self._plan
         if plan.lasting:
-            reply = await hub.backend.generate(self._call)
+            reply = await generator.backend.generate(self._call)
         else:
-            reply = await hub.generate(self._call, verdicts=self._verdicts, unheard=plan.unheard)
+            reply = await generator.recorded(self._call, self._verdicts, plan.unheard)
         self.worker, self.routed = reply.worker, reply.routed
         try:
             if reply.stream:

@@ -183,7 +183,7 @@ class Turns:
     ) -> TurnPlan:
         tracer = self._generator.tracer
         with untraced if tracer is None else tracer.span("tokenize") as span:
-            shown = self._generator.hub.media is not None and any(map(image_parts, request.messages))
+            shown = self._generator.media is not None and any(map(image_parts, request.messages))
             start = None
             if not (session.lasting or shown):
                 start = self._remembered(session.tenant, request, scope, turn.named)
@@ -209,7 +209,7 @@ class Turns:
             unread=unread,
             log=session.log,
             notes=session.notes,
-            media=self._generator.hub.media,
+            media=self._generator.media,
         )
         if (unread or session.lost) and plan.unsampled:  # what looks like context may have been sampled
             doubts = (STORE_UNREACHABLE,) * unread + (UNKNOWN_REPLY,) * bool(session.lost)

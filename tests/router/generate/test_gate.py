@@ -74,7 +74,7 @@ def passed(
         reply = await workers.generate(in_flight)
         if ends:
             in_flight.end()
-        reply = await AbortedStream(workers, retries, in_flight, request).made_good(reply)
+        reply = await AbortedStream(workers.generate, retries, in_flight, request).made_good(reply)
         pieces = []
         while piece := await reply.read():
             pieces.append(piece)
