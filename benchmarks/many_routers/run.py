@@ -112,7 +112,10 @@ def run(
             faults.stop()
             threads[-1].join(60)
             shared.stopping.set()
-            machines.heal()
+            try:
+                machines.heal()
+            except TimeoutError as error:
+                ledger.accuse("hangs", str(error))
             plant(ledger, machines.store)
         if died:
             ledger.accuse("wrong", f"threads of the harness itself ended: {died}")
