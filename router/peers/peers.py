@@ -90,7 +90,14 @@ class Peers:
     def join(self, channel: FleetChannel) -> None:
         """Take the channel by which the others are reached. It can be used from `start` on."""
         self._channel = channel
-        self.log.hear(RouterCame, lambda *_: in_time(self.presence.look(channel)))
+
+        async def came(*_: object) -> None:
+            try:
+                await in_time(self.presence.look(channel))
+            except ChannelError as error:  # it is looked again when the channel can be reached
+                self._failed(error)
+
+        self.log.hear(RouterCame, came)
 
     @property
     def kind(self) -> str | None:

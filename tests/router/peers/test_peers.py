@@ -21,7 +21,7 @@ from middleware_hub.store.sqlite.file import connect
 from router.errors import BadRequestError, NotFoundError
 from router.peers import control_log, events, presence
 from router.peers.channel import ChannelError
-from router.peers.events import Abort, CallBegan, CallOver, FleetState, WorkerAdded, WorkerRemoved, encoded
+from router.peers.events import Abort, CallBegan, CallOver, FleetState, RouterCame, WorkerAdded, WorkerRemoved, encoded
 from router.peers.peers import Peers
 from router.peers.presence import RENEW_SECONDS, Presence
 from tests.conftest import examples
@@ -241,6 +241,24 @@ def test_an_entry_is_done_at_once_if_the_store_fails_behind_it(read: bool) -> No
             assert done == ["r"] * (1 if read else 2), "it is done again when it can be read"
 
     asyncio.run(main())
+
+
+def test_a_router_that_comes_while_the_store_goes_is_away_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    """It has said that it comes, and then cannot ask who is there: that is no error of the entry."""
+
+    async def main() -> None:
+        async with routers(1) as (one,):
+            channel = one.channel
+            assert channel is not None
+            channel.away = True
+            await one.peers.log.do(RouterCame(), own=True)
+            assert one.peers.away
+            channel.away = False
+            await until(lambda: not one.peers.away)
+
+    asyncio.run(main())
+    assert "could not do" not in caplog.text
+    assert "this one goes on alone: it is away" in caplog.text
 
 
 def test_an_answer_waits_for_what_a_router_still_does_about_an_entry() -> None:
