@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 from msgspec import Raw
@@ -21,7 +22,6 @@ from middleware_hub.dialects.completions import Choices, CompletionAnswer, Compl
 from middleware_hub.dialects.openai.replies import error_body
 from middleware_hub.served_models import ServedModels
 from middleware_hub.spans.reply_names import of_several
-from middleware_hub.store.errors import NOT_SAVED_COMMENT
 from middleware_hub.tokenizer.id_checks import check_unmatched
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.events import DONE, EventSplitter, event_data, event_index
@@ -187,18 +187,24 @@ class _CompletionStream:
         if not reply.stream:
             await reply.gather()
             raise refusal(reply.status, reply.body) if reply.status != 200 else UpstreamError("no stream came")
-        self._headers, events = _passed_on(reply.headers()), EventSplitter()
-        while piece := await reply.read():
-            out = [NOT_SAVED_COMMENT] if piece.startswith(NOT_SAVED_COMMENT) else []
-            for event in events.feed(piece):
-                data = event_data(event)
-                if data is not None and self._error is None and not self._done:  # what follows on either is ignored
-                    try:
-                        out.append(self._piece(data))
-                    except RouterError as error:
-                        self._error = error
-            if body := b"".join(out):
-                await self._send_body(body)
+        self._headers = _passed_on(reply.headers())
+        reply.add_step(partial(self._shown, EventSplitter()))
+        body = await reply.read()
+        while body:
+            await self._send_body(body)
+            body = await reply.flowed(self._send) or await reply.read()
+
+    def _shown(self, events: EventSplitter, piece: bytes) -> bytes:
+        """Return what the client gets of a piece of the stream; that may be nothing yet."""
+        out = []
+        for event in events.feed(piece):
+            data = event_data(event)
+            if data is not None and self._error is None and not self._done:  # what follows on either is ignored
+                try:
+                    out.append(self._piece(data))
+                except RouterError as error:
+                    self._error = error
+        return b"".join(out)
 
     def _piece(self, data: bytes) -> bytes:
         """Return what the client gets of an event; that may be nothing yet."""

@@ -148,6 +148,8 @@ def feed_event(streamed: StreamedReply, data: bytes) -> None:
     streamed.feed(data)
     if streamed.error is not None:
         raise refusal(refusal_status(data) or 502, streamed.error)
+    if streamed.values is not None:
+        return  # it is like one that was not the end
     # A worker that cannot serve a request ends its stream with an abort that has a status.
     status = refusal_status(data) if streamed.finished else None
     if status is not None:

@@ -199,6 +199,8 @@ class _ExpectedReply:
 
     def event(self, data: bytes) -> bytes | Raw:
         """Take an event of the stream, and return what the client sees of it."""
+        if not data.startswith(b"{"):
+            return data
         streamed = self._streamed = self._streamed or StreamedReply()
         data = data if self._repeated is None else bytes(self._repeated.taken_out(data, streamed.ids))
         streamed.feed(data)
@@ -396,8 +398,8 @@ class Responder:
             if self._memory is not None:
                 if self._memory.away:
                     reply.added.append(NOT_SAVED)
-                reply.hold = self._acknowledged
-            reply.add_step(EventEditor(self.event))
+                reply.holder = self
+            reply.add_step(EventEditor(self._listed_event if self._listed else self._generations[0].event))
             return
         if not reply.complete:
             await reply.gather()
@@ -412,10 +414,10 @@ class Responder:
         if self._memory is not None and not await self.saved():
             reply.added.append(NOT_SAVED)
 
-    def event(self, data: bytes) -> bytes | Raw:
+    def _listed_event(self, data: bytes) -> bytes | Raw:
         if not data.startswith(b"{"):
             return data
-        number = event_index(data) if self._listed else 0
+        number = event_index(data)
         return self._generations[number].event(data) if 0 <= number < len(self._generations) else data
 
     def close(self) -> list[Verdict]:
@@ -437,7 +439,11 @@ class Responder:
         for prompt in self._prompts:
             tree.unpin(prompt.match)
 
-    async def _acknowledged(self, piece: bytes) -> bytes:
+    def holds(self) -> bool:
+        """Return whether a piece of a stream has to wait for records."""
+        return any(one.verdict is not None and one.verdict.saving is not None for one in self._generations)
+
+    async def held(self, piece: bytes) -> bytes:
         """Return a piece of a stream when all records are saved, or the stream has told that they are not."""
         if await self.saved() or self._told:
             return piece

@@ -41,7 +41,7 @@ from middleware_hub.spans.reply_names import check_one, of_several
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
 from router.engines.form.worker_request import new_rid
 from router.errors import BadRequestError, ClientDisconnectedError, RouterError
-from router.http.disconnect import ClientConnection, served_client
+from router.http.disconnect import ClientConnection, DirectSend, served_client
 from router.http.headers import HeaderList, first_values, text_of
 from router.http.offload import offload
 from router.http.responses import send_json
@@ -295,6 +295,8 @@ class _ChatReply:
     """Whether nothing was sent since the last tick."""
     _ping_due: bool = False
     _ticker: asyncio.TimerHandle | None = None
+    _direct: Callable[[bytes], bool] | None = None
+    """Writes a piece of a stream at once; see `DirectSend.write`."""
 
     def _head(self) -> ReplyHead:
         generations = self._exchange.generations
@@ -342,6 +344,7 @@ class _ChatReply:
         headers += self._headers(generations, "pending")
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         prompt = generations[0].prompt
+        self._direct = self._send.write if isinstance(self._send, DirectSend) else None
         out = [stream.begin(prompt.tokens + (still_unknown(self._session, prompt) if prompt.media else 0))]
         self._tick()
         try:
@@ -373,27 +376,37 @@ class _ChatReply:
         """Send `out` and the pieces of all generations as they come; what is left in `out` is still to be sent."""
         generations = self._exchange.generations
         sent, running = [0] * len(generations), set(range(len(generations)))
-        while running:
-            room, behind = PIECES_AT_ONCE, False
+
+        def gather() -> bool:
+            """Put the pieces that are new into `out`, as many as go at once; return whether there are more."""
+            room = PIECES_AT_ONCE
             for index in sorted(running):
                 generation = generations[index]
                 pieces = generation.building.pieces[sent[index] : sent[index] + room]
-                out += [stream.piece(index, *piece) for piece in pieces]
+                out.extend([stream.piece(index, *piece) for piece in pieces])
                 sent[index] += len(pieces)
                 room -= len(pieces)
-                behind = sent[index] < len(generation.building.pieces)
-                if behind:
-                    break
+                if sent[index] < len(generation.building.pieces):
+                    return True
                 if generation.answer is not None:
                     out.append(stream.finish(index, generation.answer))
                 if generation.over or self._exchange.over:
                     running.discard(index)
+            return False
+
+        def written() -> bool:
+            """Write what is new to the client; return False where this task has to do it, because it may have to wait."""
+            behind = gather()
+            return self._write(out) and bool(running) and not (behind or self._ping_due)
+
+        while running:
+            behind = gather()
             if running:
                 if self._ping_due:
                     self._ping_due = False
                     out.append(stream.ping())
                 await self._send_on(out)
-                await (asyncio.sleep(0) if behind else self._exchange.news())
+                await (asyncio.sleep(0) if behind else self._exchange.news(written))
 
     def _tick(self) -> None:
         """Have a ping sent if nothing was sent since the last tick. A timer for each event would cost more than the event."""
@@ -407,13 +420,27 @@ class _ChatReply:
         body = b"".join(out)
         out.clear()
         if body or last:
-            self._silent = False
-            self._size += len(body)
-            if self._size <= MOST_BYTES:
-                self._out.append(body)
-            else:
-                self._out.clear()
+            self._note(body)
             await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+
+    def _write(self, out: list[bytes]) -> bool:
+        """Send as `_send_on` does, but at once; return False and leave `out` where that is not possible."""
+        if out:
+            body = b"".join(out)
+            if self._direct is None or not self._direct(body):
+                return False
+            out.clear()
+            self._note(body)
+        return True
+
+    def _note(self, body: bytes) -> None:
+        """Keep what is sent, as long as it may be kept."""
+        self._silent = False
+        self._size += len(body)
+        if self._size <= MOST_BYTES:
+            self._out.append(body)
+        else:
+            self._out.clear()
 
     def _saved(self, named: list[TurnGeneration]) -> bool:
         """Return whether these turns and those before them are in the store, as far as this router knows."""

@@ -126,7 +126,6 @@ class Exchange(Generic[G]):
         client: the state of its client.
         notes: facts about its prompt, one word each.
         over: whether nothing more will come, and everything was counted; `all_over` waits for that.
-        notify: tells the client that there is something new.
     """
 
     def __init__(self, key: RequestKey, *, grace: float, on_over: Callable[[Exchange[G]], None]) -> None:
@@ -140,7 +139,8 @@ class Exchange(Generic[G]):
         self._error: RouterError | None = None
         self._alone_since = 0.0
         self._condition = asyncio.Event()
-        self.notify = self._condition.set
+        self._reader: Callable[[], bool] | None = None
+        self._fault: Exception | None = None
         self._finished = asyncio.Event()
         self.all_over = self._finished.wait
         self._task: asyncio.Task[None] | None = None
@@ -266,10 +266,30 @@ class Exchange(Generic[G]):
         self.give_up()
         self._aborting = asyncio.get_running_loop().create_task(self.abort())
 
-    async def news(self) -> None:
-        """Wait until there is something new since the last call."""
-        await self._condition.wait()
+    def notify(self) -> None:
+        """Tell the client that there is something new."""
+        try:
+            dealt = self._reader is not None and self._reader()
+        except Exception as error:  # noqa: BLE001 - it is raised in the client's task, for it is no fault of the generation
+            self._fault, dealt = error, False
+        if not dealt:
+            self._condition.set()
+
+    async def news(self, reader: Callable[[], bool] | None = None) -> None:
+        """Wait until there is something new since the last call.
+
+        `reader` is called for it first, without waking the task that waits; it returns whether it has dealt with it. Raises
+        what it raises.
+        """
+        self._reader = reader
+        try:
+            await self._condition.wait()
+        finally:
+            self._reader = None
         self._condition.clear()
+        if (fault := self._fault) is not None:
+            self._fault = None
+            raise fault
 
     async def begun(self) -> bool:
         """Wait until a reply has begun to arrive, or nothing more will come; return whether one has."""

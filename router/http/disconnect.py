@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Send
 
 from router.errors import ClientDisconnectedError
 
@@ -20,13 +20,15 @@ class ServedClient:
     Attributes:
         all_here: whether all of the request has come.
         gone: whether the client has left.
+        write: writes a piece of the reply's body, which has begun, as `DirectSend.write`; None if the server has no such call.
     """
 
-    __slots__ = ("_watching", "all_here", "gone")
+    __slots__ = ("_watching", "all_here", "gone", "write")
 
     def __init__(self) -> None:
         self.all_here = False
         self.gone = False
+        self.write: Callable[[bytes], bool] | None = None
         self._watching: list[Callable[[], object]] = []
 
     def leave(self) -> None:
@@ -49,6 +51,32 @@ def served_client(scope: Mapping[str, Any]) -> ServedClient | None:
     """Return what the server knows of the client of a request; None if it reports nothing."""
     found: ServedClient | None = (scope.get("extensions") or {}).get(EXTENSION)
     return found
+
+
+class DirectSend:
+    """A `send` past which a piece of a body can be written, without a task. A middleware around it has a `send` of its own."""
+
+    __slots__ = ("_client", "_send")
+
+    def __init__(self, send: Send, client: ServedClient | None) -> None:
+        self._send = send
+        self._client = client
+
+    async def __call__(self, message: Message) -> None:
+        await self._send(message)
+
+    @property
+    def write(self) -> Callable[[bytes], bool]:
+        """A function that writes a piece of a body that has begun, at once. It may return False, and has written nothing then.
+
+        So it does while the client takes no more, once it has left, for a reply without chunks, and if the server has no way.
+        Then a message takes the piece.
+        """
+        return (None if self._client is None else self._client.write) or _leave
+
+
+def _leave(_: bytes) -> bool:
+    return False
 
 
 class ClientMessages:

@@ -32,11 +32,16 @@ class patience:
         self._left = TICKS
         self._step = seconds / TICKS
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> patience:
         self._loop = asyncio.get_running_loop()
         self._timeout = asyncio.timeout(None)
         await self._timeout.__aenter__()
         self._due = self._loop.call_later(self._step, self._tick)
+        return self
+
+    def renew(self) -> None:
+        """Begin again, after something has come. The step under way is not counted."""
+        self._left = TICKS + 1
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -13,7 +13,7 @@ import re
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import lru_cache, partial
 from typing import Protocol
 
@@ -29,6 +29,8 @@ from router.http.time_limits import patience
 
 Headers = Sequence[tuple[bytes, bytes]]
 Body = bytes | None
+Take = Callable[[bytes], bool]
+"""Takes the next piece of a reply; returns whether it takes another one at once."""
 
 # SGLang's and vLLM's server (uvicorn) closes a connection that was idle for 5 s, and a busy engine reads late.
 IDLE_SECONDS = 2.0
@@ -84,6 +86,13 @@ class UpstreamResponse(Protocol):
 
     async def read(self) -> bytes:
         """Return the next piece of the body, empty at the end. Raises UpstreamBrokenError."""
+
+    async def flow(self, take: Take) -> None:
+        """Hand each piece to `take` in the call in which it comes, as long as that takes more. No task wakes for a piece.
+
+        It may return at any time, at once too. `read` goes on from there, and alone tells the end. Raises UpstreamBrokenError,
+        and what `take` raises.
+        """
 
     def close(self) -> None:
         """Release the reply. Before the body's end, this closes the connection, so that the worker notices."""
@@ -312,6 +321,9 @@ class _AiohttpResponse:
         self._size = SizeLimit(most, stream=self.stream)
         self._connection = connection
         self._content = content
+        handler, transport = connection.protocol, connection.transport
+        whole = content.is_eof() or handler is None or transport is None
+        self._tap = None if whole else _Tap(handler, transport, content, self._size)
         content.on_eof(self._ended)
 
     async def read(self) -> bytes:
@@ -321,6 +333,14 @@ class _AiohttpResponse:
             return piece
         except (aiohttp.ClientError, OSError, UnpackingError, ReplyTooLargeError) as error:
             raise UpstreamBrokenError(_describe(error)) from error
+
+    async def flow(self, take: Take) -> None:
+        if self._tap is None or self._unpacker is not None:
+            return
+        try:
+            await self._tap.flow(take)
+        except ReplyTooLargeError as error:
+            raise UpstreamBrokenError(str(error)) from error
 
     async def _unpacked(self, unpacker: Unpacker) -> bytes:
         while not (piece := unpacker.take()):
@@ -337,11 +357,91 @@ class _AiohttpResponse:
 
     def _ended(self) -> None:
         """Give the connection back, unless the reply came before the worker had read all of the request."""
+        if self._tap is not None:
+            self._tap.remove()
+            self._tap = None
         transport = self._connection.transport
         if transport is not None and transport.get_write_buffer_size():
             _drop(self._connection)
         else:
             self._connection.release()
+
+
+class _Tap(asyncio.Protocol):
+    """Stands before aiohttp's protocol on a connection, from the head of a reply to its end.
+
+    It hands on what aiohttp has read of the body in the call in which it came, while the reply flows. A token of a stream is a
+    piece of its own, and to wake a task for each costs more than all that is done with it.
+
+    It also ends a reply whose connection is lost: not always does aiohttp (3.14) tell that to whoever reads.
+    """
+
+    def __init__(
+        self, handler: asyncio.Protocol, transport: asyncio.Transport, content: StreamReader, size: SizeLimit
+    ) -> None:
+        self._handler = handler
+        self._transport = transport
+        self._content = content
+        self._size = size
+        self._flow: asyncio.Future[None] | None = None  # done when a piece cannot be handed on
+        transport.set_protocol(self)
+
+    async def flow(self, take: Take) -> None:
+        """Hand each piece to `take`; see `UpstreamResponse.flow`. Raises ReplyTooLargeError."""
+        self._take = take
+        self._context = copy_context()  # a connection has that of the request for which it was made
+        self._flow = flow = asyncio.get_running_loop().create_future()
+        try:
+            self._hand_on(flow)
+            await flow
+        finally:
+            self._flow = None
+            if not flow.cancelled():
+                flow.exception()  # seen, although this task may be cancelled
+
+    def remove(self) -> None:
+        """Have aiohttp's protocol stand alone again."""
+        self._transport.set_protocol(self._handler)
+        self._stop()
+
+    def data_received(self, data: bytes) -> None:
+        self._handler.data_received(data)
+        if (flow := self._flow) is not None:
+            self._hand_on(flow)
+
+    def eof_received(self) -> bool | None:
+        return self._handler.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        content = self._content
+        self._handler.connection_lost(exc)
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("the connection was closed in the middle of the reply"))
+        self._stop()
+
+    def pause_writing(self) -> None:
+        self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._handler.resume_writing()
+
+    def _hand_on(self, flow: asyncio.Future[None]) -> None:
+        """Hand on what is here, unless the flow has stopped."""
+        if flow.done():
+            return
+        if self._content.exception() is not None:
+            flow.set_result(None)
+        elif piece := self._content.read_nowait():
+            try:
+                self._size.add(piece)
+                if not self._context.run(self._take, piece):
+                    self._stop()
+            except Exception as error:  # noqa: BLE001 - it is raised in the task that waits
+                flow.set_exception(error)
+
+    def _stop(self) -> None:
+        if self._flow is not None and not self._flow.done():
+            self._flow.set_result(None)
 
 
 def _describe(error: BaseException) -> str:

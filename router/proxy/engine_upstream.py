@@ -13,7 +13,15 @@ from typing import Any, Protocol
 
 from router.engines.engine import Engine, EngineAnswer, EngineCall, EngineExchange, KnownWorker, UntranslatableError
 from router.engines.events import EventSplitter, event_data
-from router.http.upstream import Body, Headers, Upstream, UpstreamBrokenError, UpstreamFailure, UpstreamResponse
+from router.http.upstream import (
+    Body,
+    Headers,
+    Take,
+    Upstream,
+    UpstreamBrokenError,
+    UpstreamFailure,
+    UpstreamResponse,
+)
 
 _OF_THE_BODY = frozenset({b"content-type", b"content-length"})
 _JSON = (b"content-type", b"application/json")
@@ -199,6 +207,9 @@ class WholeResponse:
         body, self.body = self.body, b""
         return body
 
+    async def flow(self, take: Take) -> None:
+        """Leave all of it to `read`."""
+
     def close(self) -> None:
         self.body = b""
 
@@ -232,20 +243,33 @@ class StreamResponse:
             number, piece = await self._next()
             if not piece:
                 self._left -= 1
-            try:
-                events = self._events(number, piece)
-            except UntranslatableError as error:
-                self.close()
-                raise UpstreamBrokenError(f"its stream cannot be read: {error}") from error
-            if events:
+            if events := self._translated(number, piece):
                 return events
         return b""
+
+    async def flow(self, take: Take) -> None:
+        """Hand on the events of a single call as they come. Raises UpstreamBrokenError."""
+        if len(self._splitters) > 1 or not self._left:
+            return
+
+        def translated(piece: bytes) -> bool:
+            events = self._translated(0, piece)
+            return (take(events) if events else True) and bool(self._left)
+
+        await self._replies[0].flow(translated)
 
     def close(self) -> None:
         for reader in self._readers:
             reader.cancel()
         for reply in self._replies:
             reply.close()
+
+    def _translated(self, number: int, piece: bytes) -> bytes:
+        try:
+            return self._events(number, piece)
+        except UntranslatableError as error:
+            self.close()
+            raise UpstreamBrokenError(f"its stream cannot be read: {error}") from error
 
     def _events(self, number: int, piece: bytes) -> bytes:
         splitter, out = self._splitters[number], []

@@ -26,7 +26,7 @@ from router.engines.sglang.meeting import MeetingPlace, lacks_cache, with_meetin
 from router.engines.vllm.handover import LEASE_SECONDS, decode_body, prefill_body
 from router.errors import EndedInQueueError
 from router.http.headers import HeaderList
-from router.http.upstream import Body, Headers, UpstreamBrokenError, UpstreamFailure, UpstreamResponse
+from router.http.upstream import Body, Headers, Take, UpstreamBrokenError, UpstreamFailure, UpstreamResponse
 from router.proxy.engine_upstream import EngineUpstream, WholeResponse
 from router.proxy.in_flight import InFlight
 from router.workers.pool import Lease
@@ -151,6 +151,13 @@ class Legs:
         assert self._response is not None
         self._check()
         return await self._response.read()
+
+    async def flow(self, take: Take) -> None:
+        """Hand on pieces of the decode worker's reply as they come, once the prefill leg is over. Raises as `read`."""
+        assert self._response is not None
+        if self._begun:
+            self._check()
+            await self._response.flow(take)
 
     async def joined(self, status: int, first: bytes) -> JoinedReply | None:
         """Wait until the prefill leg is over; return what joins the replies, None if there is nothing to join.

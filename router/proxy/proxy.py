@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -30,6 +31,7 @@ from router.http.upstream import (
     ClosedBeforeReplyError,
     ConnectFailedError,
     Headers,
+    Take,
     UpstreamBrokenError,
     UpstreamFailure,
     UpstreamResponse,
@@ -49,6 +51,8 @@ from router.workers.queue import RequestQueue
 from router.workers.worker import Target, Worker, WorkerState
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _GENERATES = frozenset(
     {"/v1/responses", "/v1/messages", "/api/generate", "/api/chat", "/invocations", "/vertex_generate"}
@@ -139,9 +143,9 @@ class _Attempt:
     async def read(self) -> bytes:
         """Return the next piece of the reply, empty at its end. Raises UpstreamBrokenError."""
         assert self.response is not None
-        piece = await self._proxy._next_piece(self._request, self, self.response)
+        piece = await self._proxy._in_time(self._request, self, self.response.read(), self._proxy.stream_limit())
         if piece:
-            self._end = self._end[-END_BYTES:] + piece[-END_BYTES:]
+            self._note(piece)
         elif (
             self._request.ends_with_done
             and self.response.status == 200
@@ -151,6 +155,23 @@ class _Attempt:
             # A client recognizes a broken reply by a connection that ends before the reply does.
             raise UpstreamBrokenError(f"the stream of worker {self.lease.worker.url} ended before its end")
         return piece
+
+    async def flow(self, take: Take) -> None:
+        """Hand on pieces as they come, like `UpstreamResponse.flow`. Raises UpstreamBrokenError."""
+        assert self.response is not None
+        limit = self._proxy.stream_limit()
+
+        def noted(piece: bytes) -> bool:
+            self._note(piece)
+            if limit is not None:
+                limit.renew()
+            return take(piece)
+
+        await self._proxy._in_time(self._request, self, self.response.flow(noted), limit)
+
+    def _note(self, piece: bytes) -> None:
+        """Keep the end of what has come: at least `END_BYTES`, if there is as much."""
+        self._end = piece if len(piece) >= END_BYTES else self._end[-END_BYTES:] + piece
 
     def close(self, error: BaseException | None = None) -> None:
         """Free the worker. `error`: what ended the attempt. A second call has no effect."""
@@ -446,14 +467,21 @@ class Proxy:
         self._metrics.failures.labels(why).inc()
         attempts.failed(target, why, message, kept=kept, gone=gone, avoided=avoided)
 
-    async def _next_piece(self, request: OutboundRequest, attempt: _Attempt, response: UpstreamResponse) -> bytes:
-        """Return the next piece of a reply that has begun. Raises UpstreamBrokenError."""
-        seconds, worker = self._config.stream_idle_timeout, attempt.lease.worker
+    def stream_limit(self) -> patience | None:
+        """Return a limit of the time in which something has to come of a reply that has begun; None without one."""
+        seconds = self._config.stream_idle_timeout
+        return None if seconds is None else patience(seconds)
+
+    async def _in_time(
+        self, request: OutboundRequest, attempt: _Attempt, coming: Awaitable[T], limit: patience | None
+    ) -> T:
+        """Return what comes of a reply that has begun. Raises UpstreamBrokenError."""
+        worker = attempt.lease.worker
         try:
-            if seconds is None:
-                return await response.read()
-            async with patience(seconds):
-                return await response.read()
+            if limit is None:
+                return await coming
+            async with limit:
+                return await coming
         except UpstreamBrokenError as error:
             self._on_broken(worker)
             raise UpstreamBrokenError(f"worker {worker.url} broke off in the middle of its reply: {error}") from error
@@ -461,7 +489,7 @@ class Proxy:
             if request.in_flight is not None:
                 await self._recall(request.in_flight)
             raise UpstreamBrokenError(
-                f"worker {worker.url} sent nothing for {seconds:g} s in the middle of its reply"
+                f"worker {worker.url} sent nothing for {self._config.stream_idle_timeout:g} s in the middle of its reply"
             ) from None
 
 

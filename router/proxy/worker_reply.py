@@ -19,9 +19,9 @@ from msgspec import Raw
 from starlette.types import Send
 
 from router.engines.events import EventSplitter, event_data
-from router.http.disconnect import ClientConnection
+from router.http.disconnect import ClientConnection, DirectSend
 from router.http.headers import HeaderList, reply_headers
-from router.http.upstream import Headers
+from router.http.upstream import Headers, Take
 
 Step = Callable[[bytes], bytes]
 """Takes the next piece of a stream, empty at its end, and returns what becomes of it."""
@@ -43,6 +43,9 @@ class Rest(Protocol):
 
     async def read(self) -> bytes:
         """Return the next piece, empty at the end. Raises UpstreamBrokenError."""
+
+    async def flow(self, take: Take) -> None:
+        """Hand on pieces as they come, like `UpstreamResponse.flow`. Raises UpstreamBrokenError."""
 
     def close(self) -> None:
         """Free the worker. A second call has no effect."""
@@ -66,6 +69,16 @@ class Watcher(Protocol):
 
     def whole(self, body: bytes) -> None:
         """Take the body of a reply that is no stream."""
+
+
+class Holder(Protocol):
+    """Holds pieces of a stream back until what they tell is true."""
+
+    def holds(self) -> bool:
+        """Return whether the next piece has to wait."""
+
+    async def held(self, piece: bytes) -> bytes:
+        """Wait, and return the piece, or more."""
 
 
 class EventEditor:
@@ -116,7 +129,7 @@ class WorkerReply:
         state: how far it has come.
         added: headers that the client gets besides.
         settle: awaited when it was closed, by whoever waits for its end.
-        hold: awaited with each piece of a stream before it is read; returns the piece, or more.
+        holder: holds pieces of a stream back before they are read.
     """
 
     def __init__(
@@ -139,11 +152,12 @@ class WorkerReply:
         self.state = _BEGUN
         self.added: HeaderList = []
         self.settle: Callable[[], Awaitable[object]] | None = None
-        self.hold: Callable[[bytes], Awaitable[bytes]] | None = None
+        self.holder: Holder | None = None
         self.complete = rest is None
         self._headers = headers
         self._rest = rest
         self._given = False
+        self._held = b""  # a piece that flowed as far as `holder`
         self._steps: list[Step] = []
         self._closing: list[Callable[[WorkerReply], None]] = []
 
@@ -190,6 +204,10 @@ class WorkerReply:
         if self._given and self.state is not _BEGUN:
             return b""
         try:
+            if held := self._held:
+                assert self.holder is not None
+                self._held = b""
+                return await self.holder.held(held)
             while True:
                 if not self._given:
                     self._given, piece = True, self.body
@@ -202,8 +220,8 @@ class WorkerReply:
                     piece = step(piece) if piece or not last else b""
                     if last:  # behind what the step before it had kept
                         piece += step(b"")
-                if self.hold is not None:
-                    piece = await self.hold(piece)
+                if self.holder is not None and self.holder.holds():
+                    piece = await self.holder.held(piece)
                 if last or (self.complete and not self.stream):
                     self.state = _ENDED
                 if piece or last:
@@ -211,6 +229,59 @@ class WorkerReply:
         except Exception:
             self.state = _BROKEN
             raise
+
+    async def flow(self, take: Take) -> None:
+        """Hand each piece of a stream to `take` in the call in which it comes, as long as that takes more.
+
+        It may return at any time. `read` goes on from there, and alone tells the end. Raises as `read`, and what `take` raises.
+        """
+        if self._rest is None or not self._given or self._held or self.state is not _BEGUN:
+            return
+        fault: Exception | None = None
+
+        def taken(piece: bytes) -> bool:
+            nonlocal fault
+            try:
+                for step in self._steps:
+                    piece = step(piece)
+                if self.holder is not None and self.holder.holds():
+                    self._held = piece
+                    return not piece
+            except Exception as error:  # noqa: BLE001 - raised below
+                self.state, fault = _BROKEN, error
+                return False
+            try:
+                return take(piece) if piece else True
+            except Exception as error:  # noqa: BLE001 - raised below
+                fault = error
+                return False
+
+        try:
+            await self._rest.flow(taken)
+        except Exception:
+            self.state = _BROKEN
+            raise
+        if fault is not None:
+            raise fault
+
+    async def flowed(self, send: Send) -> bytes:
+        """Write pieces of a stream to a client as they come, if `send` has a way for that. Raises as `flow`.
+
+        Return a piece that has to be sent as a message; empty if it is to be read. The reply to the client has begun.
+        """
+        if not (self.stream and isinstance(send, DirectSend)):
+            return b""
+        left, write = b"", send.write
+
+        def written(piece: bytes) -> bool:
+            nonlocal left
+            if write(piece):
+                return True
+            left = piece
+            return False
+
+        await self.flow(written)
+        return left
 
     async def first_event(self) -> bytes:
         """Return the payload of the first event, which may come behind comments; empty if there is none. All stays to read."""
@@ -231,7 +302,7 @@ class WorkerReply:
         if self._rest is not None:
             self._rest.close()
         self.body, self.complete = b"".join(pieces), True
-        self._rest, self._given, self._steps, self.hold = None, False, [], None
+        self._rest, self._given, self._steps, self.holder = None, False, [], None
 
     def when_closed(self, call: Callable[[WorkerReply], None]) -> None:
         """Call this once, when it is closed: the last one that came first."""
@@ -262,7 +333,7 @@ class WorkerReply:
         else:
             while piece:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-                piece = await self.read()
+                piece = await self.flowed(send) or await self.read()
             last = b""
         client.stop_watching()
         await send({"type": "http.response.body", "body": last, "more_body": False})

@@ -28,6 +28,7 @@ import struct
 from asyncio import TimerHandle
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import httptools
@@ -165,38 +166,41 @@ class _ReplyTransport:
     """A connection's transport, as uvicorn writes replies to it: a head waits for the first piece of its body.
 
     So both take one system call, and one packet. A head that nothing follows goes by itself in the event loop's next round.
+
+    Attributes:
+        head: of the reply that begins; empty when it is written, None before there is one.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._head: bytes | None = None  # of the reply that begins; empty when it is written
+        self.head: bytes | None = None
 
     def write(self, data: bytes) -> None:
-        head = self._head
+        head = self.head
         if head is None:
-            self._head = data
+            self.head = data
             self._loop.call_soon(self._flush)
         elif head:
-            self._head = b""
+            self.head = b""
             self._transport.writelines((head, data) if data else (head,))
         else:
             self._transport.write(data)
 
     def end_reply(self) -> None:
         """Note that the next write begins another reply."""
-        if self._head:
+        if self.head:
             self._flush()
-        self._head = None
+        self.head = None
 
     def close(self) -> None:
         self._flush()
         self._transport.close()
 
     def _flush(self) -> None:
-        if self._head and not self._transport.is_closing():
-            self._transport.write(self._head)
-            self._head = b""
+        if self.head and not self._transport.is_closing():
+            self._transport.write(self.head)
+            self.head = b""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -277,6 +281,7 @@ class LimitedConnection(HttpToolsProtocol):
             self._served.message_event.set()
             client = served_client(self._served.scope)
             assert client is not None
+            client.write = None
             client.leave()
         super().connection_lost(exc)
 
@@ -355,6 +360,8 @@ class LimitedConnection(HttpToolsProtocol):
         self.cycle.transport = cast(asyncio.Transport, self._replies)
         if self.scope["http_version"] == "1.0":
             _unframe(self.cycle)
+        else:
+            self._client.write = partial(self._write_chunk, self.cycle)
         if self._stopping:
             self.cycle.keep_alive = False
         if not self.pipeline:
@@ -390,6 +397,9 @@ class LimitedConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Let the next request in line have its turn, or throw the rest of a body away for a while."""
         self._replies.end_reply()
+        served = self._served
+        if served is not None and (client := served_client(served.scope)) is not None:
+            client.write = None  # the two know each other
         if self.pipeline:
             self._served = self.pipeline[-1][0]
         super().on_response_complete()
@@ -405,6 +415,19 @@ class LimitedConnection(HttpToolsProtocol):
         else:
             self._stop_timer()
             self._timer = self.loop.call_later(self.limits.header_seconds, self.transport.abort)
+
+    def _write_chunk(self, cycle: RequestResponseCycle, piece: bytes) -> bool:
+        """Write a piece of a body as uvicorn's `send` would, at once; see `DirectSend.write`."""
+        if (
+            not (piece and cycle.chunked_encoding)
+            or self._replies.head != b""
+            or self.flow.write_paused
+            or cycle.disconnected
+            or cycle.response_complete
+        ):
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
 
     def _without_offer(self) -> bytes | None:
         """Return the head that has come as if it had no header `upgrade`; None for the method that means the same."""

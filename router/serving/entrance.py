@@ -29,7 +29,7 @@ from router.errors import (
     StoppedError,
     UpstreamError,
 )
-from router.http.disconnect import ClientMessages, served_client
+from router.http.disconnect import ClientMessages, DirectSend, ServedClient, served_client
 from router.http.headers import HeaderList
 from router.http.request_record import REQUEST_ID, RequestRecord, Requests
 from router.http.request_state import first_state
@@ -110,7 +110,7 @@ class Entrance:
         # Nearly all requests are here as a whole when their turn comes, and need no limit.
         here = client is not None and client.all_here
         receive = ClientMessages(receive, client) if here else _in_time(receive, self._body_timeout)
-        reply, in_flight = _Reply(record, self._metrics, send), self.requests.records
+        reply, in_flight = _Reply(record, self._metrics, send, client), self.requests.records
         in_flight[record] = None
         tracer = self._tracer
         with (
@@ -122,7 +122,7 @@ class Entrance:
         ) as span:
             try:
                 self._check(scope)
-                await self._app(scope, receive, reply.send)
+                await self._app(scope, receive, reply)
                 reply.outcome = None
             except ClientDisconnectedError:
                 reply.outcome = CLIENT_LEFT
@@ -133,14 +133,14 @@ class Entrance:
                 stopped = StoppedError(
                     "the router was stopped before there was a reply: send it again", headers=(("retry-after", "1"),)
                 )
-                await send_error(reply.send, stopped, record.path)
+                await send_error(reply, stopped, record.path)
                 reply.outcome = None
             except Exception as error:
                 if not isinstance(error, RouterError | UpstreamBrokenError):
                     logger.exception("%s %s failed", record.method, record.path)
                 if reply.status is not None:
                     raise
-                await send_error(reply.send, _answerable(error), record.path)
+                await send_error(reply, _answerable(error), record.path)
                 reply.outcome = None
             finally:
                 del in_flight[record]
@@ -188,20 +188,20 @@ class Instance:
             raise LoopError("this is the router that asks")
 
 
-class _Reply:
+class _Reply(DirectSend):
     """The reply to one request, and its outcome for metrics and traces."""
 
-    __slots__ = ("_metrics", "_record", "_send", "outcome", "route", "status")
+    __slots__ = ("_metrics", "_record", "outcome", "route", "status")
 
-    def __init__(self, record: RequestRecord, metrics: RouterMetrics, send: Send) -> None:
+    def __init__(self, record: RequestRecord, metrics: RouterMetrics, send: Send, client: ServedClient | None) -> None:
+        super().__init__(send, client)
         self._record = record
         self._metrics = metrics
-        self._send = send
         self.status: int | None = None
         self.outcome: str | None = BROKEN  # until the request ends otherwise
         self.route = route_class(record.path)
 
-    async def send(self, message: Message) -> None:
+    async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             record = self._record
             self.status = message["status"]

@@ -307,7 +307,8 @@ class TurnGeneration:
         try:
             if reply.stream:
                 events = EventSplitter()
-                while piece := await reply.read():
+
+                def taken(piece: bytes) -> bool:
                     only = events.only(piece)
                     for data in map(event_data, events.feed(piece)) if only is None else (only,):
                         if received.event(data):
@@ -315,6 +316,11 @@ class TurnGeneration:
                             self.begun = self.begun or not plan.trie.closed
                             if self.building.event(received.streamed):
                                 self._on_news()
+                    return True
+
+                while piece := await reply.read():
+                    taken(piece)
+                    await reply.flow(taken)
             elif not reply.complete:
                 await reply.gather()
         finally:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from itertools import pairwise
+from collections.abc import Awaitable, Callable
+from itertools import count, pairwise
 from typing import TypeVar
 
 import pytest
 from starlette.types import Message
 
-from router.http.disconnect import ClientConnection, ClientMessages, ServedClient
-from router.http.upstream import UpstreamBrokenError
+from router.http.disconnect import ClientConnection, ClientMessages, DirectSend, ServedClient
+from router.http.upstream import Take, UpstreamBrokenError
 from router.proxy.worker_reply import ReplyState, WorkerReply
 
 EVENTS = [b'{"text": "one"}', '{"text": "zwölf"}'.encode(), b"[DONE]"]
@@ -32,6 +32,8 @@ def at_once(waiting: Awaitable[T]) -> T:
 class Pieces:
     """The rest of a reply; without an end it breaks off."""
 
+    flows = True
+
     def __init__(self, pieces: list[bytes], *, breaks: bool = False) -> None:
         self.pieces = pieces
         self.breaks = breaks
@@ -41,6 +43,10 @@ class Pieces:
         if not self.pieces and self.breaks:
             raise UpstreamBrokenError("it broke off")
         return self.pieces.pop(0) if self.pieces else b""
+
+    async def flow(self, take: Take) -> None:
+        while self.flows and self.pieces and take(self.pieces.pop(0)):
+            pass
 
     def close(self) -> None:
         self.closed += 1
@@ -187,18 +193,19 @@ def test_a_stream_of_comments_has_no_first_event() -> None:
     assert at_once(reply.first_event()) == b""
 
 
+async def _never() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
 def answered(reply: WorkerReply) -> list[Message]:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
         sent.append(message)
 
-    async def receive() -> Message:
-        await asyncio.Event().wait()
-        raise AssertionError
-
     async def main() -> None:
-        async with ClientConnection(ClientMessages(receive, ServedClient())) as client:
+        async with ClientConnection(ClientMessages(_never, ServedClient())) as client:
             await reply.answer(send, client)
 
     asyncio.run(main())
@@ -227,11 +234,146 @@ def test_a_stream_goes_on_piece_by_piece() -> None:
 def test_a_piece_may_be_held_until_something_else_is_done() -> None:
     held: list[bytes] = []
 
-    async def hold(piece: bytes) -> bytes:
-        held.append(piece)
-        return piece and b"[" + piece + b"]"
+    class Brackets:
+        def holds(self) -> bool:
+            return True
+
+        async def held(self, piece: bytes) -> bytes:
+            held.append(piece)
+            return piece and b"[" + piece + b"]"
 
     reply, _ = cut(b"abcd", 2)
-    reply.hold = hold
+    reply.holder = Brackets()
     assert read(reply) == [b"[ab]", b"[cd]"]
     assert held == [b"ab", b"cd", b""]
+
+
+# Pieces that flow -------------------------------------------------------------------------------------------------------------
+
+
+def flowing(reply: WorkerReply, wants: Callable[[], bool] = lambda: True) -> tuple[list[bytes], list[bytes]]:
+    """What comes of a reply by `flow`, and all that comes of it, in order."""
+    flowed: list[bytes] = []
+    came: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        flowed.append(piece)
+        came.append(piece)
+        return wants()
+
+    while piece := at_once(reply.read()):
+        came.append(piece)
+        at_once(reply.flow(take))
+    return flowed, came
+
+
+@pytest.mark.parametrize("often", [1, 2, 1000])
+@pytest.mark.parametrize("place", range(1, len(STREAM) - 1))
+def test_a_stream_that_flows_is_edited_like_one_that_is_read(place: int, often: int) -> None:
+    editor, watcher = Capitals(), Watching()
+    reply, _ = cut(STREAM, place, place + 1)
+    reply.watch(watcher)
+    reply.edit(editor)
+    taken = count(1)
+    _, came = flowing(reply, lambda: next(taken) % often != 0)
+    assert b"".join(came) == EDITED
+    assert editor.events == watcher.events == EVENTS
+    assert reply.state is ReplyState.ENDED
+
+
+def test_a_piece_that_has_to_wait_does_not_flow() -> None:
+    class AtTwo:
+        """Holds what comes from the second piece on, which is edited before it waits, and only once."""
+
+        def holds(self) -> bool:
+            return len(seen) > 1
+
+        async def held(self, piece: bytes) -> bytes:
+            return b"[" + piece + b"]" if piece else b""
+
+    seen: list[bytes] = []
+
+    def step(piece: bytes) -> bytes:
+        seen.append(piece)
+        return piece.upper()
+
+    reply, _ = cut(b"abcdef", 1, 2, 3, 4)
+    reply.add_step(step)
+    reply.holder = AtTwo()
+    flowed, came = flowing(reply)
+    assert flowed == []
+    assert came == [b"A", b"[B]", b"[C]", b"[D]", b"[EF]"]
+    assert b"".join(seen) == b"abcdef"
+
+
+def test_a_step_that_fails_while_a_stream_flows_breaks_it() -> None:
+    def step(piece: bytes) -> bytes:
+        if piece == b"c":
+            raise ZeroDivisionError
+        return piece
+
+    reply, _ = cut(b"abcd", 1, 2, 3)
+    reply.add_step(step)
+    with pytest.raises(ZeroDivisionError):
+        flowing(reply)
+    assert reply.state is ReplyState.BROKEN
+
+
+def test_a_taker_that_fails_does_not_break_the_reply() -> None:
+    """Its client is at fault, not the worker."""
+    reply, _ = cut(b"abcd", 1, 2, 3)
+
+    def take(_: bytes) -> bool:
+        raise ZeroDivisionError
+
+    assert at_once(reply.read()) == b"a"
+    with pytest.raises(ZeroDivisionError):
+        at_once(reply.flow(take))
+    assert reply.state is ReplyState.BEGUN
+    assert read(reply) == [b"c", b"d"]
+
+
+def test_nothing_flows_before_what_has_come() -> None:
+    reply, _ = cut(STREAM, 20)
+    taken: list[bytes] = []
+    at_once(reply.flow(lambda piece: not taken.append(piece)))  # type: ignore[func-returns-value]
+    assert taken == []
+    assert b"".join(read(reply)) == STREAM
+
+
+def test_a_client_gets_what_flows_past_its_messages() -> None:
+    """Unless a middleware is around its `send`, or the client takes no more: then messages bring the pieces, in order."""
+    for room, wrapped in [(0, False), (2, False), (99, False), (99, True)]:
+        messages: list[Message] = []
+        body: list[bytes] = []
+
+        async def send(message: Message, messages: list[Message] = messages, body: list[bytes] = body) -> None:
+            messages.append(message)
+            body.append(message.get("body", b""))
+
+        written: list[bytes] = []
+
+        def write(piece: bytes, written: list[bytes] = written, body: list[bytes] = body, room: int = room) -> bool:
+            if len(written) % (room + 1) == room:
+                written.append(b"")
+                return False
+            written.append(piece)
+            body.append(piece)
+            return True
+
+        client = ServedClient()
+        client.write = write
+        direct = DirectSend(send, client)
+
+        async def around(message: Message, direct: DirectSend = direct) -> None:
+            await direct(message)
+
+        async def answer(direct: DirectSend = direct, wrapped: bool = wrapped) -> None:
+            reply, _ = cut(STREAM, *range(10, 60, 5))
+            async with ClientConnection(ClientMessages(_never, ServedClient())) as connection:
+                await reply.answer(around if wrapped else direct, connection)
+
+        asyncio.run(answer())
+        assert b"".join(body) == STREAM
+        assert messages[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+        assert bool([piece for piece in written if piece]) is (room > 0 and not wrapped)

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.errors import ClientDisconnectedError
 from router.http.bodies import read_body
-from router.http.disconnect import ClientConnection, ClientMessages, ServedClient
+from router.http.disconnect import ClientConnection, ClientMessages, ServedClient, served_client
 from router.http.request_record import Requests
 from router.observability.metrics import RouterMetrics
 from router.serving import server
@@ -653,6 +653,100 @@ def test_a_client_of_http_1_0_gets_no_chunks(keep: bytes) -> None:
             await newer.say(b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n")
             _, headers, body = await newer.answer()
             assert (headers["transfer-encoding"], body) == ("chunked", b"one two three")
+
+    asyncio.run(main())
+
+
+async def written_at_once(scope: Scope, receive: Receive, send: Send) -> None:
+    """A reply whose pieces are written past `send` where that is possible, and the head says how many were."""
+    client = served_client(scope)
+    assert client is not None
+    write = client.write or (lambda _: False)
+    before = write(b"before the head")
+    length = [(b"content-length", b"15")] if scope["path"] == "/length" else []
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"x-before", b"%d" % before), *length]})
+    at_once = 0
+    for piece in (b"one ", b"two ", b"", b"three "):
+        if write(piece):
+            at_once += 1
+        else:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b"%d" % at_once})
+    assert not write(b"behind the end")
+    assert client.write is None
+
+
+@pytest.mark.parametrize(
+    ("request_line", "said"),
+    [
+        (b"GET /x HTTP/1.1", b"one two three 2"),  # the first goes with the head
+        (b"GET /length HTTP/1.1", b"one two three 0"),
+        (b"GET /x HTTP/1.0", b"one two three 0"),
+        (b"HEAD /x HTTP/1.1", b""),
+    ],
+)
+def test_pieces_are_written_past_send_where_a_message_would_do_no_more(request_line: bytes, said: bytes) -> None:
+    async def main() -> None:
+        async with limits(_only_http(written_at_once)) as connect:
+            client = await connect()
+            for _ in range(1 if request_line.endswith(b"1.0") else 2):
+                await client.say(request_line + b"\r\nhost: a\r\n\r\n")
+                head = await client.reader.readuntil(b"\r\n\r\n")
+                assert b"x-before: 0\r\n" in head
+                if b"chunked" in head and said:
+                    assert b"".join([piece async for piece in _chunks(client.reader)]) == said
+                elif said:
+                    assert await client.reader.readexactly(len(said)) == said
+
+    asyncio.run(main())
+
+
+async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while size := int(await reader.readline(), 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
+
+
+def test_nothing_is_written_past_send_to_a_client_that_does_not_read_or_is_gone() -> None:
+    """What is refused then is sent as messages, and nothing is lost."""
+    refused, gone = asyncio.Event(), asyncio.Event()
+    after: list[bool] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        client = served_client(scope)
+        assert client is not None
+        write = client.write
+        assert write is not None
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begin ", "more_body": True})
+        pieces = 0
+        while write(b"x" * 1000):
+            pieces += 1
+        assert pieces > 10
+        refused.set()
+        await send({"type": "http.response.body", "body": b" end %d" % pieces, "more_body": True})
+        client.watch(gone.set)
+        await gone.wait()
+        after.append(write(b"too late"))
+
+    async def main() -> None:
+        async with limits(_only_http(app)) as connect:
+            client = await connect()
+            await client.say(b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n")
+            await refused.wait()
+            await client.reader.readuntil(b"\r\n\r\n")
+            came: list[bytes] = []
+            async for piece in _chunks(client.reader):
+                came.append(piece)
+                if piece.startswith(b" end"):
+                    break
+            assert came[0] == b"begin "
+            assert came[1:] == [b"x" * 1000] * (len(came) - 2) + [b" end %d" % (len(came) - 2)]
+            await client.close()
+            await gone.wait()
+            while not after:  # noqa: ASYNC110 - the application goes on in its own task
+                await asyncio.sleep(0)
+            assert after == [False]
 
     asyncio.run(main())
 

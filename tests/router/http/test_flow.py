@@ -1,0 +1,280 @@
+"""A reply that flows: its pieces are taken in the calls in which they come, and it is still read to its end like any other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from aiohttp.client_proto import ResponseHandler
+
+from router.http.upstream import AiohttpUpstream, UpstreamBrokenError, UpstreamResponse
+from router.serving.server import new_event_loop
+from tests.support.serving import read_request, serving_socket
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+def _by_ours(main: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main)
+
+
+both_loops = pytest.mark.parametrize("run", [asyncio.run, _by_ours], ids=["asyncio", "ours"])
+
+
+async def _all_of(reply: UpstreamResponse) -> bytes:
+    pieces = []
+    while piece := await reply.read():
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+class Dribbling:
+    """A worker that sends each reply in the pieces that it is given, with a pause behind each."""
+
+    def __init__(self, *pieces: bytes, ends: bool = True) -> None:
+        self.pieces = pieces
+        self.ends = ends
+        self.connections = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                for piece in self.pieces:
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+                if not self.ends:
+                    writer.close()
+                    return
+
+
+EVENT_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def _chunked(*pieces: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+
+
+def _against(worker: Dribbling, use: Callable[[AiohttpUpstream, str], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), serving_socket(worker) as url, AiohttpUpstream(connect_timeout=5) as upstream:
+            await use(upstream, url)
+
+    asyncio.run(main())
+
+
+async def _flowing(reply: UpstreamResponse, wants: Callable[[], bool]) -> tuple[list[bytes], list[bytes]]:
+    """Read a reply to its end, as far as possible by `flow`; return what came by it, and all that came, both in order."""
+    flowed: list[bytes] = []
+    came: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        flowed.append(piece)
+        came.append(piece)
+        return wants()
+
+    while piece := await reply.read():
+        came.append(piece)
+        await reply.flow(take)
+    return flowed, came
+
+
+@both_loops
+@pytest.mark.parametrize("seed", range(12))
+def test_what_flows_and_what_is_read_are_all_of_a_reply_wherever_it_is_cut(run: Run, seed: int) -> None:
+    random = Random(seed)
+    events = [b"data: %d%b\n\n" % (number, b"x" * random.randrange(50)) for number in range(40)]
+    raw = EVENT_HEAD + _chunked(*events) + b"0\r\n\r\n"
+    cuts = sorted(random.sample(range(1, len(raw)), 60))
+    worker = Dribbling(*(raw[begin:end] for begin, end in pairwise([0, *cuts, len(raw)])))
+
+    async def main() -> None:
+        async with asyncio.timeout(30), serving_socket(worker) as url, AiohttpUpstream(connect_timeout=5) as upstream:
+            for stops in (0.0, 0.3, 1.0):
+                reply = await upstream.send("GET", url + "/", [])
+                flowed, came = await _flowing(reply, lambda: random.random() >= stops)  # noqa: B023 - called at once
+                assert b"".join(came) == b"".join(events)
+                assert flowed
+                assert await reply.read() == b""
+                reply.close()
+            assert worker.connections == 1  # it is whole again after each
+
+    run(main())
+
+
+@both_loops
+def test_nothing_wakes_a_task_for_a_piece_that_flows(run: Run) -> None:
+    """`take` is called for one after the other while the task that waits sleeps."""
+    worker = Dribbling(EVENT_HEAD, *(_chunked(b"data: %d\n\n" % number) for number in range(10)), b"0\r\n\r\n")
+
+    async def main() -> None:
+        async with asyncio.timeout(30), serving_socket(worker) as url, AiohttpUpstream(connect_timeout=5) as upstream:
+            reply = await upstream.send("GET", url + "/", [])
+            calls = 0
+            came = [await reply.read()]
+
+            def take(piece: bytes) -> bool:
+                came.append(piece)
+                return True
+
+            while len(came) < 10:
+                await reply.flow(take)
+                calls += 1
+            assert calls == 1
+            assert await _all_of(reply) == b""
+
+    run(main())
+
+
+@both_loops
+def test_a_reply_that_breaks_while_it_flows(run: Run) -> None:
+    worker = Dribbling(EVENT_HEAD, *(_chunked(b"data: %d\n\n" % number) for number in range(5)), ends=False)
+
+    async def main() -> None:
+        async with asyncio.timeout(30), serving_socket(worker) as url, AiohttpUpstream(connect_timeout=5) as upstream:
+            came: list[bytes] = []
+            reply = await upstream.send("GET", url + "/", [])
+
+            def take(piece: bytes) -> bool:
+                came.append(piece)
+                return True
+
+            async def read_on() -> None:
+                while piece := await reply.read():
+                    came.append(piece)
+                    await reply.flow(take)
+
+            with pytest.raises(UpstreamBrokenError):
+                await read_on()
+            assert b"".join(came) == b"".join(b"data: %d\n\n" % number for number in range(5))
+            reply.close()
+
+    run(main())
+
+
+@both_loops
+@pytest.mark.parametrize("flows", [False, True])
+def test_a_reply_ends_with_its_connection_although_nobody_says_so(
+    run: Run, flows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aiohttp does not always tell that to whoever reads the body, who would wait for ever."""
+    worker = Dribbling(EVENT_HEAD, _chunked(b"data: 1\n\n"), ends=False)
+
+    async def main() -> None:
+        async with asyncio.timeout(30), serving_socket(worker) as url, AiohttpUpstream(connect_timeout=5) as upstream:
+            reply = await upstream.send("GET", url + "/", [])
+            monkeypatch.setattr(ResponseHandler, "connection_lost", lambda self, exc: None)
+            with pytest.raises(UpstreamBrokenError, match="closed in the middle of the reply"):
+                await (_flowing(reply, lambda: True) if flows else _all_of(reply))
+            monkeypatch.undo()
+            reply.close()
+
+    run(main())
+
+
+def test_an_event_that_is_too_large_while_it_flows() -> None:
+    worker = Dribbling(EVENT_HEAD, _chunked(b"data: 1\n\n"), *[_chunked(b"y" * 400)] * 5)
+
+    async def main() -> None:
+        upstream = AiohttpUpstream(connect_timeout=5, max_reply=1000)
+        async with asyncio.timeout(30), serving_socket(worker) as url, upstream:
+            reply = await upstream.send("GET", url + "/", [])
+            with pytest.raises(UpstreamBrokenError, match="an event is longer than 1000 bytes"):
+                await _flowing(reply, lambda: True)
+            reply.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_taker_raises_is_raised_where_the_flow_is_awaited(late: bool) -> None:
+    worker = Dribbling(EVENT_HEAD, *(_chunked(b"data: %d\n\n" % number) for number in range(4)), b"0\r\n\r\n")
+
+    async def use(upstream: AiohttpUpstream, url: str) -> None:
+        reply, came = await upstream.send("GET", url + "/", []), list[bytes]()
+
+        def take(piece: bytes) -> bool:
+            came.append(piece)
+            if len(came) > late:
+                raise ZeroDivisionError
+            return True
+
+        first = await reply.read()
+        with pytest.raises(ZeroDivisionError):
+            await reply.flow(take)
+        rest = await _all_of(reply)
+        assert first + b"".join(came) + rest == b"".join(b"data: %d\n\n" % number for number in range(4))
+
+    _against(worker, use)
+
+
+@both_loops
+def test_a_task_that_is_cancelled_while_a_reply_flows_leaves_the_rest_to_be_read(run: Run) -> None:
+    gate = asyncio.Event()
+
+    async def worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(EVENT_HEAD + _chunked(b"data: 0\n\n"))
+        await gate.wait()
+        writer.write(_chunked(b"data: 1\n\n") + b"0\r\n\r\n")
+        await reader.read()
+
+    async def main() -> None:
+        async with asyncio.timeout(30), serving_socket(worker) as url, AiohttpUpstream(connect_timeout=5) as upstream:
+            reply = await upstream.send("GET", url + "/", [])
+            assert await reply.read() == b"data: 0\n\n"
+            taken: list[bytes] = []
+            flow = asyncio.create_task(reply.flow(lambda piece: not taken.append(piece)))  # type: ignore[func-returns-value]
+            await asyncio.sleep(0.01)
+            flow.cancel()
+            await asyncio.wait([flow])
+            gate.set()
+            assert await _all_of(reply) == b"data: 1\n\n"
+            assert taken == []
+
+    run(main())
+
+
+def test_what_flows_is_taken_in_the_context_of_its_own_request() -> None:
+    """A connection has the context of the request for which it was made. Log lines of others would have the id of that."""
+    name = ContextVar("name", default="nobody")
+    worker = Dribbling(EVENT_HEAD, *(_chunked(b"data: %d\n\n" % number) for number in range(4)), b"0\r\n\r\n")
+
+    async def use(upstream: AiohttpUpstream, url: str) -> None:
+        for request in ("first", "second"):
+            name.set(request)
+            reply, names = await upstream.send("GET", url + "/", []), set[str]()
+
+            def take(_: bytes, names: set[str] = names) -> bool:
+                names.add(name.get())
+                return True
+
+            await reply.read()
+            await reply.flow(take)
+            await _all_of(reply)
+            assert names == {request}
+        assert worker.connections == 1
+
+    _against(worker, use)
+
+
+def test_what_is_packed_does_not_flow() -> None:
+    packed = gzip.compress(b"data: 1\n\ndata: 2\n\n")
+    head = EVENT_HEAD.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n")
+    worker = Dribbling(head, *(_chunked(packed[at : at + 9]) for at in range(0, len(packed), 9)), b"0\r\n\r\n")
+
+    async def use(upstream: AiohttpUpstream, url: str) -> None:
+        flowed, came = await _flowing(await upstream.send("GET", url + "/", []), lambda: True)
+        assert (flowed, b"".join(came)) == ([], b"data: 1\n\ndata: 2\n\n")
+
+    _against(worker, use)
