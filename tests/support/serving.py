@@ -60,9 +60,9 @@ async def serving(
 
 
 @contextlib.contextmanager
-def serve(app: ASGIApp, *, keep_alive: int = 60) -> Iterator[str]:
+def serve(app: ASGIApp, *, keep_alive: int = 60, protocol: type[asyncio.Protocol] | None = None) -> Iterator[str]:
     """Like `serving`, in a thread with a loop of its own, for tests that are not async themselves."""
-    with _in_thread(lambda: serving(app, keep_alive=keep_alive)) as url:
+    with _in_thread(lambda: serving(app, keep_alive=keep_alive, protocol=protocol)) as url:
         yield url
 
 

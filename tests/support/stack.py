@@ -17,6 +17,8 @@ from middleware_hub.hub import Hub, load, media_of
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.app import create_app
 from router.config import (
+    RADIX_TREE_MIDDLEWARE,
+    SESSIONS_MIDDLEWARE,
     AbortConfig,
     RadixConfig,
     RetryConfig,
@@ -28,6 +30,7 @@ from router.config import (
 )
 from router.config.kv_salt import KvSaltConfig
 from router.config.media import MediaConfig
+from router.serving.connection import Limits, limited_by
 from tests.support.client import Answer
 from tests.support.oracle import Speller, speller
 from tests.support.serving import serve
@@ -155,6 +158,7 @@ def stack(
     sessions: Mapping[str, Any] | None = None,
     store: StoreConfig | None = None,
     media: Mapping[str, Any] | None = None,
+    middlewares: Sequence[str] = (),
     kv_salt: Mapping[str, Any] | None = None,
     folder: Path | None = None,
     apart: bool = False,
@@ -163,6 +167,7 @@ def stack(
     """Start it all: one worker per style of streaming. Unless it is told to, the router sends nothing twice.
 
     `apart`: each of them only decodes, and has a prefill worker beside it.
+    `middlewares`: those of a user, around the others.
     `folder`: a tokenizer that has more added tokens than that of `name`.
     """
     folder = folder or vocabulary(name)
@@ -190,8 +195,10 @@ def stack(
             media=MediaConfig(**(media or {})),
             kv_salt=KvSaltConfig(**(kv_salt or {})),
             sessions=SessionsConfig(**{"verify_rate": 1.0, **(sessions or {})}),
+            middlewares=(*middlewares, SESSIONS_MIDDLEWARE, RADIX_TREE_MIDDLEWARE),
         )
         hub = Hub(_tokenizer(config.radix), config.store, config.media)
         hub.see(media_of(config, hub.stock))
-        url = entered.enter_context(serve(create_app(config, shared={Hub: hub})))
+        app, limits = create_app(config, shared={Hub: hub}), Limits(max_header_bytes=65_536, max_connections=1000)
+        url = entered.enter_context(serve(app, protocol=limited_by(limits)))
         yield Stack(name, url, running, speller(name), prefills)

@@ -263,3 +263,63 @@ class TestWhatIsKept:
             assert recorded == 1, "what came after the end is not kept"
 
         asyncio.run(work())
+
+
+class TestNews:
+    """A client that reads along is told at once, and its task wakes only for what it has to await."""
+
+    @staticmethod
+    def exchange() -> Exchange[TurnGeneration]:
+        return Exchange(RequestKey(None, b""), grace=1.0, on_over=lambda _: None)
+
+    def test_what_the_reader_deals_with_wakes_nobody(self) -> None:
+        async def work() -> None:
+            exchange, answers, called = self.exchange(), [True, True, False], list[bool]()
+
+            def reader() -> bool:
+                called.append(answers[len(called)])
+                return called[-1]
+
+            waiting = asyncio.create_task(exchange.news(reader))
+            await asyncio.sleep(0)
+            for _ in range(2):
+                exchange.notify()
+                await asyncio.sleep(0)
+                assert not waiting.done()
+            exchange.notify()
+            await waiting
+            assert called == [True, True, False]
+            exchange.notify()  # nobody waits now, so the reader is not called
+            assert called == [True, True, False]
+            await exchange.news()
+
+        asyncio.run(work())
+
+    def test_what_the_reader_raises_is_its_clients_fault_and_not_the_generations(self) -> None:
+        async def work() -> None:
+            exchange = self.exchange()
+
+            def reader() -> bool:
+                raise ZeroDivisionError
+
+            waiting = asyncio.create_task(exchange.news(reader))
+            await asyncio.sleep(0)
+            exchange.notify()
+            with pytest.raises(ZeroDivisionError):
+                await waiting
+            exchange.notify()
+            await exchange.news()
+
+        asyncio.run(work())
+
+    def test_a_client_that_leaves_is_told_nothing_more(self) -> None:
+        async def work() -> None:
+            exchange, called = self.exchange(), list[int]()
+            waiting = asyncio.create_task(exchange.news(lambda: bool(called.append(1))))  # type: ignore[func-returns-value]
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            exchange.notify()
+            assert called == []
+
+        asyncio.run(work())
