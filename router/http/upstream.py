@@ -396,6 +396,7 @@ class _Tap(asyncio.Protocol):
             await flow
         finally:
             self._flow = None
+            del self._take, self._context  # they know this reply
             if not flow.cancelled():
                 flow.exception()  # seen, although this task may be cancelled
 
