@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message
 from router.http.headers import HeaderList
 from router.http.reply_body import is_event_stream
 from router.http.request_record import Caller
+from router.http.upstream import Take
 from router.proxy.generate_call import GenerateCall
 from router.proxy.worker_reply import WorkerReply
 
@@ -83,6 +84,10 @@ class _Request:
             if body := message.get("body", b""):
                 return bytes(body)
         return b""
+
+    async def flow(self, take: Take) -> None:
+        while (piece := await self.read()) and take(piece):
+            pass
 
     def close(self) -> None:
         self._task.cancel()

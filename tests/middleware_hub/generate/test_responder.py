@@ -19,6 +19,7 @@ from middleware_hub.spans.chain import pack_ids
 from middleware_hub.spans.versions import VersionClock
 from router.engines.form.request import GenerateRequest
 from router.http.request_state import RouteHint
+from router.http.upstream import Take
 from router.proxy.worker_reply import WorkerReply
 from tests.middleware_hub.radix.talk import NS
 from tests.middleware_hub.toy import A, B, toy_vocabulary
@@ -77,6 +78,10 @@ class Rest:
 
     async def read(self) -> bytes:
         return self.pieces.pop(0) if self.pieces else b""
+
+    async def flow(self, take: Take) -> None:
+        while self.pieces and take(self.pieces.pop(0)):
+            pass
 
     def close(self) -> None: ...
 

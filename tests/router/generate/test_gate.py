@@ -16,7 +16,7 @@ from router.config import AbortConfig
 from router.engines.form.worker_request import WorkerRequest
 from router.generate.abort_retries import AbortedStream, Retries
 from router.http.request_record import RequestRecord
-from router.http.upstream import UpstreamBrokenError
+from router.http.upstream import Take, UpstreamBrokenError
 from router.observability.metrics import RouterMetrics
 from router.proxy.generate_call import GenerateCall
 from router.proxy.in_flight import InFlight
@@ -40,6 +40,10 @@ class Rest:
 
     async def read(self) -> bytes:
         return self.pieces.pop(0) if self.pieces else b""
+
+    async def flow(self, take: Take) -> None:
+        while self.pieces and take(self.pieces.pop(0)):
+            pass
 
     def close(self) -> None: ...
 

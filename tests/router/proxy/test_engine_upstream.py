@@ -13,7 +13,7 @@ from router.engines.engine import Engine, EngineAnswer, EngineCall, EngineExchan
 from router.engines.engine import UntranslatableError as Untranslatable
 from router.engines.sglang.engine import SGLANG
 from router.http.reply_body import is_event_stream
-from router.http.upstream import Body, Headers, UpstreamBrokenError, UpstreamResponse
+from router.http.upstream import Body, Headers, Take, UpstreamBrokenError, UpstreamResponse
 from router.proxy.engine_upstream import EngineUpstream
 
 EVENTS = (b"content-type", b"text/event-stream")
@@ -38,6 +38,10 @@ class Reply:
         if isinstance(piece, Exception):
             raise piece
         return piece
+
+    async def flow(self, take: Take) -> None:
+        while (piece := await self.read()) and take(piece):
+            pass
 
     def close(self) -> None:
         self.closed = True
@@ -118,9 +122,16 @@ def asking(
 
 
 async def everything(reply: UpstreamResponse) -> bytes:
-    pieces = []
+    """All of a reply: some of its pieces are read, and some flow."""
+    pieces: list[bytes] = []
+
+    def take(piece: bytes) -> bool:
+        pieces.append(piece)
+        return len(pieces) % 3 > 0
+
     while piece := await reply.read():
         pieces.append(piece)
+        await reply.flow(take)
     return b"".join(pieces)
 
 

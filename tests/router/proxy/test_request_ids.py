@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from router.engines.form.worker_request import WorkerRequest
 from router.errors import BadRequestError
+from router.http.upstream import Take
 from router.proxy.in_flight import RID_LENGTH
 from router.proxy.request_ids import RequestIds, with_private_ids
 from router.proxy.worker_reply import WorkerReply
@@ -70,6 +71,10 @@ class Rest:
 
     async def read(self) -> bytes:
         return self.pieces.pop(0) if self.pieces else b""
+
+    async def flow(self, take: Take) -> None:
+        while self.pieces and take(self.pieces.pop(0)):
+            pass
 
     def close(self) -> None: ...
 
