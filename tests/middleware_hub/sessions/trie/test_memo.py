@@ -183,10 +183,10 @@ def test_the_fields_around_known_messages_are_read_once(dialect: Dialect) -> Non
 
     def read(turns: int, *, limit: int = 5, name: str = "m") -> ChatRequest:
         messages = json.loads(_conversation(turns))["messages"]
-        tools = [{"type": "function", "function": {"name": "f"}}]
+        tools, before = [{"type": "function", "function": {"name": "f"}}], {"model": name, "user": "s"}
         if isinstance(dialect, Anthropic):
-            tools = [{"name": "f", "input_schema": {"type": "object"}}]
-        fields = {"model": name, "system": "s", "messages": messages, "max_tokens": limit, "tools": tools}
+            tools, before = [{"name": "f", "input_schema": {"type": "object"}}], {"model": name, "system": "s"}
+        fields = {**before, "messages": messages, "max_tokens": limit, "tools": tools}
         body = json.dumps(fields).encode()
         found = dialect.parse(body, memo)
         assert found == dialect.parse(body, None)
