@@ -397,9 +397,8 @@ class LimitedConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Let the next request in line have its turn, or throw the rest of a body away for a while."""
         self._replies.end_reply()
-        served = self._served
-        if served is not None and (client := served_client(served.scope)) is not None:
-            client.write = None  # the two know each other
+        if (served := self._served) is not None:
+            served.scope["extensions"][EXTENSION].write = None  # the two know each other
         if self.pipeline:
             self._served = self.pipeline[-1][0]
         super().on_response_complete()

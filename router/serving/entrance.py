@@ -194,7 +194,8 @@ class _Reply(DirectSend):
     __slots__ = ("_metrics", "_record", "outcome", "route", "status")
 
     def __init__(self, record: RequestRecord, metrics: RouterMetrics, send: Send, client: ServedClient | None) -> None:
-        super().__init__(send, client)
+        self._send = send
+        self._client = client
         self._record = record
         self._metrics = metrics
         self.status: int | None = None
