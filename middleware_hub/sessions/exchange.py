@@ -188,7 +188,7 @@ class Exchange(Generic[G]):
             if len(self.generations) == 1:  # most have one, which needs no task of its own
                 await self.generations[0].run()
             else:
-                await asyncio.gather(*[generation.run() for generation in self.generations])
+                await asyncio.gather(*map(self._run_one, self.generations))
         except RouterError as error:
             self._error = error
         except Exception as error:
@@ -196,6 +196,10 @@ class Exchange(Generic[G]):
             self._error = RouterError(f"internal error ({type(error).__name__}): the router's log has the details")
         finally:
             self._end()
+
+    async def _run_one(self, generation: G) -> None:
+        await generation.run()
+        self.notify()
 
     def _end(self) -> None:
         """End the exchange. May be called twice."""

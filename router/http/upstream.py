@@ -322,8 +322,9 @@ class _AiohttpResponse:
         self._connection = connection
         self._content = content
         handler, transport = connection.protocol, connection.transport
-        whole = content.is_eof() or handler is None or transport is None
-        self._tap = None if whole else _Tap(handler, transport, content, self._size)
+        self._tap: _Tap | None = None
+        if handler is not None and transport is not None and not content.is_eof():
+            self._tap = _Tap(handler, transport, content, self._size)
         content.on_eof(self._ended)
 
     async def read(self) -> bytes:

@@ -398,7 +398,8 @@ class LimitedConnection(HttpToolsProtocol):
         """Let the next request in line have its turn, or throw the rest of a body away for a while."""
         self._replies.end_reply()
         if (served := self._served) is not None:
-            served.scope["extensions"][EXTENSION].write = None  # the two know each other
+            client: Any = served.scope["extensions"][EXTENSION]
+            client.write = None  # the two know each other
         if self.pipeline:
             self._served = self.pipeline[-1][0]
         super().on_response_complete()

@@ -82,7 +82,7 @@ class TurnGeneration:
 
     Args:
         parser: parses the sampled text; made for this generation.
-        on_news: called when there is something new for the client.
+        on_news: called when more of a stream is there for the client; not at the end.
         on_commit: called with the prompt and the checkpoint.
 
     Attributes:
@@ -165,7 +165,6 @@ class TurnGeneration:
             if self.answer is None and self.error is None:
                 self.error = SessionOverError("this generation was cancelled")
             self.over = True
-            self._on_news()
 
     async def abort(self) -> None:
         """Tell the worker to end it; the tokens sampled so far become its answer."""
