@@ -84,6 +84,7 @@ CHAT = "/v1/chat/completions"
 PLAIN = (
     Way("smg, `/generate`", "smg"),
     Way("this router, `--middleware none`, `/generate`", "none"),
+    Way("a proxy of uvloop and httptools that does nothing else", "floor"),
     Way("this router, `/generate`", "router"),
     Way("a session's chat", "router", CHAT),
     Way("a session's chat, an event for 8 tokens", "router", CHAT, 8),

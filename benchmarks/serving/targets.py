@@ -30,6 +30,7 @@ from tests.support.redis_server import redis_server
 NAMES = {
     "direct": "the engine itself",
     "bare": "bare proxy (uvicorn, aiohttp)",
+    "floor": "bare proxy of streams (uvloop, httptools)",
     "none": "this router, `--middleware none`",
     "router": "this router",
     "sqlite": "this router, `--store sqlite:`",
@@ -76,6 +77,8 @@ def command(name: str, engine: str, port: int, router_flags: Sequence[str], stor
     ours = python("router", "--worker-urls", engine, "--log-level", "warning", "--port", str(port))
     if name == "bare":
         return python("benchmarks.serving.bare_proxy", "--worker-url", engine, "--port", str(port))
+    if name == "floor":
+        return python("benchmarks.serving.bare_stream", "--worker-url", engine, "--port", str(port))
     if name in KEEPING:
         kept = ["--store", store] if store else []
         return [*ours, "--tokenizer-path", tokenizer_folder(), *kept, *router_flags]
