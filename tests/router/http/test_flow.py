@@ -136,6 +136,28 @@ def test_nothing_wakes_a_task_for_a_piece_that_flows(run: Run) -> None:
     run(main())
 
 
+def test_what_has_come_before_flows_at_once() -> None:
+    """It is not left until more comes, which may take a minute."""
+    worker = Dribbling(EVENT_HEAD, _chunked(b"data: 0\n\n"), _chunked(b"data: 1\n\n"))
+
+    async def use(upstream: AiohttpUpstream, url: str) -> None:
+        reply, came = await upstream.send("GET", url + "/", []), list[bytes]()
+        assert await reply.read() == b"data: 0\n\n"
+        while not reply._content.total_bytes > 9:  # type: ignore[attr-defined]  # noqa: ASYNC110 - until the second one is here
+            await asyncio.sleep(0.001)
+
+        def take(piece: bytes) -> bool:
+            came.append(piece)
+            return False
+
+        async with asyncio.timeout(5):
+            await reply.flow(take)
+        assert came == [b"data: 1\n\n"]
+        reply.close()
+
+    _against(worker, use)
+
+
 @both_loops
 def test_a_reply_that_breaks_while_it_flows(run: Run) -> None:
     worker = Dribbling(EVENT_HEAD, *(_chunked(b"data: %d\n\n" % number) for number in range(5)), ends=False)

@@ -297,6 +297,15 @@ def test_a_piece_that_has_to_wait_does_not_flow() -> None:
         seen.append(piece)
         return piece.upper()
 
+    reply, rest = cut(b"abcdef", 1, 2)
+    reply.add_step(step)
+    reply.holder = AtTwo()
+    at_once(reply.read())
+    for _ in range(2):  # the second time there is one that waits
+        at_once(reply.flow(lambda _: True))
+        assert rest.pieces == [b"cdef"]
+
+    seen.clear()
     reply, _ = cut(b"abcdef", 1, 2, 3, 4)
     reply.add_step(step)
     reply.holder = AtTwo()
