@@ -323,3 +323,20 @@ class TestNews:
             assert called == []
 
         asyncio.run(work())
+
+    def test_a_sample_that_has_ended_is_told_of_while_another_goes_on(self) -> None:
+        async def work() -> None:
+            room = Room()
+            await room.open()
+            room.engine.says("one two three")
+            other = room.engine.says("four five six", hold=1)
+            client = room.ask({**BODY, "stream": True, "n": 2})
+            await room.engine.arrived()
+            await client.heard(b'"finish_reason":"stop"')
+            other.go.set()
+            status, events = await client.answer()
+            assert status == 200
+            ends = [one["finish_reason"] for event in events[:-1] for one in event["choices"]]
+            assert [end for end in ends if end] == ["stop", "stop"]
+
+        asyncio.run(asyncio.wait_for(work(), 60))
