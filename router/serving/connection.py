@@ -51,6 +51,9 @@ LAST_CALL_SECONDS = 0.5
 AHEAD = 4
 """Requests of one connection that may wait for their turn before it is read no further."""
 
+_JOINED = 1 << 16
+"""Bytes of a body that are copied behind their head: more go in a write of their own."""
+
 _FRAMES = frozenset((b"content-length", b"transfer-encoding"))
 _NO_LINGER = struct.pack("ii", 1, 0)
 """Without it, a connection that is aborted ends like any other."""
@@ -183,7 +186,12 @@ class _ReplyTransport:
             self._loop.call_soon(self._flush)
         elif head:
             self.head = b""
-            self._transport.writelines((head, data) if data else (head,))
+            # Not by `writelines`: asyncio of Python 3.12 and 3.13 does not say then that the client is behind.
+            if len(data) <= _JOINED:
+                self._transport.write(head + data)
+            else:
+                self._transport.write(head)
+                self._transport.write(data)
         else:
             self._transport.write(data)
 
