@@ -15,25 +15,8 @@ import pytest
 from aiohttp.client_proto import ResponseHandler
 
 from router.http.upstream import AiohttpUpstream, UpstreamBrokenError, UpstreamResponse
-from router.serving.server import new_event_loop
+from tests.router.http.test_upstream import Run, all_of, both_loops
 from tests.support.serving import read_request, serving_socket
-
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-def _by_ours(main: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(main)
-
-
-both_loops = pytest.mark.parametrize("run", [asyncio.run, _by_ours], ids=["asyncio", "ours"])
-
-
-async def _all_of(reply: UpstreamResponse) -> bytes:
-    pieces = []
-    while piece := await reply.read():
-        pieces.append(piece)
-    return b"".join(pieces)
 
 
 class Dribbling:
@@ -131,7 +114,7 @@ def test_nothing_wakes_a_task_for_a_piece_that_flows(run: Run) -> None:
                 await reply.flow(take)
                 calls += 1
             assert calls == 1
-            assert await _all_of(reply) == b""
+            assert await all_of(reply) == b""
 
     run(main())
 
@@ -197,7 +180,7 @@ def test_a_reply_ends_with_its_connection_although_nobody_says_so(
             reply = await upstream.send("GET", url + "/", [])
             monkeypatch.setattr(ResponseHandler, "connection_lost", lambda self, exc: None)
             with pytest.raises(UpstreamBrokenError, match="closed in the middle of the reply"):
-                await (_flowing(reply, lambda: True) if flows else _all_of(reply))
+                await (_flowing(reply, lambda: True) if flows else all_of(reply))
             monkeypatch.undo()
             reply.close()
 
@@ -234,7 +217,7 @@ def test_what_a_taker_raises_is_raised_where_the_flow_is_awaited(late: bool) -> 
         first = await reply.read()
         with pytest.raises(ZeroDivisionError):
             await reply.flow(take)
-        rest = await _all_of(reply)
+        rest = await all_of(reply)
         assert first + b"".join(came) + rest == b"".join(b"data: %d\n\n" % number for number in range(4))
 
     _against(worker, use)
@@ -261,7 +244,7 @@ def test_a_task_that_is_cancelled_while_a_reply_flows_leaves_the_rest_to_be_read
             flow.cancel()
             await asyncio.wait([flow])
             gate.set()
-            assert await _all_of(reply) == b"data: 1\n\n"
+            assert await all_of(reply) == b"data: 1\n\n"
             assert taken == []
 
     run(main())
@@ -283,7 +266,7 @@ def test_what_flows_is_taken_in_the_context_of_its_own_request() -> None:
 
             await reply.read()
             await reply.flow(take)
-            await _all_of(reply)
+            await all_of(reply)
             assert names == {request}
         assert worker.connections == 1
 

@@ -107,7 +107,7 @@ LARGE = b"0123456789abcdef" * (2 * 1024 * 1024)
 """32 MiB: far more than the buffers of a connection hold."""
 
 
-async def _all_of(reply: UpstreamResponse) -> bytes:
+async def all_of(reply: UpstreamResponse) -> bytes:
     pieces = []
     while piece := await reply.read():
         pieces.append(piece)
@@ -151,7 +151,7 @@ def test_a_request_arrives_in_the_bytes_in_which_it_came() -> None:
 
     async def use(upstream: AiohttpUpstream, url: str) -> None:
         reply = await upstream.send("POST", url + "/a%2Fb?c=%20&d=\xe9", headers, b"body")
-        assert await _all_of(reply) == b"ok"
+        assert await all_of(reply) == b"ok"
         host = url.removeprefix("http://").encode()
         assert worker.heads == [
             b"POST /a%2Fb?c=%20&d=\xe9 HTTP/1.1\r\nHost: " + host + b"\r\nx-name: Zo\xeb\r\nx-name: Zo\xc3\xab\r\n"
@@ -171,7 +171,7 @@ def test_the_length_of_a_body_is_said_where_there_could_be_one(
     worker = Scripted(b"HTTP/1.1 204 No Content\r\n\r\n")
 
     async def use(upstream: AiohttpUpstream, url: str) -> None:
-        assert await _all_of(await upstream.send(method, url, [], body)) == b""
+        assert await all_of(await upstream.send(method, url, [], body)) == b""
         assert (b"Content-Length: %b\r\n" % length in worker.heads[0]) if length else b"ength" not in worker.heads[0]
         assert worker.heads[0].startswith(f"{method} / HTTP/1.1\r\n".encode())
 
@@ -209,7 +209,7 @@ def test_what_has_no_body_leaves_its_connection_to_the_next_request() -> None:
         found = []
         for method in ("GET", "GET", "GET", "HEAD", "GET", "GET"):
             reply = await upstream.send(method, url + "/x", [])
-            found.append((reply.status, await _all_of(reply)))
+            found.append((reply.status, await all_of(reply)))
             reply.close()
         assert found == [(200, b"ok"), (204, b""), (304, b""), (200, b""), (200, b"ok"), (200, b"ok")]
         assert worker.connections == 1
@@ -305,10 +305,10 @@ def test_a_large_body_arrives_whole_and_holds_nothing_up(run: Run) -> None:
         async with asyncio.timeout(30), serving_socket(worker) as url, AiohttpUpstream(connect_timeout=5) as upstream:
             large = asyncio.create_task(upstream.send("POST", url + "/x", [], LARGE))
             await asyncio.sleep(0)
-            assert await _all_of(await upstream.send("GET", url + "/x", [])) == b"ok"
+            assert await all_of(await upstream.send("GET", url + "/x", [])) == b"ok"
             assert not large.done()
             read.set()
-            assert await _all_of(await large) == b"same"
+            assert await all_of(await large) == b"same"
 
     run(main())
 
@@ -330,7 +330,7 @@ def test_a_reply_before_the_request_is_read_counts_and_its_connection_ends(run: 
         async with asyncio.timeout(30), serving_socket(worker) as url, AiohttpUpstream(connect_timeout=5) as upstream:
             for _ in range(2):
                 reply = await upstream.send("POST", url + "/x", [], LARGE)
-                assert (reply.status, await _all_of(reply)) == (413, b"large")
+                assert (reply.status, await all_of(reply)) == (413, b"large")
             assert connections == 2
 
     run(main())
@@ -392,9 +392,9 @@ def test_a_reply_or_an_event_has_a_largest_size(kind: str, body: bytes, fits: bo
         async with asyncio.timeout(30), serving_socket(worker) as url, limited as upstream:
             with contextlib.closing(await upstream.send("GET", url + "/x", [])) as reply:
                 if fits:
-                    assert await _all_of(reply) == body
+                    assert await all_of(reply) == body
                 else:
                     with pytest.raises(UpstreamBrokenError, match="longer than 100 bytes"):
-                        await _all_of(reply)
+                        await all_of(reply)
 
     asyncio.run(main())
