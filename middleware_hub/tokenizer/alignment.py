@@ -10,6 +10,7 @@ For a reply the ids have to explain the text; if they do not, `--tokenizer-path`
     ids spell   "Action: look\nObservation: I"       text "Action: look"          hidden tail: a stop string, and more
     ids spell   "caf" + half an é                    text "caf�" or "caf"         exact as a whole, never cut inside
     ids spell   "caf" + "é and half a 你"            text "caf"                   hidden tail: what a decoder held back
+    ids spell   "caf", with an unknown one            text "c!af"                  exact: SGLang shows token 0 for it
 
 The text of a stream that broke off, or that its client left, may end anywhere before that: an engine holds back what may
 become a stop string, or a character.
@@ -103,8 +104,14 @@ def align_reply(
     Returns:
         An alignment with `MISMATCH` among its flags if the ids do not explain the text.
     """
-    layout = _ReplyLayout(vocabulary, ids, text, skips_special=skips_special, matched=matched, unfinished=unfinished)
-    return layout.align()
+    said = (skips_special, matched, unfinished)
+    found = _ReplyLayout(vocabulary, ids, text, *said).align()
+    if not found.flags & SpanFlag.MISMATCH or max(ids, default=0) < vocabulary.known:
+        return found
+    # Models pad their vocabulary. For an id beyond its tokenizer SGLang shows token 0 (`_clamp_decode_ids` of 0.5.23).
+    clamped = [token_id if token_id < vocabulary.known else 0 for token_id in ids]
+    matched = clamped[-1] if ids[-1] == matched else matched
+    return _ReplyLayout(vocabulary, clamped, text, skips_special, matched, unfinished).align_with_ends()
 
 
 class _ReplyLayout:
@@ -115,7 +122,6 @@ class _ReplyLayout:
         vocabulary: Vocabulary,
         ids: Sequence[int],
         text: str,
-        *,
         skips_special: bool,
         matched: int | str | None,
         unfinished: bool,
@@ -147,6 +153,14 @@ class _ReplyLayout:
                 visible = self._without_textless(len(shown))
                 return Alignment(self.flags | SpanFlag.WHOLE | SpanFlag.SPLIT, None, visible, self._literals(visible))
         return Alignment(SpanFlag.WHOLE | SpanFlag.MISMATCH, None, len(ids))
+
+    def align_with_ends(self) -> Alignment:
+        """Align, and return the ends of the tokens as well, for a reader that has other ids than these."""
+        found = self.align()
+        if found.ends is not None or found.visible is None or found.flags & SpanFlag.WHOLE:
+            return found
+        ends = self._ends(self.vocabulary.begun, self.ids, lead=bool(found.flags & SpanFlag.DUMMY))
+        return msgspec.structs.replace(found, ends=self._hidden_ends(found.visible, ends))
 
     def _laid_over(self, spelled: str, bare: str, lead: int) -> Alignment | None:
         """Align ids that spell `spelled`, or `bare` without a matched stop token, if they explain the text.

@@ -54,6 +54,8 @@ class Vocabulary:
         strips_lead: bool = False,
     ) -> None:
         self.strips_lead = strips_lead
+        self.known = len(pieces)
+        """The number of ids that the tokenizer knows."""
         size = max(pieces) + 1
         self._pieces = [pieces.get(i, b"") for i in range(size)]
         ends = np.cumsum([len(piece) for piece in self._pieces])
@@ -231,7 +233,11 @@ class Vocabulary:
         token_id = int.from_bytes(span.ids[4 * index : 4 * index + 4], "little", signed=True)
         if span.flags & SpanFlag.SKIPS_SPECIAL and token_id in self.special_ids:
             return True
-        return not self.piece(token_id)
+        if self.piece(token_id):
+            return False
+        # SGLang shows a text for an id that its tokenizer does not know: see `align_reply`.
+        ends = span.ends and memoryview(span.ends).cast("i")
+        return not ends or ends[index] == (ends[index - 1] if index else 0)
 
     def last_boundary(self, span: TokenSpan, count: int) -> int:
         if span.flags & SpanFlag.WHOLE:

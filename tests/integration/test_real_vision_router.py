@@ -80,6 +80,29 @@ def test_a_text_with_pictures_is_one_sequence(router: str, vision: Vision) -> No
     assert [one["digest"] for one in found["multi_modal_data"]["images"]] == named
 
 
+@pytest.mark.parametrize("unknown", [151_669, 151_935])
+def test_an_id_that_the_tokenizer_does_not_know_is_kept(router: str, vision: Vision, unknown: int) -> None:
+    """These models have more ids than their tokenizer. SGLang shows token 0 for such an id, vLLM nothing."""
+    sampling = {"max_new_tokens": 3, "logit_bias": {str(unknown): 100}, "temperature": 0}
+    first, headers = ask(router, "/generate", {"text": "Look", "sampling_params": sampling})
+    assert headers["x-radix-recorded"] == "exact"
+    assert first["text"] == {"SGLang": "!!!", "vLLM": ""}[vision.kit.name]
+    text = "Look" + first["text"]
+    found, _ = ask(router, "/retrieve_from_text", {"text": text})
+    assert (found["exact"], found["reasons"], found["tokens"][-3:]) == (True, [], [unknown] * 3)
+    _, headers = ask(router, "/generate", {"text": text + " again", "sampling_params": {"max_new_tokens": 2}})
+    assert headers["x-radix-recorded"] == "exact"
+    name = ask(router, "/sessions", {})[0]["session_id"]
+    messages: list[Json] = [{"role": "user", "content": "Look"}]
+    for more in ({"max_tokens": 3, "logit_bias": {str(unknown): 100}}, {"max_tokens": 2}):
+        reply, headers = ask(router, f"/sessions/{name}/v1/chat/completions", {"messages": messages, **more})
+        assert headers["x-radix-recorded"] == "exact"
+        messages += [reply["choices"][0]["message"], {"role": "user", "content": "Again"}]
+    (kept,) = ask(router, f"/sessions/{name}/finalize", {})[0]["trajectories"]
+    assert (kept["exact"], kept["num_turns"]) == (True, 2)
+    assert kept["response_ids"][:3] == [unknown] * 3
+
+
 def test_a_picture_crosses_the_wire_to_vllm_once(vision: Vision, vision_worker: EngineServer, tmp_path: Path) -> None:
     """Ten turns with a picture in each take about what ten uploads take. SGLang gets all of them in every turn."""
     pictures = [picture(300, 200, 100 + seed, compress_level=0) for seed in range(10)]

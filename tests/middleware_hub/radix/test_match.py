@@ -136,6 +136,18 @@ def test_a_parent_of_none_makes_all_of_the_text_context() -> None:
     recount(talk.tree)
 
 
+def test_a_text_that_leaves_a_reply_behind_an_id_that_the_tokenizer_does_not_know_keeps_it() -> None:
+    """SGLang shows token 0, here `a`, for it. An id that shows nothing is not kept at the end."""
+    talk = Talk()
+    turn = talk.say(" ", [B, 999, B, 999, EOS], "shown", reply="baba")
+    assert talk.sent(turn.text + " ") == [SPACE, B, 999, B, 999, EOS, SPACE]
+    assert talk.sent(" ba ") == [SPACE, B, 999, SPACE]
+    hidden = talk.say("<t>", [B, 999, B, 999, EOS], "hidden", reply="bb")
+    assert talk.sent(hidden.text + " ") == [EOT, B, 999, B, 999, EOS, SPACE]
+    assert talk.sent("<t>b ") == [EOT, B, SPACE]
+    recount(talk.tree)
+
+
 def test_an_unknown_parent_is_counted_and_treated_as_if_it_were_not_there() -> None:
     """It may have been evicted."""
     talk = Talk()

@@ -386,6 +386,31 @@ def test_whatever_is_sampled_explains_its_own_text(ids: list[int], skips: bool) 
     assert ends[: alignment.visible] == counted[: alignment.visible]
 
 
+SOME = st.lists(st.sampled_from([*PIECES, 999, 1000]), max_size=5)
+
+
+@settings(max_examples=examples(300))
+@given(SOME, SOME, st.booleans(), st.sampled_from(["b", "e>", "ab"]))
+def test_a_reply_that_shows_token_0_for_an_unknown_id_lies_over_its_text_as_one_with_token_0(
+    before: list[int], behind: list[int], skips: bool, stop: str
+) -> None:
+    ids = [*before, 999, *behind]
+    shown = [token_id if token_id in PIECES else A for token_id in ids]
+    text, found_stop, _ = TOY.spell(shown, skip_special=skips).partition(stop)
+    matched = stop if found_stop else None
+    assume(not TOY.spell(ids, skip_special=skips).startswith(text))  # else it explains the text without token 0
+    found, known = (reply(one, text, matched=matched, skips=skips) for one in (ids, shown))
+    assert not known.flags & SpanFlag.MISMATCH
+    assert (found.flags, found.visible, found.tail) == (known.flags, known.visible, known.tail)
+    assert measured(TOY, ids, text, found, sampled=True) == measured(TOY, shown, text, known, sampled=True)
+
+
+@pytest.mark.parametrize("last", [EOT, 999])
+def test_a_stop_token_is_trimmed_behind_an_unknown_id(last: int) -> None:
+    found = reply([B, 999, last], "ba", matched=last, skips=False)
+    assert (found.flags, found.visible, ends_of(found)) == (SpanFlag.NONE, 2, [1, 2, 5 if last == EOT else 3])
+
+
 @settings(max_examples=examples(300))
 @given(st.lists(st.sampled_from([*PIECES, 999]), max_size=8), st.booleans(), st.booleans(), st.data())
 def test_the_text_of_all_ids_is_found_without_looking_at_each(
