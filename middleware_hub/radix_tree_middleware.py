@@ -388,8 +388,8 @@ class RadixTreeMiddleware:
     async def _unrecorded(self, call: GenerateCall, body: bytes, reason: str) -> WorkerReply:
         """Pass on a request unchanged. Its reply only gains the header that says why it is not recorded."""
         self.metrics.replies.counts["no", reason] += 1
-        call.body = body
-        call.request = await offload(len(body) > LIGHT, WorkerRequest.parse, body, self._limits)
+        request = await offload(len(body) > LIGHT, WorkerRequest.parse, body, self._limits)
+        call.body, call.request = body if request is None else request.body, request
         reply = await self._hub.backend.generate(call)
         reply.added.append((RECORDED, f"no; {reason}".encode("latin-1", "replace")))
         return reply

@@ -86,9 +86,10 @@ class Generations:
             await self._proxy(scope, receive, send)
             return
         body, state = await read_json(scope, receive, self._max_body_bytes, ids=True), request_state(scope)
+        request = await self.parsed(body)
         call = GenerateCall(
-            body,
-            await self.parsed(body),
+            body if request is None else request.body,
+            request,
             scope["headers"],
             state.record,
             state.caller,
@@ -126,11 +127,8 @@ class Generations:
         if private:
             call.body, request, ids = with_private_ids(call.body, request)
             call.request = request
-        if request is not None:
-            call.body = request.body
         if self._salts.on or SALT in call.named:
             call.salts = self._salts.of(call.named.get(SALT), call.caller.tenant, call.began, request)
-        replies = 1 if request is None else request.replies
         in_flight = InFlight(names, None if request is None else request.rids, tenant=call.caller.tenant, call=call)
         self._fleet.in_flight.begin(in_flight)
         try:
@@ -141,22 +139,22 @@ class Generations:
                 reply = await self._made_good(reply, in_flight, request)
         except EndedInQueueError:
             if request is None:
-                self._over("failed", in_flight, replies)
+                self._over("failed", in_flight)
                 raise
             reply = _ended(request, in_flight)
         except (ClientDisconnectedError, asyncio.CancelledError):
             self._fleet.abandon(in_flight)
-            self._over("orphaned", in_flight, replies)
+            self._over("orphaned", in_flight)
             raise
         except BaseException:
-            self._over("failed", in_flight, replies)
+            self._over("failed", in_flight)
             raise
         if ids is not None:
             reply.edit(ids)
         if reply.complete and not reply.stream:
-            self._over("answered" if reply.status < 400 else "failed", in_flight, replies)
+            self._over("answered" if reply.status < 400 else "failed", in_flight)
         else:
-            reply.when_closed(partial(self._closed, in_flight, replies))
+            reply.when_closed(partial(self._closed, in_flight))
         return reply
 
     async def get(self, path: str, headers: HeaderList, caller: Caller) -> WorkerReply:
@@ -173,17 +171,17 @@ class Generations:
             return reply
         return await AbortedReplies(self._proxy.generate, self._retries, in_flight, request).made_good(reply)
 
-    def _closed(self, in_flight: InFlight, replies: int, reply: WorkerReply) -> None:
+    def _closed(self, in_flight: InFlight, reply: WorkerReply) -> None:
         """Note the end of a reply that came in pieces. If it was closed before, its client has left."""
         outcome = "answered" if reply.state is ReplyState.ENDED and reply.status < 400 else "failed"
         if reply.state is ReplyState.BEGUN:
             outcome = "orphaned"
             self._fleet.abandon(in_flight)
-        self._over(outcome, in_flight, replies)
+        self._over(outcome, in_flight)
 
-    def _over(self, outcome: str, in_flight: InFlight, replies: int) -> None:
+    def _over(self, outcome: str, in_flight: InFlight) -> None:
         self._fleet.in_flight.over(in_flight)
-        self._counts[outcome,] += replies
+        self._counts[outcome,] += in_flight.replies
 
 
 def _checked(policy: str) -> AbortPolicy:

@@ -18,8 +18,8 @@ class GenerateCall(msgspec.Struct):
     """One `/generate` on its way to the workers.
 
     Attributes:
-        body: the bytes that a worker gets.
-        request: the same as the router understands it; None if only a worker can decide what the body means.
+        body: the bytes that a worker gets: those of `request`, if there is one.
+        request: the body as the router understands it; None if only a worker can decide what the body means.
         headers: those of the client's request. A worker gets them without the ones that are for the router.
         record: how far the client's request has come.
         caller: who sent it.

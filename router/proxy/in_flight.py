@@ -33,6 +33,7 @@ class InFlight:
         tenant: the owner.
         worker: the worker that has it, or had it last.
         prefill: the worker that prefills its prompt, while `worker` waits for that; None where one worker does both.
+        replies: how many replies it asks for.
         whole: whether the client waits for a reply in one piece.
         body: the body of the present attempt.
         request: the same body as the router understands it; None if only a worker can decide what it means.
@@ -58,6 +59,7 @@ class InFlight:
         self.call = call
         self.body = b"" if call is None else call.body
         self.request = request = None if call is None else call.request
+        self.replies = len(self.names) or (1 if request is None else request.replies)
         self.whole = request is not None and not request.stream
         self.positions: Sequence[int] | None = None
         self.line: asyncio.Future[Any] | None = None

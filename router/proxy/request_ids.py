@@ -78,8 +78,10 @@ def with_private_ids(
         return msgspec.json.encode({key: value for key, value in fields.items() if key != "rid"}), None, None
     if request.rids:
         ids = RequestIds(request.rids)
-        return body, request.with_rids(ids.rids), ids
+        request = request.with_rids(ids.rids)
+        return request.body, request, ids
     if request.samples == 1:
         raise BadRequestError("`rid` must be a string, or for a batch a list of different strings, one a prompt")
     # The worker makes up ids for the samples of a group; the client's id is lost.
-    return body, request.without_rid(), None
+    request = request.without_rid()
+    return request.body, request, None
