@@ -49,8 +49,7 @@ from router.errors import BadRequestError, NotFoundError, RouterError, Unauthori
 from router.http.bodies import Replay, read_json, with_body
 from router.http.handlers import ByMethod, Handler, for_method
 from router.http.headers import first_values, header
-from router.http.request_record import Caller, SessionKey
-from router.http.request_state import request_state, with_state
+from router.http.request_state import Caller, SessionKey, request_state, with_state
 from router.http.responses import send_json
 from router.plugins import MiddlewareContext
 

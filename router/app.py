@@ -29,7 +29,7 @@ from router.generate.fleet import Fleet
 from router.generate.fleet_calls import CallSender
 from router.generate.generations import Generations
 from router.generate.scorers import Scorers
-from router.http.request_record import Requests
+from router.http.request_state import Requests
 from router.http.upstream import AiohttpUpstream, Upstream
 from router.kv_cache.salts import KvSalts
 from router.kv_cache.watch import KvWatch

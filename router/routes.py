@@ -20,8 +20,7 @@ from router.errors import BadRequestError, BodyTooLargeError, NotFoundError, Rou
 from router.http.bodies import read_body
 from router.http.handlers import Handler, by_method
 from router.http.headers import has_body
-from router.http.request_record import RequestRecord, Requests
-from router.http.request_state import request_state
+from router.http.request_state import RequestRecord, Requests, request_state
 from router.http.responses import send_json
 from router.peers.peers import Heard, Peers
 from router.workers.admission import Admission

@@ -28,7 +28,7 @@ from router.config import HealthConfig
 from router.engines.table import fleet_paths
 from router.generate.fleet import Fleet
 from router.http.handlers import ByMethod
-from router.http.request_record import Requests
+from router.http.request_state import Requests
 from router.http.upstream import AiohttpUpstream
 from router.policies import create_policy
 from router.routes import ControlRoutes, Lifecycle

@@ -27,7 +27,7 @@ from router.engines.form.request import UNRECORDABLE
 from router.engines.table import fleet_paths
 from router.flags import parser
 from router.generate.fleet import Fleet
-from router.http.request_record import Requests
+from router.http.request_state import Requests
 from router.http.upstream import AiohttpUpstream
 from router.policies import create_policy
 from router.routes import ControlRoutes, Lifecycle

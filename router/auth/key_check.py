@@ -12,8 +12,7 @@ from router.auth.keys import ApiKeys
 from router.auth.permissions import Right, meant_path, needed
 from router.errors import BadRequestError, ForbiddenError, UnauthorizedError
 from router.http.headers import header
-from router.http.request_record import Caller
-from router.http.request_state import request_state, with_state
+from router.http.request_state import Caller, request_state, with_state
 
 logger = logging.getLogger(__name__)
 

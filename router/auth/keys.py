@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from router.auth.session_keys import PREFIX
 from router.errors import BadRequestError
-from router.http.request_record import Caller
+from router.http.request_state import Caller
 
 _NAMED = re.compile(r"(?:([A-Za-z0-9_.-]+):)?(.*)", re.DOTALL)
 _WRITABLE = re.compile(r"[!-~]+")

@@ -9,8 +9,7 @@ from starlette.types import Scope
 from router.auth.permissions import FREE
 from router.auth.session_keys import PREFIX, UNKNOWN, SessionKeys, read_key
 from router.errors import ForbiddenError, UnauthorizedError
-from router.http.request_record import Caller
-from router.http.request_state import with_state
+from router.http.request_state import Caller, with_state
 
 _ROOTS = ("/v1/", "/v1beta/", "/v1alpha/", "/messages/", "/models/")
 """How the paths of client libraries begin, also of one whose base URL lacks the `/v1`."""

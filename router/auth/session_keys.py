@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
-from router.http.request_record import SessionKey
+from router.http.request_state import SessionKey
 
 PREFIX: Final = "sk-tito-"
 UNKNOWN: Final = "this router knows no session of this key: it was deleted, has expired, or never was"

@@ -34,8 +34,7 @@ from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
 from router.http.bodies import read_json
 from router.http.handlers import ByMethod, Handler
 from router.http.headers import HeaderList, request_headers, request_target
-from router.http.request_record import Caller
-from router.http.request_state import request_state
+from router.http.request_state import Caller, request_state
 from router.http.responses import send_json
 from router.peers.events import Abort, AbortAnswered, AbortsOver, CallBegan, CallOver
 from router.peers.peers import MOMENT, UNTIL_GONE, Heard, Peers

@@ -30,8 +30,7 @@ from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, first_values, request_target
 from router.http.offload import offload
-from router.http.request_record import Caller
-from router.http.request_state import request_state
+from router.http.request_state import Caller, request_state
 from router.kv_cache.salts import HEADER as SALT
 from router.kv_cache.salts import KvSalts
 from router.observability.metrics import RouterMetrics

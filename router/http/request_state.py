@@ -1,4 +1,7 @@
-"""The state that the layers of one request share, behind one accessor.
+"""What is known of a request in flight: the record of how far it has come, who sent it, and the state that its layers share.
+
+A `RequestRecord` lives as long as its request. The entrance makes it and drops it; the parts that move the request on (the
+queue, the proxy) update it. Nothing decides by it: `GET /debug/requests` and the log show it.
 
 The layers are ASGI applications around each other, and any application may stand between two of them. So they share one
 `RequestState` in `scope["state"]`. It is frozen: a layer that adds to it calls the next one with a new scope
@@ -7,15 +10,111 @@ The layers are ASGI applications around each other, and any application may stan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import enum
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
-from starlette.types import Scope
-
-from router.http.request_record import ANYBODY, Caller, RequestRecord
 
 _KEY = "router"
+REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The id of the request that the current task serves, for the log."""
+
+
+class SessionKey(msgspec.Struct, frozen=True):
+    """The key of a session, as a request has it (`router.auth.session_keys`)."""
+
+    session_id: str
+    secret: str
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """The owner and the rights of a request.
+
+    Attributes:
+        tenant: whose texts are read and written.
+        admin: may change the fleet, and what all tenants share.
+        confined: sees only the generations of its tenant. Otherwise a request id means any generation of that id.
+        session: the key by which it names a session. What serves sessions has yet to check it, and names the tenant then.
+    """
+
+    tenant: str = ""
+    admin: bool = True
+    confined: bool = False
+    session: SessionKey | None = None
+
+
+ANYBODY = Caller()
+"""The caller where there are no keys: it may do everything."""
+
+
+class RequestPhase(enum.Enum):
+    """How far a request has come."""
+
+    RECEIVING = "receiving"
+    """The body arrives, or a middleware prepares the request."""
+    QUEUED = "queued"
+    """No worker has room."""
+    AT_WORKER = "at_worker"
+    """A worker has it, and has not begun to reply."""
+    WAITING = "waiting"
+    """Between two attempts."""
+    ANSWERING = "answering"
+    """The reply is on its way to the client."""
+
+
+# Looked up once: in CPython 3.11, a look-up of a member is a call in Python.
+_RECEIVING, _AT_WORKER, _ANSWERING = RequestPhase.RECEIVING, RequestPhase.AT_WORKER, RequestPhase.ANSWERING
+
+
+class RequestRecord:
+    """One request. Times are those of `time.monotonic()`, except `begun_at`, which is that of `time.time()`."""
+
+    __slots__ = ("attempts", "begun", "begun_at", "id", "method", "path", "phase", "since", "tenant", "worker")
+
+    def __init__(self, request_id: str, method: str, path: str) -> None:
+        self.id = request_id
+        self.method = method
+        self.path = path
+        self.tenant = ""
+        self.worker: str | None = None
+        """The URL of the worker that has it, or that had it last."""
+        self.attempts = 0
+        """The number of times that it was sent to a worker."""
+        self.phase = _RECEIVING
+        self.begun = self.since = time.monotonic()
+        self.begun_at = time.time()
+
+    def enter(self, phase: RequestPhase) -> None:
+        self.phase = phase
+        self.since = time.monotonic()
+
+    def answering(self) -> float:
+        """Note that the reply begins. Return the seconds since the request came."""
+        self.phase = _ANSWERING
+        self.since = time.monotonic()
+        return self.since - self.begun
+
+    def sent_to(self, worker: str) -> None:
+        self.worker = worker
+        self.attempts += 1
+        self.phase = _AT_WORKER
+        self.since = time.monotonic()
+
+
+class Requests:
+    """All requests in flight, oldest first. The code that serves a request adds it to `records`, and removes it."""
+
+    def __init__(self) -> None:
+        self.records: dict[RequestRecord, None] = {}
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[RequestRecord]:
+        return iter(tuple(self.records))
 
 
 class RouteHint(msgspec.Struct):
@@ -55,13 +154,13 @@ def request_state(scope: Mapping[str, Any]) -> RequestState:
     return RequestState(RequestRecord("", scope.get("method", ""), scope.get("path", ""))) if found is None else found
 
 
-def with_state(scope: Scope, **changes: Any) -> Scope:
+def with_state(scope: MutableMapping[str, Any], **changes: Any) -> MutableMapping[str, Any]:
     """Return a copy of the scope whose state differs from the present one in these attributes."""
     given = scope.get("state") or {}
     state = msgspec.structs.replace(given.get(_KEY) or request_state(scope), **changes)
     return {**scope, "state": {**given, _KEY: state}}
 
 
-def first_state(scope: Scope, record: RequestRecord) -> dict[str, Any]:
+def first_state(scope: MutableMapping[str, Any], record: RequestRecord) -> dict[str, Any]:
     """Return `scope["state"]` for a request that has just come in, with what the server keeps there."""
     return {**(scope.get("state") or {}), _KEY: RequestState(record)}

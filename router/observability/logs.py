@@ -12,7 +12,7 @@ import msgspec
 
 from router.config.server import LogFormat
 from router.errors import RouterError
-from router.http.request_record import REQUEST_ID
+from router.http.request_state import REQUEST_ID
 from router.http.upstream import UpstreamFailure
 
 

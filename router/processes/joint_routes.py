@@ -17,8 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import RouterError
-from router.http.request_record import Caller, RequestRecord
-from router.http.request_state import first_state, with_state
+from router.http.request_state import Caller, RequestRecord, first_state, with_state
 from router.http.responses import send_json
 from router.processes.joint_metrics import families_of
 from router.processes.messages import Family, QueryResult

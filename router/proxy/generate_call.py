@@ -8,8 +8,7 @@ import msgspec
 
 from router.engines.form.worker_request import WorkerRequest
 from router.http.headers import HeaderList
-from router.http.request_record import ANYBODY, Caller, RequestRecord
-from router.http.request_state import RouteHint
+from router.http.request_state import ANYBODY, Caller, RequestRecord, RouteHint
 from router.kv_cache.salts import Began, CallSalts
 from router.proxy.worker_reply import WorkerReply
 

@@ -19,8 +19,7 @@ from router.engines.json import JSON_ERRORS, decode_any, decode_object, split_it
 from router.errors import NotFoundError, UpstreamError
 from router.http.bodies import gather_body
 from router.http.headers import HeaderList, first_values, has_body, request_headers, request_target
-from router.http.request_record import Caller, RequestRecord
-from router.http.request_state import RouteHint, request_state
+from router.http.request_state import Caller, RequestRecord, RouteHint, request_state
 from router.http.upstream import UpstreamBrokenError
 from router.kv_cache.salts import CallSalts
 from router.proxy.in_flight import InFlight

@@ -25,7 +25,7 @@ from router.engines.form.ranks import ranks_in_reply
 from router.errors import BadRequestError, NoWorkerError
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, retry_after
-from router.http.request_record import Caller, RequestPhase
+from router.http.request_state import Caller, RequestPhase
 from router.http.time_limits import patience
 from router.http.upstream import (
     ClosedBeforeReplyError,

@@ -31,8 +31,7 @@ from router.errors import (
 )
 from router.http.disconnect import ClientMessages, DirectSend, ServedClient, served_client
 from router.http.headers import HeaderList
-from router.http.request_record import REQUEST_ID, RequestRecord, Requests
-from router.http.request_state import first_state
+from router.http.request_state import REQUEST_ID, RequestRecord, Requests, first_state
 from router.http.responses import send_error
 from router.http.time_limits import patience
 from router.http.upstream import UpstreamBrokenError

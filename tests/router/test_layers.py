@@ -108,7 +108,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "router.engines.*",
         "router.http.reply_body",
         "router.kv_cache.*",
-        "router.http.request_record",
+        "router.http.request_state",
         "router.peers.channel",
         "router.peers.events",
         "router.policies",

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message
 
 from router.http.headers import HeaderList
 from router.http.reply_body import is_event_stream
-from router.http.request_record import Caller
+from router.http.request_state import Caller
 from router.http.upstream import Take
 from router.proxy.generate_call import GenerateCall
 from router.proxy.worker_reply import WorkerReply

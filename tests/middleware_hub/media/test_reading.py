@@ -21,8 +21,7 @@ from middleware_hub.media.reading import BodyReader
 from middleware_hub.media.shelf import Shelf
 from router.config.media import MediaConfig
 from router.errors import BodyTooLargeError
-from router.http.request_record import Caller, RequestRecord
-from router.http.request_state import first_state, with_state
+from router.http.request_state import Caller, RequestRecord, first_state, with_state
 from tests.conftest import examples
 from tests.support.pictures import data_url, digest, picture
 

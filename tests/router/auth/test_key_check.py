@@ -11,8 +11,7 @@ import pytest
 from router.auth.key_check import ACT_AS, KeyCheck
 from router.auth.keys import ApiKeys
 from router.config import RouterConfig, ServerConfig
-from router.http.request_record import RequestRecord
-from router.http.request_state import RequestState, first_state, request_state
+from router.http.request_state import RequestRecord, RequestState, first_state, request_state
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving
 

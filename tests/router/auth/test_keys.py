@@ -6,8 +6,7 @@ import pytest
 
 from router.auth.keys import ApiKeys
 from router.errors import BadRequestError
-from router.http.request_record import ANYBODY, Caller
-from router.http.request_state import request_state
+from router.http.request_state import ANYBODY, Caller, request_state
 
 
 def test_no_keys_ask_for_none() -> None:

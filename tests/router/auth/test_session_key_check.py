@@ -10,8 +10,7 @@ from router.auth.keys import ApiKeys
 from router.auth.session_key_check import SessionKeyCheck
 from router.auth.session_keys import SessionKeys, digest_of, new_key, opens, read_key, written
 from router.errors import BadRequestError, ForbiddenError, UnauthorizedError
-from router.http.request_record import RequestRecord
-from router.http.request_state import first_state, request_state
+from router.http.request_state import RequestRecord, first_state, request_state
 from tests.router.conftest import EchoWorker, running
 from tests.support.serving import serving
 

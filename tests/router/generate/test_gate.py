@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from router.config import AbortConfig
 from router.engines.form.worker_request import WorkerRequest
 from router.generate.abort_retries import AbortedStream, Retries
-from router.http.request_record import RequestRecord
+from router.http.request_state import RequestRecord
 from router.http.upstream import Take, UpstreamBrokenError
 from router.observability.metrics import RouterMetrics
 from router.proxy.generate_call import GenerateCall

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.http.request_record import ANYBODY, Caller, RequestRecord
-from router.http.request_state import RouteHint, first_state, request_state, with_state
+from router.http.request_state import ANYBODY, Caller, RequestRecord, RouteHint, first_state, request_state, with_state
 
 
 def test_without_a_state_a_request_is_anybodys() -> None:

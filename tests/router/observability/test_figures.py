@@ -6,7 +6,7 @@ import asyncio
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from router.http.request_record import RequestPhase, RequestRecord
+from router.http.request_state import RequestPhase, RequestRecord
 from router.kv_cache.index import KvIndex
 from router.kv_cache.subscriptions import KvSubscriptions
 from router.observability.kv_metrics import KvCollector

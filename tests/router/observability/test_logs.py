@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from router.http.request_record import REQUEST_ID
+from router.http.request_state import REQUEST_ID
 from router.observability.logs import JsonFormatter, TextFormatter
 from tests.router.conftest import EchoWorker, GatedWorker
 from tests.router.test_cli import Process

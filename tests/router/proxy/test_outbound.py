@@ -9,8 +9,7 @@ import pytest
 from starlette.types import Message
 
 from router.http.headers import first_values
-from router.http.request_record import Caller, RequestRecord
-from router.http.request_state import RouteHint, with_state
+from router.http.request_state import Caller, RequestRecord, RouteHint, with_state
 from router.proxy.generate_call import GenerateCall
 from router.proxy.in_flight import InFlight
 from router.proxy.outbound import OutboundRequest, RequestReader

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from router.errors import ClientDisconnectedError
 from router.http.bodies import read_body
 from router.http.disconnect import ClientConnection, ClientMessages, ServedClient, served_client
-from router.http.request_record import Requests
+from router.http.request_state import Requests
 from router.observability.metrics import RouterMetrics
 from router.serving import server
 from router.serving.connection import AHEAD, LimitedConnection, Limits, limited_by

@@ -13,8 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from router.errors import BadRequestError, ClientDisconnectedError, ForbiddenError, RouterError
 from router.http.disconnect import EXTENSION, ClientMessages, ServedClient
-from router.http.request_record import REQUEST_ID, RequestPhase, RequestRecord, Requests
-from router.http.request_state import request_state
+from router.http.request_state import REQUEST_ID, RequestPhase, RequestRecord, Requests, request_state
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import RouterMetrics
 from router.serving.entrance import Check, Entrance

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from router.config import ServerConfig
-from router.http.request_record import Requests
+from router.http.request_state import Requests
 from router.observability.metrics import RouterMetrics
 from router.serving.entrance import INSTANCE, Entrance, Instance
 from router.workers.probe import loop_refusal

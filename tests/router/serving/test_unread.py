@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from router.config.server import ServerConfig
 from router.errors import ClientDisconnectedError
 from router.http.disconnect import ClientConnection
-from router.http.request_record import Requests
+from router.http.request_state import Requests
 from router.observability.metrics import RouterMetrics
 from router.serving import server
 from router.serving.connection import LimitedConnection, Limits, limited_by
