@@ -44,7 +44,7 @@ from middleware_hub.spans.answer_json import Lists
 from middleware_hub.spans.chain import began_with, printed_ids
 from middleware_hub.spans.media import Pictures
 from middleware_hub.spans.reply_names import check_one
-from middleware_hub.tokenizer.id_checks import check_ids, check_options, check_unmatched
+from middleware_hub.tokenizer.id_checks import check_ids, check_unmatched
 from middleware_hub.trajectories.calls import TrajectoryCalls
 from middleware_hub.trajectories.members import HEADERS, memberships
 from middleware_hub.trajectories.sequences import Sequences
@@ -245,7 +245,8 @@ class RadixTreeMiddleware:
             )
             heavy = shown and sum([one.size for one in shown]) > LIGHT
             call.body, call.request = await offload(True, finish) if heavy else finish()
-            call.headers = as_json(call.headers)
+            if headers.get(b"content-type") != b"application/json":
+                call.headers = as_json(call.headers)
             first = prompts[0]
             call.hint = RouteHint(
                 first.match.text,
@@ -328,11 +329,10 @@ class RadixTreeMiddleware:
         return replace(request, texts=texts, ids=every_ids), shown
 
     def _parsed(self, body: bytes) -> GenerateRequest:
-        request = GenerateRequest.parse(body, self._limits)
+        request = GenerateRequest.parse(body, self._limits, vocabulary=self.tokenizer.vocabulary.size)
         for ids in request.ids or ():
             check = check_ids if request.unrecordable else check_unmatched
             check(self.tokenizer.vocabulary, ids)
-        check_options(self.tokenizer.vocabulary, request)
         return request
 
     async def _prompt(

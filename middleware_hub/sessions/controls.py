@@ -30,7 +30,6 @@ from middleware_hub.sessions.session_fields import read_defaults, refuse_others
 from middleware_hub.sessions.trie.trie import MessageTrie
 from middleware_hub.spans.reply_names import check_one
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
-from middleware_hub.tokenizer.id_checks import check_options
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from middleware_hub.trajectories.groups import Groups
 from middleware_hub.trajectories.members import memberships
@@ -144,7 +143,7 @@ class Controls:
         """Return defaults that workers take, with the adapter that their `model` names. Raises BadRequestError."""
         sampling, limit = defaults.sampling_params, self._vocabulary.size
         body = {"input_ids": [0], "sampling_params": sampling}
-        check_options(self._vocabulary, GenerateRequest.parse(msgspec.json.encode(body)))
+        GenerateRequest.parse(msgspec.json.encode(body), vocabulary=limit)
         for token in sampling.get("logit_bias", ()):
             if int(token) >= limit:
                 raise BadRequestError(f"`logit_bias` has {token} in it, and the vocabulary is 0 to {limit - 1}")

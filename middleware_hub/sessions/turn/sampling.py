@@ -12,7 +12,6 @@ from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.turn.plan import TurnPlan
-from middleware_hub.tokenizer.id_checks import check_options
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.engines.form.request import GenerateRequest
 from router.errors import BadRequestError
@@ -77,7 +76,7 @@ class TurnSampling:
         known = options if len(options) <= _SHORT else blake2b(options).digest()
         if known in self._checked:
             return
-        check_options(self._vocabulary, GenerateRequest.parse(options))
+        GenerateRequest.parse(options, vocabulary=self._vocabulary.size)
         if len(self._checked) >= REMEMBERED:
             self._checked.clear()
         self._checked.add(known)

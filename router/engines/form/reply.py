@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import numpy as np
@@ -37,7 +37,6 @@ LOGPROB_FIELDS = frozenset(
 )
 """Fields of `meta_info` that are there only if the request asked for logprobs."""
 
-Item = TypeVar("Item")
 LogprobEntry = tuple[float | None, int, Any]
 """`[logprob, token_id, text or null]`."""
 
@@ -264,12 +263,14 @@ def read_numbers(ids: bytes, entries: memoryview) -> tuple[Numbers, Numbers] | N
 
 def _read_in_place(body: bytes) -> tuple[Reply, ShortBody]:
     reply = _decode_reply(body)
-    ids: Sequence[int] | None = _listed(reply.output_ids, "output_ids")
-    entries = _listed(reply.meta_info.output_token_logprobs, "output_token_logprobs")
+    entries = reply.meta_info.output_token_logprobs
+    if isinstance(reply.output_ids, int) or isinstance(entries, int):
+        raise UnreadableReplyError("output_ids or output_token_logprobs is a number, not a list")
     logprobs, logprob_ids = columns(entries)
+    ids: Sequence[int] | None = reply.output_ids
     if ids is None:  # an empty reply of the Rust frontend, or a version without `output_ids`
-        ids = logprob_ids or ()
-    packed = logprob_ids if logprob_ids is not None and logprob_ids == ids else packed_ids(ids)
+        ids = [*(logprob_ids or ())]
+    packed = logprob_ids if logprob_ids is not None and [*logprob_ids] == ids else packed_ids(ids)
     told, places = bytes(reply.prompt_token_ids), reply.prompt_images
     found = assemble(reply.meta_info, packed, reply.text, logprobs, logprob_ids, None, told, places)
     return found, ShortBody(body)
@@ -280,12 +281,6 @@ def columns(entries: list[LogprobEntry] | None) -> tuple[Sequence[float | None] 
     if entries is None:
         return None, None
     return packed_logprobs([entry[0] for entry in entries]), packed_ids([entry[1] for entry in entries])
-
-
-def _listed(value: list[Item] | int | None, key: str) -> list[Item] | None:
-    if isinstance(value, int):
-        raise UnreadableReplyError(f"{key} is {value}, not a list")
-    return value
 
 
 def _decode_reply(body: bytes | Raw) -> _ReplyBody:
@@ -307,6 +302,14 @@ def assemble(
 ) -> Reply:
     finish = meta.finish_reason if isinstance(meta.finish_reason, dict) else {}
     kind, matched = finish.get("type"), finish.get("matched")
+    versions = None
+    if meta.weight_versions:
+        versions = [(run.version, run.start, run.end) for run in meta.weight_versions]
+    told: dict[str, Raw] = {}
+    for name in PER_TOKEN_FIELDS:
+        raw: Raw = getattr(meta, name)
+        if raw is not _ABSENT and not is_null(raw):
+            told[name] = raw
     return Reply(
         ids=ids,
         text=text,
@@ -316,7 +319,7 @@ def assemble(
         prompt_tokens=meta.prompt_tokens,
         completion_tokens=meta.completion_tokens,
         version=DEFAULT_VERSION if meta.weight_version is None else str(meta.weight_version),
-        versions=[(run.version, run.start, run.end) for run in meta.weight_versions or ()] or None,
+        versions=versions,
         finish_type=kind if isinstance(kind, str) else None,
         matched=matched if type(matched) in (int, str) else None,
         status=finish.get("status_code"),
@@ -324,9 +327,7 @@ def assemble(
         mixed=meta.prefill_weight_version is not None,
         prompt_ids=prompt_ids,
         places=places,
-        told={
-            name: raw for name in PER_TOKEN_FIELDS if (raw := getattr(meta, name)) is not _ABSENT and not is_null(raw)
-        },
+        told=told,
     )
 
 

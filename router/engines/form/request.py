@@ -90,8 +90,13 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     respelled: bool = False
 
     @classmethod
-    def parse(cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> GenerateRequest:
-        """Read a body. Raises TextTooLongError, and BadRequestError for a body outside of the workers' valid range."""
+    def parse(
+        cls, body: bytes, limits: PromptLimits = PROMPT_LIMITS, *, vocabulary: int | None = None
+    ) -> GenerateRequest:
+        """Read a body. Raises TextTooLongError, and BadRequestError for a body outside of the workers' valid range.
+
+        `vocabulary` is the number of the model's ids; without it nothing is refused for ids outside of the vocabulary.
+        """
         fields = parse_object(body)
         texts, ids, parts, batch = _prompts(fields, limits)
         sampling = _sampling(fields)
@@ -101,7 +106,7 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
         logprobs = asked if isinstance(asked, list) and asked else [asked is True]
         count = None if prompts is None else len(prompts)
-        request_checks.check(fields, sampling, count, batch=batch, logprobs=any(logprobs))
+        request_checks.check(fields, sampling, count, batch=batch, logprobs=any(logprobs), vocabulary=vocabulary)
         samples = _samples(sampling)
         if samples * (count or 1) > 1:
             limits.check_replies(samples * (count or 1))
@@ -153,12 +158,6 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         return "skip_special_tokens" not in sampling or (
             typed(sampling, "skip_special_tokens", bool, "true or false") is not False
         )
-
-    @property
-    def most_top_logprobs(self) -> int:
-        """The largest `top_logprobs_num`; 0 if no logprobs are asked for."""
-        asked = request_checks.integers(self.fields, "top_logprobs_num") if any(self.wants_logprobs) else []
-        return max(asked, default=0)
 
     def lora_path(self, prompt: int) -> str:
         """Return the adapter of a prompt; empty if it has none."""

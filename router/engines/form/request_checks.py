@@ -1,4 +1,4 @@
-"""Refuses requests outside of the valid range of SGLang 0.5.23, as far as no vocabulary is needed to tell.
+"""Refuses requests outside of the valid range of SGLang 0.5.23.
 
 What SGLang refuses by itself passes: it answers in its own words.
 """
@@ -34,7 +34,13 @@ _parser: Any = re._parser  # type: ignore[attr-defined]  # `re.compile` without 
 
 
 def check(
-    fields: dict[str, Raw], sampling: list[dict[str, Raw]], prompts: int | None, *, batch: bool, logprobs: bool
+    fields: dict[str, Raw],
+    sampling: list[dict[str, Raw]],
+    prompts: int | None,
+    *,
+    batch: bool,
+    logprobs: bool,
+    vocabulary: int | None = None,
 ) -> None:
     """Raise BadRequestError for a body of `/generate` that is outside of the valid range.
 
@@ -44,6 +50,7 @@ def check(
         prompts: the number of prompts; None for embeddings.
         batch: whether the prompts came as a list.
         logprobs: whether any prompt asks for logprobs.
+        vocabulary: the number of the model's ids; None if it is not known.
     """
     if prompts is None:
         if _EMPTY.match(fields["input_embeds"]):
@@ -54,25 +61,22 @@ def check(
         _check_single(fields, len(sampling), logprobs=logprobs)
     if "logprob_start_len" in fields and any(value < -1 for value in integers(fields, "logprob_start_len")):
         raise BadRequestError("`logprob_start_len` must be at least -1")
+    if vocabulary is not None and logprobs and "top_logprobs_num" in fields:
+        most = max(integers(fields, "top_logprobs_num"), default=0)
+        if most > vocabulary:
+            raise BadRequestError(f"`top_logprobs_num` is {most}, and the vocabulary has {vocabulary} tokens")
     for params in sampling:
         if "top_k" in params and any(value > _LARGEST for value in integers(params, "top_k")):
             raise BadRequestError(f"`top_k` must be at most {_LARGEST}")
         if "stop_regex" in params:
             _check_patterns(params)
+        if vocabulary is not None and "stop_token_ids" in params and "min_new_tokens" in params:
+            _check_held_back(params, vocabulary)
 
 
 def integers(fields: dict[str, Raw], key: str) -> list[int]:
     """Return the integers of a field that is an integer or a list of them; the worker refuses other types."""
     return [one for one in _values(fields, key) if isinstance(one, int)]
-
-
-def held_back(sampling: list[dict[str, Raw]]) -> list[int]:
-    """Return the `stop_token_ids` that `min_new_tokens` holds back: these have to be in the vocabulary."""
-    found: list[int] = []
-    for params in sampling:
-        if "stop_token_ids" in params and "min_new_tokens" in params and any(integers(params, "min_new_tokens")):
-            found += integers(params, "stop_token_ids")
-    return found
 
 
 def _values(fields: dict[str, Raw], key: str) -> list[Any]:
@@ -104,6 +108,16 @@ def _check_single(fields: dict[str, Raw], params: int, *, logprobs: bool) -> Non
     for key in ("logprob_start_len", "top_logprobs_num") if logprobs else ():
         if is_list(fields.get(key)):
             raise BadRequestError(f"`{key}` is a list: give one integer, for there is one prompt")
+
+
+def _check_held_back(sampling: dict[str, Raw], vocabulary: int) -> None:
+    """Check the `stop_token_ids` that `min_new_tokens` holds back: these have to be in the vocabulary."""
+    if any(integers(sampling, "min_new_tokens")):
+        for token in integers(sampling, "stop_token_ids"):
+            if not 0 <= token < vocabulary:
+                raise BadRequestError(
+                    f"`stop_token_ids` has {token} in it, and the vocabulary is 0 to {vocabulary - 1}"
+                )
 
 
 def _check_patterns(sampling: dict[str, Raw]) -> None:
