@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,25 +11,6 @@ from prometheus_client.registry import Collector
 from router.observability.tallies import CountTally, HistogramTally
 from router.workers.breaker import BreakerState
 from router.workers.worker import Worker
-
-_ROUTE_CLASSES: Mapping[str, str] = {
-    "/generate": "generate",
-    "/v1/completions": "generate",
-    "/v1/chat/completions": "turn",
-    "/v1/messages": "turn",
-    "/retrieve_from_text": "retrieve",
-    "/radix_tree/explain": "radix_tree",
-    "/radix_tree/stats": "radix_tree",
-    "/add_worker": "workers",
-    "/remove_worker": "workers",
-    "/list_workers": "workers",
-    "/workers": "workers",
-    "/health": "health",
-    "/liveness": "health",
-    "/readiness": "health",
-    "/metrics": "metrics",
-    "/debug/requests": "debug",
-}
 
 # A reply from memory takes a millisecond, a generation for an agent can take hours.
 _REQUEST_SECONDS = (
@@ -43,23 +24,6 @@ CLIENT_LEFT = "client_left"
 
 BROKEN = "broken"
 """The value of `status` for a reply that broke off after its head."""
-
-
-_GENERATES = (":generateContent", ":streamGenerateContent")
-
-
-def route_class(path: str) -> str:
-    """Return the `route` label of a path. There are few labels, however many paths clients invent."""
-    found = _ROUTE_CLASSES.get(path)
-    if found is not None:
-        return found
-    if path.startswith("/trajectories"):
-        return "trajectories"
-    if path.startswith("/sessions"):
-        return "turn" if path.endswith(("/chat/completions", "/messages", "/responses", *_GENERATES)) else "sessions"
-    if path.endswith(_GENERATES):
-        return "turn"
-    return "workers" if path.startswith("/workers/") else "other"
 
 
 class RouterMetrics:

@@ -15,7 +15,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol, runtime_checkable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -35,7 +35,7 @@ from router.http.request_state import REQUEST_ID, RequestRecord, Requests, first
 from router.http.responses import send_error
 from router.http.time_limits import patience
 from router.http.upstream import UpstreamBrokenError
-from router.observability.metrics import BROKEN, CLIENT_LEFT, RouterMetrics, route_class
+from router.observability.metrics import BROKEN, CLIENT_LEFT, RouterMetrics
 from router.observability.tracing import Span, Tracer, untraced
 from router.random_ids import random_id
 
@@ -44,6 +44,27 @@ logger = logging.getLogger(__name__)
 INSTANCE = b"x-tito-router-instance"
 
 _sane = re.compile(rb"[!-~]{1,128}").fullmatch
+
+_ROUTE_CLASSES: Mapping[str, str] = {
+    "/generate": "generate",
+    "/v1/completions": "generate",
+    "/v1/chat/completions": "turn",
+    "/v1/messages": "turn",
+    "/retrieve_from_text": "retrieve",
+    "/radix_tree/explain": "radix_tree",
+    "/radix_tree/stats": "radix_tree",
+    "/add_worker": "workers",
+    "/remove_worker": "workers",
+    "/list_workers": "workers",
+    "/workers": "workers",
+    "/health": "health",
+    "/liveness": "health",
+    "/readiness": "health",
+    "/metrics": "metrics",
+    "/debug/requests": "debug",
+}
+
+_GENERATES = (":generateContent", ":streamGenerateContent")
 
 
 Check = Callable[[Scope], None]
@@ -229,6 +250,20 @@ class _Reply(DirectSend):
             span.fail(outcome)
         elif outcome == CLIENT_LEFT:
             span.set(outcome=outcome)
+
+
+def route_class(path: str) -> str:
+    """Return the `route` label of a path. There are few labels, however many paths clients invent."""
+    found = _ROUTE_CLASSES.get(path)
+    if found is not None:
+        return found
+    if path.startswith("/trajectories"):
+        return "trajectories"
+    if path.startswith("/sessions"):
+        return "turn" if path.endswith(("/chat/completions", "/messages", "/responses", *_GENERATES)) else "sessions"
+    if path.endswith(_GENERATES):
+        return "turn"
+    return "workers" if path.startswith("/workers/") else "other"
 
 
 def _identified(headers: HeaderList) -> tuple[HeaderList, str]:

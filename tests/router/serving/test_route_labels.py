@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.observability.metrics import route_class
+from router.serving.entrance import route_class
 
 
 @pytest.mark.parametrize(
