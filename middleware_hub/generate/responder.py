@@ -343,7 +343,7 @@ class Responder:
         self._verdicts: list[Verdict] | None = None
         self._memory = recorder.memory
         self._media, self._samples = media, request.samples
-        self._prompt_tokens = sum([len(prompt.packed) for prompt in prompts]) // ID_BYTES
+        self._prompt_tokens = 0
         self._counted = media is not None and not media.asks_ids(
             unknown=any(prompt.unknown for prompt in prompts), stream=request.stream
         )
@@ -352,9 +352,10 @@ class Responder:
         sent_at, steps = recorder.judge.workers.moment(), recorder.tree.clock.steps
         self._generations: list[_ExpectedReply] = []
         for number, prompt in enumerate(prompts):
-            options = request.options(number)
+            options, tokens = request.options(number), len(prompt.packed) // ID_BYTES
+            self._prompt_tokens += tokens
             asked = Expectation(
-                len(prompt.packed) // ID_BYTES,
+                tokens,
                 options.skips_special,
                 force_logprobs or options.logprobs,
                 options.rid,
@@ -423,11 +424,13 @@ class Responder:
     def close(self) -> list[Verdict]:
         """End the reply, complete or not: record what was streamed, count the verdicts once, and return them."""
         if self._verdicts is None:
-            if self._streaming:
-                for generation in self._generations:
+            verdicts: list[Verdict] = []
+            for generation in self._generations:
+                if self._streaming:
                     generation.close()
-            self._verdicts = [generation.verdict or Verdict("no", NO_REPLY) for generation in self._generations]
-            self._tally.count(self._verdicts)
+                verdicts.append(generation.verdict or Verdict("no", NO_REPLY))
+            self._verdicts = verdicts
+            self._tally.count(verdicts)
         return self._verdicts
 
     def over(self, _: WorkerReply | None = None) -> None:

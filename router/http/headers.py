@@ -157,14 +157,15 @@ def _passing(
     headers: Sequence[tuple[bytes, bytes]], dropped: frozenset[bytes], dropped_beginnings: tuple[bytes, ...] = ()
 ) -> HeaderList:
     """Return the headers that are neither dropped nor named by a `connection` header; their names in lower case."""
+    kept: HeaderList = []
+    named: list[bytes] = []
     for name, value in headers:
-        if len(name) == len(b"connection") and name.lower() == b"connection":
-            dropped = dropped.union(token.strip().lower() for token in value.split(b","))
-    return [
-        (lower, value)
-        for name, value in headers
-        if (lower := name.lower()) not in dropped and not lower.startswith(dropped_beginnings)
-    ]
+        lower = name.lower()
+        if lower == b"connection":
+            named += [token.strip().lower() for token in value.split(b",")]
+        elif lower not in dropped and not lower.startswith(dropped_beginnings):
+            kept.append((lower, value))
+    return [pair for pair in kept if pair[0] not in named] if named else kept
 
 
 def has_body(scope: Scope) -> bool:

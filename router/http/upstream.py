@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from contextvars import ContextVar, copy_context
 from functools import lru_cache, partial
+from operator import itemgetter
 from typing import Protocol
 
 import aiohttp
@@ -208,7 +209,7 @@ class _Origin:
 
 def _request_head(method: str, target: str, host: bytes, headers: Headers, body: Body) -> bytes:
     """Return the first line and the headers of a request. A method that may have a body says that it has none."""
-    lines = [f"{method} {target} HTTP/1.1".encode("latin-1"), b"Host: " + host, *[b"%b: %b" % pair for pair in headers]]
+    lines = [f"{method} {target} HTTP/1.1".encode("latin-1"), b"Host: " + host, *map(b"%b: %b".__mod__, headers)]
     if body is not None or method not in _WITHOUT_BODY:
         lines.append(b"Content-Length: %d" % len(body or b""))
     if _CONTROL.search(b"\t".join(lines)):
@@ -238,7 +239,7 @@ async def _exchanged(connection: Connection, method: str, head: bytes, body: Bod
         message, content = await protocol.read()
         while message.code in _INTERIM:
             message, content = await protocol.read()
-        if not 200 <= message.code < 600 or _CONTROL.search(b"\t".join([value for _, value in message.raw_headers])):
+        if not 200 <= message.code < 600 or _CONTROL.search(b"\t".join(map(_VALUE, message.raw_headers))):
             raise NotHttpError(f"not a valid HTTP reply: status {message.code}, or a header that no client may be sent")
         return _AiohttpResponse(connection, message, content, most)
     except BaseException:
@@ -254,6 +255,7 @@ def _drop(connection: Connection) -> None:
     connection.close()
 
 
+_VALUE = itemgetter(1)
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """Bytes that no value of a header may hold."""
 

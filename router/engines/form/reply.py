@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -39,6 +40,7 @@ LOGPROB_FIELDS = frozenset(
 
 LogprobEntry = tuple[float | None, int, Any]
 """`[logprob, token_id, text or null]`."""
+_LOGPROB, _ID = itemgetter(0), itemgetter(1)
 
 _COMMON_FIELDS = frozenset({"text", "output_ids", "meta_info", "index"})
 _COMMON_META = LOGPROB_FIELDS.union(
@@ -280,7 +282,7 @@ def columns(entries: list[LogprobEntry] | None) -> tuple[Sequence[float | None] 
     """Return the logprobs of some tokens, and their ids."""
     if entries is None:
         return None, None
-    return packed_logprobs([entry[0] for entry in entries]), packed_ids([entry[1] for entry in entries])
+    return packed_logprobs([*map(_LOGPROB, entries)]), packed_ids([*map(_ID, entries)])
 
 
 def _decode_reply(body: bytes | Raw) -> _ReplyBody:
@@ -349,10 +351,11 @@ def edit_meta(
         meta = decode_object(fields["meta_info"])
     except (*JSON_ERRORS, KeyError) as error:
         raise UnreadableReplyError(f"no object with meta_info: {error}") from error
-    kept = {key: value for key, value in meta.items() if key not in drop}
+    for key in drop:
+        meta.pop(key, None)
     if add:
-        kept.update({key: Raw(value) for key, value in add.items()})
-    fields["meta_info"] = Raw(msgspec.json.encode(kept))
+        meta.update({key: Raw(value) for key, value in add.items()})
+    fields["meta_info"] = Raw(msgspec.json.encode(meta))
     if ids is not None:
         fields["output_ids"] = Raw(ids)
     for key in without:

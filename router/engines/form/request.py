@@ -110,7 +110,10 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         samples = _samples(sampling)
         if samples * (count or 1) > 1:
             limits.check_replies(samples * (count or 1))
-        given = {key: typed(fields, key, *_TYPED[key]) for key in _TYPED if key in fields}
+        given: dict[str, Any] = {}
+        for key, expected in _TYPED.items():
+            if key in fields:
+                given[key] = typed(fields, key, *expected)
         rids = given.get("rid")
         if rids is not None:
             _check_rids(rids)
