@@ -99,8 +99,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
         """
         fields = parse_object(body)
         texts, ids, parts, batch = _prompts(fields, limits)
-        sampling = _sampling(fields)
         prompts = texts or ids or parts
+        sampling = _sampling(fields, listed=batch or prompts is None)
         asked = None
         if "return_logprob" in fields:
             asked = typed(fields, "return_logprob", bool | list[bool], "true or false, or a list of them")
@@ -323,13 +323,18 @@ def _prompts(
     return None, None, None, False
 
 
-def _sampling(fields: dict[str, Raw]) -> list[dict[str, Raw]]:
+def _sampling(fields: dict[str, Raw], *, listed: bool) -> list[dict[str, Raw]]:
+    """Return the `sampling_params`, of which there may be several if `listed`. Raises BadRequestError."""
     raw = fields.get("sampling_params")
     if raw is None or raw == NULL:
         return []
     if not is_list(raw):
         return [parse_object(raw, "`sampling_params`")]
     entries = typed(fields, "sampling_params", list[Raw], "an object, or a list of objects")
+    if not listed:
+        raise BadRequestError(
+            f"`sampling_params` is a list of {len(entries)}: give one object, for there is one prompt"
+        )
     return [{} if is_null(entry) else parse_object(entry, "an entry of `sampling_params`") for entry in entries]
 
 

@@ -58,7 +58,7 @@ def check(
     elif batch:
         _check_batch(fields, len(sampling), prompts)
     else:
-        _check_single(fields, len(sampling), logprobs=logprobs)
+        _check_single(fields, logprobs=logprobs)
     if "logprob_start_len" in fields and any(value < -1 for value in integers(fields, "logprob_start_len")):
         raise BadRequestError("`logprob_start_len` must be at least -1")
     if vocabulary is not None and logprobs and "top_logprobs_num" in fields:
@@ -100,9 +100,7 @@ def _check_batch(fields: dict[str, Raw], params: int, prompts: int) -> None:
             )
 
 
-def _check_single(fields: dict[str, Raw], params: int, *, logprobs: bool) -> None:
-    if "sampling_params" in fields and is_list(fields["sampling_params"]):
-        raise BadRequestError(f"`sampling_params` is a list of {params}: give one object, for there is one prompt")
+def _check_single(fields: dict[str, Raw], *, logprobs: bool) -> None:
     if "rid" in fields and is_list(fields["rid"]):
         raise BadRequestError("`rid` is a list: give one string, for there is one prompt")
     for key in ("logprob_start_len", "top_logprobs_num") if logprobs else ():
