@@ -245,7 +245,7 @@ class Exchange(Generic[G]):
 
     def attach(self) -> None:
         """Take a client that reads along."""
-        self._move("adopt")
+        self.client = _MOVES["adopt", self.client]
         self._condition.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -253,18 +253,15 @@ class Exchange(Generic[G]):
 
     def detach(self, *, delivered: bool) -> None:
         """Let go of the client, which has received everything (`delivered`) or is gone."""
-        self._move("deliver" if delivered else "leave")
+        self.client = _MOVES["deliver" if delivered else "leave", self.client]
         self._alone_since = time.monotonic()
         if not self.over and not delivered:
             logger.info("a client left: its generation goes on for %g s, in case it is asked for again", self._grace)
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._time_is_up)
 
-    def _move(self, move: str) -> None:
-        self.client = _MOVES[move, self.client]
-
     def give_up(self) -> None:
         """Let no client adopt it any more."""
-        self._move("give up")
+        self.client = _MOVES["give up", self.client]
 
     def _time_is_up(self) -> None:
         self.give_up()

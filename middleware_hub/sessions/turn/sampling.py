@@ -45,16 +45,16 @@ class TurnSampling:
         sampling = session.defaults.sampling(request.sampling)
         # A stop string that the text shows would be there twice when the turn is continued.
         sampling.pop("no_stop_trim", None)
-        if (
-            sampling.get("top_k") == 0
-        ):  # all tokens, as vLLM and Hugging Face spell it; a session's are not translated before
+        # All tokens, as vLLM and Hugging Face spell it; a session's are not translated before.
+        if sampling.get("top_k") == 0:
             sampling["top_k"] = -1
-        other = next((name for name in _GRAMMARS if sampling.get(name)), None)
-        if other is not None and "structural_tag" in needed:  # the client's own were compared when they were read
-            raise BadRequestError(
-                f"`tool_choice` needs a grammar of calls, and the session's `{other}` gives replies another form",
-                param="tool_choice",
-            )
+        if "structural_tag" in needed:  # the client's own were compared when they were read
+            for other in _GRAMMARS:
+                if sampling.get(other):
+                    raise BadRequestError(
+                        f"`tool_choice` needs a grammar of calls, and the session's `{other}` gives replies another form",
+                        param="tool_choice",
+                    )
         sampling.update(needed)
         if self._stream_interval is not None and request.stream:
             sampling.setdefault("stream_interval", self._stream_interval)
