@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from router.engines.events import EventSplitter, event_data
+from router.engines.form.event_shape import EventCut
 from router.engines.form.reply import LOGPROB_FIELDS, edit_meta
 from router.engines.form.stream import StreamedReply
 
@@ -47,6 +49,7 @@ def test_stream(benchmark: BenchmarkFixture, form: str, wanted: bool, tokens: in
         nonlocal spent, copied, size
         spent = copied = size = 0.0
         splitter, reply = EventSplitter(), StreamedReply()
+        cut: EventCut | None = None
         for chunk in stream(tokens, incremental=form == "incremental"):
             size += len(chunk)
             begun = time.perf_counter()
@@ -56,7 +59,10 @@ def test_stream(benchmark: BenchmarkFixture, form: str, wanted: bool, tokens: in
                 reply.feed(data)
                 if wanted:
                     continue
-                if reply.news is not None:
+                if reply.shape is not None and reply.values is not None:
+                    cut = cut or reply.shape.cut(partial(edit_meta, drop=LOGPROB_FIELDS))
+                    cut.print(cut.choose(reply.values))
+                elif reply.news is not None:
                     reply.whole(edit_meta(reply.news, drop=LOGPROB_FIELDS))
                 else:
                     edit_meta(data, drop=LOGPROB_FIELDS)

@@ -40,7 +40,7 @@ from middleware_hub.store.errors import NOT_SAVED, NOT_SAVED_COMMENT
 from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from middleware_hub.trajectories.groups import Groups
 from router.engines.events import event_index
-from router.engines.form.event_shape import EventShape
+from router.engines.form.event_shape import EventCut, EventShape
 from router.engines.form.reply import (
     LOGPROB_FIELDS,
     Reply,
@@ -181,7 +181,7 @@ class _ExpectedReply:
         self.kv_version: KvVersion | None = None
         self._streamed: StreamedReply | None = None
         self._shape: EventShape | None = None
-        self._cut: Callable[[tuple[bytes, ...]], bytes]
+        self._cut: EventCut | None = None
         self.verdict: Verdict | None = None
         self._repeated: RepeatedPrompt | None = None
         if memoryview(prompt.packed).cast("i")[-1] in (vocabulary := recorder.judge.vocabulary).open_ends:
@@ -197,32 +197,37 @@ class _ExpectedReply:
             self.verdict = Verdict("no", UNREADABLE, str(error))
         return self._shown(raw, self.verdict, short)
 
+    def alike(self, event: bytes) -> bytes | None:
+        """Take an event of the stream, as it is sent, if it is like one before it; return what the client sees of it.
+
+        Return None for any other event, which is to be given to `event`.
+        """
+        streamed = self._streamed
+        if streamed is None or self._repeated is not None or not streamed.alike(event):
+            return None
+        if self._shape is not streamed.shape:
+            self._shape = shape = streamed.shape
+            assert shape is not None
+            edit = partial(edit_meta, drop=self._drop, without=self._hidden)
+            self._cut = shape.cut(edit) if self._drop or self._hidden else None
+        cut, values = self._cut, streamed.values
+        if cut is None:
+            return event
+        assert values is not None
+        return cut.print(cut.choose(values))
+
     def event(self, data: bytes) -> bytes | Raw:
-        """Take an event of the stream, and return what the client sees of it."""
+        """Take the payload of an event that is not `alike`, and return what the client sees of it."""
         if not data.startswith(b"{"):
             return data
         streamed = self._streamed = self._streamed or StreamedReply()
         data = data if self._repeated is None else bytes(self._repeated.taken_out(data, streamed.ids))
-        streamed.feed(data)
-        if streamed.values is not None:
-            return self._alike(data, streamed, streamed.values)
+        streamed.decode(data)
         if streamed.finished and self.verdict is None:
             # Recorded before the client sees the end, because the client may ask for its tokens at once.
             self.close()
             return self._shown(data, self.verdict)
         return self._shown(data, None)
-
-    def _alike(self, data: bytes, streamed: StreamedReply, values: tuple[bytes, ...]) -> bytes:
-        """Return what the client sees of an event that was not decoded."""
-        if not self._drop and not self._hidden:
-            return data
-        shape = streamed.shape
-        if self._shape is not shape:
-            assert shape is not None
-            self._shape = shape
-            self._cut = shape.cut(partial(edit_meta, drop=self._drop, without=self._hidden))
-        shown = self._cut(values)
-        return shown if streamed.news is None else streamed.whole(shown)
 
     def close(self) -> None:
         """Record the part of a stream that has come, however it ended."""
@@ -340,6 +345,7 @@ class Responder:
         self._listed = request.listed
         self._prompts = prompts
         self._streaming = self._told = False
+        self._settled = 0  # records of which it is known whether they are saved
         self._verdicts: list[Verdict] | None = None
         self._memory = recorder.memory
         self._media, self._samples = media, request.samples
@@ -400,7 +406,11 @@ class Responder:
                 if self._memory.away:
                     reply.added.append(NOT_SAVED)
                 reply.holder = self
-            reply.add_step(EventEditor(self._listed_event if self._listed else self._generations[0].event))
+            if self._listed:
+                reply.add_step(EventEditor(self._listed_event, self._listed_alike))
+            else:
+                only = self._generations[0]
+                reply.add_step(EventEditor(only.event, only.alike))
             return
         if not reply.complete:
             await reply.gather()
@@ -414,6 +424,11 @@ class Responder:
         self._tell(reply, verdicts[0].header if len(verdicts) == 1 else summary(verdicts))
         if self._memory is not None and not await self.saved():
             reply.added.append(NOT_SAVED)
+
+    def _listed_alike(self, event: bytes) -> bytes | None:
+        # Like the events of a generation are only those with its index.
+        number = event_index(event)
+        return self._generations[number].alike(event) if 0 <= number < len(self._generations) else None
 
     def _listed_event(self, data: bytes) -> bytes | Raw:
         if not data.startswith(b"{"):
@@ -443,8 +458,11 @@ class Responder:
             tree.unpin(prompt.match)
 
     def holds(self) -> bool:
-        """Return whether a piece of a stream has to wait for records."""
-        return any(one.verdict is not None and one.verdict.saving is not None for one in self._generations)
+        """Return whether a piece of a stream has to wait for records of which it is not known yet whether they are saved."""
+        recorded = 0
+        for one in self._generations:
+            recorded += one.verdict is not None and one.verdict.saving is not None
+        return recorded > self._settled
 
     async def held(self, piece: bytes) -> bytes:
         """Return a piece of a stream when all records are saved, or the stream has told that they are not."""
@@ -455,11 +473,13 @@ class Responder:
 
     async def saved(self) -> bool:
         """Wait until it is known whether the records are saved; return whether all of them are."""
-        saved = True
+        saved, settled = True, 0
         for generation in self._generations:
             saving = None if generation.verdict is None else generation.verdict.saving
             if saving is not None:
                 saved = await asyncio.shield(saving) and saved
+                settled += 1
+        self._settled = settled
         return saved
 
     async def _recorded(self, body: bytes) -> bytes:

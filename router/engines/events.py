@@ -11,6 +11,8 @@ import msgspec
 from router.engines.json import JSON_ERRORS
 
 DONE = b"[DONE]"
+FRAME = b"data: %b\n\n"
+"""An event around its payload, as engines print it."""
 
 END_BYTES = 256
 """The last bytes of a stream that `has_ended` needs."""
@@ -22,14 +24,18 @@ _EMPTY_LINE = b"\n", b"\r\n"
 
 @dataclass(slots=True)
 class EventSplitter:
-    """Splits a byte stream into server-sent events, however it is chunked."""
+    """Splits a byte stream into server-sent events, however it is chunked.
 
-    _rest: bytearray = field(default_factory=bytearray)
+    Attributes:
+        rest: what has come of the event that is not complete yet.
+    """
+
+    rest: bytearray = field(default_factory=bytearray)
     _seen: int = 0
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the events that are complete now, each with its empty line."""
-        rest = self._rest
+        rest = self.rest
         if not rest and chunk.endswith(b"\n\n") and chunk.find(b"\n") == len(chunk) - 2:
             yield chunk  # one whole event, as a worker sends it: nothing to copy
             return
@@ -52,14 +58,14 @@ class EventSplitter:
 
         None also means that the chunk has yet to be fed.
         """
-        if self._rest or not (chunk.startswith(b"data: {") and chunk.endswith(b"}\n\n")):
+        if self.rest or not (chunk.startswith(b"data: {") and chunk.endswith(b"}\n\n")):
             return None
         return chunk[6:-2] if chunk.find(b"\n") == len(chunk) - 2 else None
 
     def flush(self) -> bytes:
         """Return and forget the bytes after the last empty line."""
-        rest = bytes(self._rest)
-        self._rest.clear()
+        rest = bytes(self.rest)
+        self.rest.clear()
         self._seen = 0
         return rest
 

@@ -72,10 +72,11 @@ class DirectSend:
         So it does while the client takes no more, once it has left, for a reply without chunks, and if the server has no way.
         Then a message takes the piece.
         """
-        return (None if self._client is None else self._client.write) or _leave
+        return (None if self._client is None else self._client.write) or leave
 
 
-def _leave(_: bytes) -> bool:
+def leave(_: bytes) -> bool:
+    """Write nothing: a message has to take the piece."""
     return False
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from msgspec import Raw
 from starlette.types import Send
 
-from router.engines.events import EventSplitter, event_data
+from router.engines.events import FRAME, EventSplitter, event_data
 from router.http.disconnect import ClientConnection, DirectSend
 from router.http.headers import HeaderList, reply_headers
 from router.http.upstream import Headers, Take
@@ -84,25 +84,42 @@ class Holder(Protocol):
 class EventEditor:
     """Changes the events of a stream. Comments, and bytes after the last whole event, stay as they are."""
 
-    def __init__(self, event: Callable[[bytes], bytes | Raw]) -> None:
-        """`event` takes a payload and returns it as the client sees it: the same object if nothing changes."""
+    def __init__(
+        self, event: Callable[[bytes], bytes | Raw], alike: Callable[[bytes], bytes | None] | None = None
+    ) -> None:
+        """Make an editor.
+
+        Args:
+            event: takes a payload and returns it as the client sees it: the same object if nothing changes.
+            alike: takes an event first, as it is sent, and returns it as the client sees it; None if `event` is to take the
+                payload. It may be given something else than one event, and returns None for it.
+        """
         self._event = event
+        self._alike = alike
         self._events = EventSplitter()
 
     def __call__(self, piece: bytes) -> bytes:
         """Take the next piece of the stream, empty at its end, and return the events that are whole now."""
-        only = self._events.only(piece)
-        if only is not None:
-            edited = self._event(only)
-            return piece if edited is only else b"data: %b\n\n" % bytes(edited)
+        alike, events = self._alike, self._events
+        if alike is None:
+            only = events.only(piece)
+            if only is not None:
+                edited = self._event(only)
+                return piece if edited is only else FRAME % bytes(edited)
+        elif not events.rest and (found := alike(piece)) is not None:
+            return found
         out = []
-        for event in self._events.feed(piece):
-            data = event_data(event)
-            shown = data if data is None else self._event(data)
-            out.append(event if shown is data or shown is None else b"data: %b\n\n" % bytes(shown))
+        for event in events.feed(piece):
+            found = None if alike is None else alike(event)
+            out.append(self._edited(event) if found is None else found)
         if not piece:
-            out.append(self._events.flush())
+            out.append(events.flush())
         return out[0] if len(out) == 1 else b"".join(out)
+
+    def _edited(self, event: bytes) -> bytes:
+        data = event_data(event)
+        shown = data if data is None else self._event(data)
+        return event if shown is data or shown is None else FRAME % bytes(shown)
 
 
 class _Gathered:

@@ -2,8 +2,8 @@
 
 An engine prints all events of a stream in the same way. Only the values in a few places grow, here between bars:
 
-    {"text":"| It|","output_ids":[|1084|],"meta_info":{"id":"r","finish_reason":null,"prompt_tokens":4,"num_retractions":0,
-    "output_token_logprobs":[|[-0.25,1084,null]|],"output_token_logprobs_length":|7|,"completion_tokens":|7|}}
+    data: {"text":"| It|","output_ids":[|1084|],"meta_info":{"id":"r","finish_reason":null,"prompt_tokens":4,
+    "num_retractions":0,"output_token_logprobs":[|[-0.25,1084,null]|],"output_token_logprobs_length":|7|,"completion_tokens":|7|}}
 
 If an event has the bytes of a decoded one outside of these places, and values of the same kinds in them, then it has the same
 fields, and all other values are the same: it is no end, no error, and of the same weight version. What is left out for a client
@@ -13,12 +13,13 @@ is left out by its place, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from router.engines.events import FRAME
 from router.engines.json import decode_object
 
 TEXT, IDS, ENTRIES, COMPLETED = "text", "output_ids", "output_token_logprobs", "completion_tokens"
@@ -55,12 +56,13 @@ class EventLayout(NamedTuple):
 
 
 def layout_of(data: bytes) -> tuple[EventLayout, tuple[bytes, ...]] | None:
-    """Return the layout of an event and its values; None if it is not printed as engines do, without white space.
+    """Return the layout of an event with this payload, and its values; None if engines print no white space where it has some.
 
     Raises one of JSON_ERRORS, or KeyError, for an event that cannot be read.
     """
     fields = decode_object(data)
     meta = decode_object(fields["meta_info"])
+    data = FRAME % data
     if not (TEXT in fields and IDS in fields and COMPLETED in meta):
         return None
     found = []
@@ -101,22 +103,24 @@ class EventShape:
         names: of the values that grow, in the order of their places.
         text, ids, completed: the places of these values.
         entries: that of the logprobs; None if there are none.
+        match: returns the match of an event of the same layout, as it is sent; None for any other event.
+        growing, fixed: the groups of a match that grow, and those that have to be the same as `constants`.
     """
 
     def __init__(self, layout: EventLayout, values: tuple[bytes, ...]) -> None:
         """Make the shape of an event with this layout and these values."""
-        growing = [number for number, name in enumerate(layout.names) if name in GROWING]
-        fixed = [number for number, name in enumerate(layout.names) if name not in GROWING]
+        numbers = range(len(layout.names))
+        growing = [number for number in numbers if layout.names[number] in GROWING]
+        fixed = [number for number in numbers if layout.names[number] not in GROWING]
+        fixed.append(fixed[0])  # of a single group, a match returns no tuple
         self.names = tuple(layout.names[number] for number in growing)
         self.text, self.ids, self.completed = map(self.names.index, (TEXT, IDS, COMPLETED))
         self.entries = self.names.index(ENTRIES) if ENTRIES in self.names else None
+        self.match = _pattern(layout).fullmatch
+        self.growing = tuple(number + 1 for number in growing)
+        self.fixed = tuple(number + 1 for number in fixed)
+        self.constants = tuple(values[number] for number in fixed)
         self._layout = layout
-        self._match = _pattern(layout).fullmatch
-        self._growing = itemgetter(*growing)
-        self._fixed = itemgetter(
-            *fixed, fixed[0]
-        )  # one index more, because of a single one `itemgetter` returns no tuple
-        self._values = self._fixed(values)
 
     def __repr__(self) -> str:
         return f"<EventShape {' '.join(self._layout.names)}>"
@@ -127,30 +131,30 @@ class EventShape:
         named = any(name not in GROWING for name in layout.names)
         return cls(layout, values) if named and sum(map(len, layout.literals)) <= _MOST_BYTES else None
 
-    def values(self, data: bytes) -> tuple[bytes, ...] | None:
-        """Return the values that grow, of an event of this shape; None for any other event."""
-        found = self._match(data)
-        if found is None:
-            return None
-        values = found.groups()
-        return self._growing(values) if self._fixed(values) == self._values else None
-
-    def cut(self, edit: Callable[[bytes], bytes]) -> Callable[[tuple[bytes, ...]], bytes]:
-        """Return a function that makes of the values of an event what `edit` makes of the event.
+    def cut(self, edit: Callable[[bytes], bytes]) -> EventCut:
+        """Return what makes of the values of an event the event with what `edit` makes of its payload.
 
         `edit` may leave out fields, and what it does depends on no value that grows.
         """
         names = self._layout.names
         marks = {name: _mark(name, number) for number, name in enumerate(self.names)}
-        fixed = dict(zip((name for name in names if name not in GROWING), self._values, strict=False))
+        fixed = dict(zip((name for name in names if name not in GROWING), self.constants, strict=False))
         values = [marks[name] if name in marks else fixed[name] for name in names]
         pieces = zip(self._layout.literals, (*values, b""), strict=True)
-        edited = edit(b"".join(chain.from_iterable(pieces))).replace(b"%", b"%%")
+        whole = b"".join(chain.from_iterable(pieces))
+        before, after = FRAME.split(b"%b")
+        edited = (FRAME % edit(whole.removeprefix(before).removesuffix(after))).replace(b"%", b"%%")
         shown = [number for number, name in enumerate(self.names) if marks[name] in edited]
         for mark in marks.values():
             edited = edited.replace(mark, b"%b")
-        choose = itemgetter(*shown)
-        return lambda values: edited % choose(values)
+        return EventCut(itemgetter(*shown), edited.__mod__)
+
+
+class EventCut(NamedTuple):
+    """An event without some of its fields is `print(choose(values))`: neither is a function of Python."""
+
+    choose: Callable[[Sequence[bytes | bytearray]], Any]
+    print: Callable[[Any], bytes]
 
 
 def _mark(name: str, number: int) -> bytes:

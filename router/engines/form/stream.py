@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import Raw
 
-from router.engines.events import DONE
+from router.engines.events import DONE, FRAME
 from router.engines.form.event_shape import ENTRIES, IDS, NUMBERS, TEXT, EventLayout, EventShape, layout_of
 from router.engines.form.reply import (
     PLACES,
@@ -65,9 +66,9 @@ class StreamedReply:
         done: whether `[DONE]` has come.
         error: what the stream's error event says, or why an event cannot be read.
         unreadable: whether an event cannot be read.
-        news: the last event without its known part; None if it was not cut.
         shape: that of the last event; None before there is one.
         values: what stands in the places of the last event in its `shape`; None if it was decoded.
+        news: the last event without its known part; None if it was not cut, or not decoded.
         last_meta: the raw `meta_info` of the last event, without `output_token_logprobs`.
         last_fields: the top level of the last event, in which text and ids may be cut.
         added: what events have added to the text, as JSON strings, for a reader that takes them out; None if there is no
@@ -98,7 +99,7 @@ class StreamedReply:
     last_fields: dict[str, Raw] = field(default_factory=dict)
     added: list[bytes] | None = None
     shape: EventShape | None = None
-    values: tuple[bytes, ...] | None = None
+    values: Sequence[bytes | bytearray] | None = None
     _layout: EventLayout | None = None
     _tries: int = _TRIES
     _count: int = 0
@@ -106,13 +107,43 @@ class StreamedReply:
 
     def feed(self, data: bytes) -> None:
         """Take the payload of one event. Sets `done` or `error`; an unreadable event is an error, too."""
+        if self.shape is None or not self.alike(FRAME % data):
+            self.decode(data)
+
+    def alike(self, event: bytes) -> bool:
+        """Take an event, as it is sent, if it is like the one that `shape` is of: what it adds is kept as bytes.
+
+        Return False and change nothing for any other event, also if its numbers show another form.
+        """
         shape = self.shape
-        if shape is not None:
-            news = self.news = self._shrink(data) if self._grows_ids else None
-            found = None if news is None and self._grows_ids else shape.values(data if news is None else news)
-            if found is not None and self._take_alike(shape, found):
-                self.values = found
-                return
+        if shape is None:
+            return False
+        news = self._shrink(event) if self._grows_ids else event
+        found = None if news is None else shape.match(news)
+        if found is None or found.group(*shape.fixed) != shape.constants:
+            return False
+        values = found.group(*shape.growing)
+        ids = values[shape.ids]
+        new = ids.count(b",") + 1 if ids else 0
+        count = self._count + new
+        if values[shape.completed] != b"%d" % count:
+            return False
+        if shape.entries is not None and values[shape.entries].count(b"[") != new:
+            return False
+        self.news = None
+        self._count = count
+        self._tries = _TRIES
+        if self.added is not None:
+            self.added.append(b'"%b"' % values[shape.text])
+        self._kept.append(values)
+        self.values = self._grown(shape, values) if self._grows_ids else values
+        if len(self._kept) >= _KEPT:
+            self._settle()
+        return True
+
+    def decode(self, data: bytes) -> None:
+        """Take the payload of one event that is not `alike`. Sets `done` or `error` as `feed` does."""
+        if self.shape is not None:
             self._settle()
             self.shape = self.values = None
         if data == DONE:
@@ -167,34 +198,19 @@ class StreamedReply:
             self._raw_logprobs = bytearray(self._raw_logprobs)  # it grows with each event of a cumulative stream
             self._count = len(self._ids)
 
-    def _take_alike(self, shape: EventShape, values: tuple[bytes, ...]) -> bool:
-        """Keep what an event adds. Return False and change nothing if its numbers show another form."""
-        ids = values[shape.ids]
-        new = ids.count(b",") + 1 if ids else 0
-        count = self._count + new
-        if values[shape.completed] != b"%d" % count:
-            return False
-        if shape.entries is not None and values[shape.entries].count(b"[") != new:
-            return False
-        self._count = count
-        self._tries = _TRIES
-        text = values[shape.text]
-        if self.added is not None:
-            self.added.append(b'"%b"' % text)
-        self._kept.append(values)
-        if self._grows_ids:
-            self._grow(text, ids, b"" if shape.entries is None else values[shape.entries])
-        if len(self._kept) >= _KEPT:
-            self._settle()
-        return True
-
-    def _grow(self, text: bytes, ids: bytes, entries: bytes) -> None:
-        """Add to what the next event of a cumulative stream begins with."""
-        self._last_text = b'%b%b"' % (self._last_text[:-1], text)
+    def _grown(self, shape: EventShape, news: tuple[bytes, ...]) -> Sequence[bytes | bytearray]:
+        """Add the values of an event without its known part to what is known; return those of the whole event."""
+        ids = news[shape.ids]
+        self._last_text = b'%b%b"' % (self._last_text[:-1], news[shape.text])
+        values: list[bytes | bytearray] = [*news]
         if ids:
-            self._raw_ids += b"," + ids
-            if entries:
+            self._raw_ids = b"%b,%b" % (self._raw_ids, ids)
+        if shape.entries is not None:
+            if entries := news[shape.entries]:
                 self._raw_logprobs += b",%b" % entries
+            values[shape.entries] = self._raw_logprobs
+        values[shape.text], values[shape.ids] = self._last_text[1:-1], self._raw_ids
+        return values
 
     def _settle(self) -> None:
         """Decode what alike events have added."""
@@ -222,8 +238,9 @@ class StreamedReply:
         if self._grows_ids:
             self._pieces[:] = [self._last_text]
         else:
-            self._pieces += [b'"%b"' % text for text in columns[TEXT]]
-            self._last_text = self._pieces[-1]
+            # Each is a text by itself, so all of them are one: no pair of escapes is torn.
+            self._pieces.append(b'"%b"' % b"".join(columns[TEXT]))
+            self._last_text = b'"%b"' % columns[TEXT][-1]
 
     @property
     def ids(self) -> list[int]:

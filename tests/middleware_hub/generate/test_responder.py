@@ -86,8 +86,21 @@ class Rest:
     def close(self) -> None: ...
 
 
-def two_replies(saved: list[bool], pieces: list[bytes], *, stream: bool) -> tuple[dict[bytes, bytes], bytes]:
-    """Return the headers and the body that the client of two samples gets if the worker sends these pieces."""
+def two_replies(
+    saved: list[bool], pieces: list[bytes], *, stream: bool, flowed: list[bytes] | None = None
+) -> tuple[dict[bytes, bytes], bytes]:
+    """Return the headers and the body that the client of two samples gets if the worker sends these pieces.
+
+    `flowed` gets the pieces for which no task has to wake.
+    """
+
+    def taken(piece: bytes) -> bool:
+        assert flowed is not None
+        flowed.append(piece)
+        found.append(piece)
+        return True
+
+    found: list[bytes] = []
 
     async def main() -> tuple[dict[bytes, bytes], bytes]:
         tree = RadixTree(toy_vocabulary())
@@ -98,9 +111,10 @@ def two_replies(saved: list[bool], pieces: list[bytes], *, stream: bool) -> tupl
         responder = Responder(recorder, Tally(), request, [prompt], RouteHint(), b"word", force_logprobs=False)
         reply = WorkerReply(200, [], pieces[0], stream=stream, rest=Rest(pieces[1:]) if stream else None)
         await responder.follow(reply)
-        found = []
         while piece := await reply.read():
             found.append(piece)
+            if flowed is not None:
+                await reply.flow(taken)
         await reply.aclose()
         return dict(reply.headers()), b"".join(found)
 
@@ -126,3 +140,16 @@ def test_a_stream_tells_once_that_not_all_is_saved(saved: list[bool]) -> None:
     _, body = two_replies(saved, [*events, b"data: [DONE]\n\n"], stream=True)
     assert body.count(b": x-radix-saved: no\n\n") == (not all(saved))
     assert body.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_sample_that_has_ended_holds_the_others_back_no_longer_than_its_record(saved: bool) -> None:
+    """Of what it has been told that it is not saved, a client is told once, and then all flows again."""
+    first, last = sample(0), sample(1)
+    going = {**last, "meta_info": {**last["meta_info"], "finish_reason": None}}
+    events = [b"data: %b\n\n" % json.dumps(event).encode() for event in (going, first, going, going, last)]
+    flowed: list[bytes] = []
+    _, body = two_replies([saved, saved], [*events, b"data: [DONE]\n\n"], stream=True, flowed=flowed)
+    assert body.count(b"data: ") == 6
+    assert body.count(b": x-radix-saved: no\n\n") == (not saved)
+    assert flowed == [events[2], events[3], b"data: [DONE]\n\n"], "only the ends wait"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from router.engines.events import event_data
 from router.engines.form.event_shape import EventLayout, layout_of
 from router.engines.form.reply import LOGPROB_FIELDS, Reply, UnreadableReplyError, edit_meta
 from router.engines.form.stream import StreamedReply
+from router.proxy.worker_reply import EventEditor
 from tests.router.engines.form.json_values import compact
 
 Token = tuple[int, float, str]
@@ -71,8 +74,10 @@ def shown(streamed: StreamedReply, event: bytes) -> bytes:
     if streamed.values is None:
         return edit_meta(event, drop=LOGPROB_FIELDS)
     assert streamed.shape is not None
-    cut = streamed.shape.cut(partial(edit_meta, drop=LOGPROB_FIELDS))(streamed.values)
-    return cut if streamed.news is None else streamed.whole(cut)
+    cut = streamed.shape.cut(partial(edit_meta, drop=LOGPROB_FIELDS))
+    data = event_data(cut.print(cut.choose(streamed.values)))
+    assert data is not None
+    return data
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -95,6 +100,61 @@ def test_every_event_reads_and_looks_as_if_it_had_been_decoded(
             assert (fast.ids, fast.logprobs) == (slow.ids, slow.logprobs)
             assert json_of(fast.last_meta) == json_of(slow.last_meta)
     assert fast.reply() == slow.reply()
+
+
+@pytest.mark.parametrize("style", STYLES)
+@given(steps=STEPS, logprobs=st.booleans(), data=st.data())
+def test_a_stream_looks_the_same_wherever_its_bytes_are_cut(
+    style: str, steps: list[list[Token]], logprobs: bool, data: st.DataObject
+) -> None:
+    """Also where several events come together, or half of one, or a comment between them."""
+    good = events(steps, style, logprobs=logprobs)
+    framed = [b"data: %b\n\n" % event for event in good]
+    comments = data.draw(st.sets(st.integers(0, len(good))))
+    whole = b"".join((b": hm\n\n" if number in comments else b"") + event for number, event in enumerate(framed))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1)))) if data.draw(st.booleans()) else []
+    if data.draw(st.booleans()):  # at the ends of events
+        cuts = [at + 2 for at in range(len(whole) - 2) if whole.startswith(b"\n\n", at) and data.draw(st.booleans())]
+    streamed = StreamedReply()
+
+    def alike(event: bytes) -> bytes | None:
+        return b"data: %b\n\n" % shown(streamed, event) if streamed.alike(event) else None
+
+    def event(data: bytes) -> bytes:
+        streamed.decode(data)
+        return shown(streamed, data)
+
+    editor = EventEditor(event, alike)
+    found = b"".join(editor(piece) for begin, end in pairwise([0, *cuts, len(whole)]) if (piece := whole[begin:end]))
+    expected = decoded()
+    for one in good:
+        expected.feed(one)
+        whole = whole.replace(b"data: %b\n\n" % one, b"data: %b\n\n" % edit_meta(one, drop=LOGPROB_FIELDS), 1)
+    assert found + editor(b"") == whole
+    assert streamed.reply() == expected.reply()
+
+
+@pytest.mark.parametrize("style", ["cumulative", "incremental"])
+def test_a_client_who_asked_for_logprobs_keeps_them_all_where_something_else_is_left_out(style: str) -> None:
+    streamed, edit = StreamedReply(), partial(edit_meta, drop=frozenset({"dp_rank"}))
+    for event in events([[(7, -0.5, "a")]] * 6, style):
+        streamed.feed(event)
+    assert streamed.shape is not None
+    assert streamed.values is not None
+    cut = streamed.shape.cut(edit)
+    assert cut.print(cut.choose(streamed.values)) == b"data: %b\n\n" % edit(event)
+
+
+def test_an_event_behind_half_a_line_is_none() -> None:
+    """It ends that line, a comment here, and no reader of events sees it."""
+    good = [b"data: %b\n\n" % event for event in events([[(7, -0.5, "a")]] * 8, "incremental")]
+    streamed = StreamedReply()
+    editor = EventEditor(
+        lambda data: streamed.decode(data) or data, lambda event: event if streamed.alike(event) else None
+    )
+    for piece in (*good[:6], b": hm ", good[6], good[7]):
+        editor(piece)
+    assert len(streamed.ids) == 7
 
 
 @pytest.mark.parametrize("style", ["cumulative", "incremental"])
@@ -234,7 +294,7 @@ def test_a_layout_puts_an_event_together_again(step: list[Token]) -> None:
     layout, values = found
     assert isinstance(layout, EventLayout)
     pieces = zip(layout.literals, (*values, b""), strict=True)
-    assert b"".join(piece for pair in pieces for piece in pair) == event
+    assert b"".join(piece for pair in pieces for piece in pair) == b"data: %b\n\n" % event
 
 
 @pytest.mark.parametrize(

@@ -334,10 +334,13 @@ def test_a_stream_is_a_reply_at_any_moment(steps: list[list[Token]], style: str,
 
 @given(steps=st.lists(st.lists(TOKENS, min_size=1, max_size=4), min_size=4, max_size=8), logprobs=st.booleans())
 def test_the_news_of_a_cumulative_event_can_be_edited_and_completed(steps: list[list[Token]], logprobs: bool) -> None:
-    """The client gets the same as if the whole event had been edited. The last one only says how the generation ended."""
+    """The client gets the same as if the whole event had been edited. The last one only says how the generation ended.
+
+    So it is with events that are decoded; test_event_shape.py has those that are like one before.
+    """
     streamed = StreamedReply()
     for number, event in enumerate(payloads([*steps, []], "cumulative", logprobs=logprobs)):
-        streamed.feed(event)
+        streamed.decode(event)
         assert (streamed.news is not None) is (number > 1), (
             "from the third on it is clear that the stream is cumulative"
         )
