@@ -59,6 +59,7 @@ class ReasoningParser(Protocol):
         needs_special: as for `CallParser`.
         inside: whether the text so far ends inside reasoning. Calls in reasoning that ends with the text are calls. A class
             without this attribute keeps all of them as reasoning.
+        over: whether all that follows is text, as it comes: then it need not be fed. A class may lack this attribute.
     """
 
     needs_special: ClassVar[bool]

@@ -29,6 +29,7 @@ class ReplyParser:
         self._calls = calls()
         self._reasoning = reasoning
         self._unclosed = _UnclosedReasoning(calls())
+        self._over = False  # whether the reasoning is, so that all the rest is for the parser of calls
 
     @property
     def needs_special(self) -> bool:
@@ -36,7 +37,11 @@ class ReplyParser:
         return self._calls.needs_special or self._reasoning.needs_special
 
     def feed(self, text: str) -> list[Sampled]:
-        return self._read(self._reasoning.feed(text))
+        if self._over:
+            return self._calls.feed(text)
+        found = self._read(self._reasoning.feed(text))
+        self._over = getattr(self._reasoning, "over", False)  # as with `inside`
+        return found
 
     def finish(self) -> list[Sampled]:
         found = self._read(self._reasoning.finish())

@@ -42,7 +42,7 @@ class Think:
 
     def __init__(self, *, starts_inside: bool) -> None:
         self._starts_inside = starts_inside
-        self.inside = False
+        self.inside = self.over = False
         self._reader = TextReader()
         self._said: list[Text | Reasoning] = []
         self._reading = self._read()
@@ -56,6 +56,8 @@ class Think:
         return max(at + len(tag) if (at := text.rfind(tag)) >= 0 else -1 for tag in cls.begin.tags)
 
     def feed(self, text: str) -> list[Text | Reasoning]:
+        if self.over:
+            return [Text(text)] if text else []
         self._reader.feed(text)
         return self._go_on()
 
@@ -78,12 +80,8 @@ class Think:
             yield from self._reasoning("" if opened else white)
             white = ""
             yield from self._newlines()
-        while True:
-            self._say(Text, white + reader.text[reader.at :])
-            white, reader.at = "", len(reader.text)
-            if reader.ended:
-                return
-            yield
+        self._say(Text, white + reader.text[reader.at :])
+        self.over = True
 
     def _reasoning(self, white: str) -> Reading[None]:
         """Read up to and including the end tag. Newlines are held back until what follows shows whether it is that tag."""

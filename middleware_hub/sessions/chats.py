@@ -41,7 +41,7 @@ from middleware_hub.spans.reply_names import check_one, of_several
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
 from router.engines.form.worker_request import new_rid
 from router.errors import BadRequestError, ClientDisconnectedError, RouterError
-from router.http.disconnect import ClientConnection, DirectSend, served_client
+from router.http.disconnect import ClientConnection, DirectSend, leave, served_client
 from router.http.headers import HeaderList, first_values, text_of
 from router.http.offload import offload
 from router.http.responses import send_json
@@ -295,8 +295,6 @@ class _ChatReply:
     """Whether nothing was sent since the last tick."""
     _ping_due: bool = False
     _ticker: asyncio.TimerHandle | None = None
-    _direct: Callable[[bytes], bool] | None = None
-    """Writes a piece of a stream at once; see `DirectSend.write`."""
 
     def _head(self) -> ReplyHead:
         generations = self._exchange.generations
@@ -344,7 +342,6 @@ class _ChatReply:
         headers += self._headers(generations, "pending")
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         prompt = generations[0].prompt
-        self._direct = self._send.write if isinstance(self._send, DirectSend) else None
         out = [stream.begin(prompt.tokens + (still_unknown(self._session, prompt) if prompt.media else 0))]
         self._tick()
         try:
@@ -376,17 +373,19 @@ class _ChatReply:
         """Send `out` and the pieces of all generations as they come; what is left in `out` is still to be sent."""
         generations = self._exchange.generations
         sent, running = [0] * len(generations), set(range(len(generations)))
+        write = self._send.write if isinstance(self._send, DirectSend) else leave
 
         def gather() -> bool:
             """Put the pieces that are new into `out`, as many as go at once; return whether there are more."""
             room = PIECES_AT_ONCE
             for index in sorted(running):
                 generation = generations[index]
-                pieces = generation.building.pieces[sent[index] : sent[index] + room]
-                out.extend([stream.piece(index, *piece) for piece in pieces])
-                sent[index] += len(pieces)
-                room -= len(pieces)
-                if sent[index] < len(generation.building.pieces):
+                made, begin = generation.building.pieces, sent[index]
+                sent[index] = end = min(len(made), begin + room)
+                for piece, logprobs in made[begin:end]:
+                    out.append(stream.piece(index, piece, logprobs))
+                room -= end - begin
+                if end < len(made):
                     return True
                 if generation.answer is not None:
                     out.append(stream.finish(index, generation.answer))
@@ -397,7 +396,12 @@ class _ChatReply:
         def written() -> bool:
             """Write what is new to the client; return False where this task has to do it, because it may have to wait."""
             behind = gather()
-            return self._write(out) and bool(running) and not (behind or self._ping_due)
+            if body := b"".join(out):  # a piece that is hidden from the client is empty
+                if not write(body):
+                    return False
+                self._note(body)
+            out.clear()
+            return bool(running) and not (behind or self._ping_due)
 
         while running:
             behind = gather()
@@ -422,16 +426,6 @@ class _ChatReply:
         if body or last:
             self._note(body)
             await self._send({"type": "http.response.body", "body": body, "more_body": not last})
-
-    def _write(self, out: list[bytes]) -> bool:
-        """Send as `_send_on` does, but at once; return False and leave `out` where that is not possible."""
-        if out:
-            body = b"".join(out)
-            if self._direct is None or not self._direct(body):
-                return False
-            out.clear()
-            self._note(body)
-        return True
 
     def _note(self, body: bytes) -> None:
         """Keep what is sent, as long as it may be kept."""

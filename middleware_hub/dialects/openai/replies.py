@@ -86,19 +86,15 @@ class OpenAIStream(ServerSentEvents):
             return b""
         else:
             field = "content" if isinstance(piece, Text) else "reasoning_content"
-            if logprobs is None:
-                return self._delta(index, field, piece.text)
+            if logprobs is None:  # all of a choice and field are alike, so only the text is encoded
+                around = self._around.get((index, field))
+                if around is None:
+                    around = self._around[index, field] = around_text(self._chunk(index, {field: TEXT}))
+                return around[0] + _encode(piece.text) + around[1]
             delta = {field: piece.text}
         if logprobs is not None:
             self._shown[index] += len(logprobs)
         return self._chunk(index, delta, logprobs)
-
-    def _delta(self, index: int, field: str, text: str) -> bytes:
-        """Return a chunk with nothing but text: all of a choice and field are alike, so only the text is encoded."""
-        around = self._around.get((index, field))
-        if around is None:
-            around = self._around[index, field] = around_text(self._chunk(index, {field: TEXT}))
-        return around[0] + _encode(text) + around[1]
 
     def finish(self, index: int, answer: Answer) -> bytes:
         """Return the finish reason, and the logprobs of tokens after the last piece: a hidden tail has no text of its own."""

@@ -48,6 +48,7 @@ class AnswerBuilder:
         self._request = request
         self._parser = parser
         self._short_ids = short_ids
+        self._wants_logprobs = request.logprobs
         self._tokens = SampledTokens(vocabulary.piece, request.top_logprobs if request.logprobs else None)
         self.calls: list[ToolCall] = []
         self.pieces: list[tuple[Piece, Sequence[TokenLogprob] | None]] = []
@@ -80,7 +81,7 @@ class AnswerBuilder:
             found = [Text(text)] if text else []
         for number, piece in enumerate(found):
             logprobs = None
-            if streamed is not None and number == len(found) - 1:
+            if self._wants_logprobs and streamed is not None and number == len(found) - 1:
                 logprobs = self._tokens.news(streamed)
             shown: Piece
             if not isinstance(piece, SampledCall):

@@ -305,16 +305,28 @@ class TurnGeneration:
         self.worker, self.routed = reply.worker, reply.routed
         try:
             if reply.stream:
-                events = EventSplitter()
+                events, streamed = EventSplitter(), received.streamed
+                # Where the prompt is repeated, it has to be taken out of each event.
+                alike = _is_never if received.repeated is not None else streamed.alike
+
+                def added(event: bytes) -> bool:
+                    """Take an event, and return whether it adds text."""
+                    if not alike(event):
+                        if not received.event(event_data(event)):
+                            return False
+                        # What comes of a session that is over reaches no client.
+                        self.begun = self.begun or not plan.trie.closed
+                    return self.building.event(streamed)
 
                 def taken(piece: bytes) -> bool:
-                    only = events.only(piece)
-                    for data in map(event_data, events.feed(piece)) if only is None else (only,):
-                        if received.event(data):
-                            # What comes of a session that is over reaches no client.
-                            self.begun = self.begun or not plan.trie.closed
-                            if self.building.event(received.streamed):
-                                self._on_news()
+                    if not events.rest and alike(piece):
+                        news = self.building.event(streamed)
+                    else:
+                        news = False
+                        for event in events.feed(piece):
+                            news = added(event) or news
+                    if news:
+                        self._on_news()
                     return True
 
                 while piece := await reply.read():
@@ -405,6 +417,10 @@ class TurnGeneration:
                 self.saved = await noting
         else:
             self.saved = await plan.log.append_turn(self._handle, turn, plan.request.lora or "", commit)
+
+
+def _is_never(_: bytes) -> bool:
+    return False
 
 
 class _ReceivedReply:

@@ -48,6 +48,7 @@ class Says:
 
     Attributes:
         hold: stop behind so many tokens, until `go` is set or the generation is aborted.
+        heap: the tokens of a stream behind the hold that come in one piece; then it stops until `more` is set.
         breaks: break off behind so many tokens, or behind the error of `refuses`.
         deaf: an abort does nothing.
         status: answer with this error instead.
@@ -58,6 +59,7 @@ class Says:
     text: str
     finish: str = "stop"
     hold: int | None = None
+    heap: int = 0
     breaks: int | None = None
     deaf: bool = False
     status: int = 200
@@ -65,6 +67,7 @@ class Says:
     aborts: int | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     go: asyncio.Event = field(default_factory=asyncio.Event)
+    more: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class GatedTokenizer:
@@ -161,6 +164,7 @@ class Engine:
                 raise UpstreamBrokenError("the worker broke the stream off")
             return
         ids, finish = self._ids(body, says)
+        heap, left = b"", says.heap
         for number, token in enumerate(ids):
             if number == says.hold:
                 await self._held(says)
@@ -176,7 +180,14 @@ class Engine:
             sampled.append(token)
             last = number == len(ids) - 1
             extra = says.extra if last else {}
-            await _event(send, self._event(body, [token], number + 1, finish if last else None, extra))
+            event = self._event(body, [token], number + 1, finish if last else None, extra)
+            if not left or says.hold is None or number < says.hold:
+                await _event(send, event)
+                continue
+            heap, left = heap + _printed(event), left - 1
+            if not left:
+                await send({"type": "http.response.body", "body": heap, "more_body": True})
+                await says.more.wait()
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
 
     async def _held(self, says: Says) -> None:
@@ -208,8 +219,11 @@ async def _reply(send: Send, status: int, body: Any) -> None:
 
 
 async def _event(send: Send, event: Any) -> None:
-    body = b"data: " + json.dumps(event).encode() + b"\n\n"
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    await send({"type": "http.response.body", "body": _printed(event), "more_body": True})
+
+
+def _printed(event: Any) -> bytes:
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
 class Client:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from middleware_hub.sessions.chats import PIECES_AT_ONCE, PING_SECONDS
 from middleware_hub.sessions.exchange import KEPT_SECONDS, Exchange, RequestKey
 from middleware_hub.sessions.turn.generation import TurnGeneration
 from tests.middleware_hub.sessions.in_process import Client, Room, gated, until
@@ -338,5 +339,28 @@ class TestNews:
             assert status == 200
             ends = [one["finish_reason"] for event in events[:-1] for one in event["choices"]]
             assert [end for end in ends if end] == ["stop", "stop"]
+
+        asyncio.run(asyncio.wait_for(work(), 60))
+
+    def test_a_heap_of_events_is_told_of_before_the_next_one_comes(self) -> None:
+        """Of so many, not all are written in the call in which they come, and the worker may be silent for a long time."""
+
+        async def work() -> None:
+            room = Room()
+            await room.open()
+            heap = 3 * PIECES_AT_ONCE
+            says = room.engine.says("one " * (heap + 20), hold=1, heap=heap)
+            client = room.ask({**BODY, "stream": True, "max_tokens": 5000})
+            await room.engine.arrived()
+            await client.heard(b'"one')
+            says.go.set()
+            async with asyncio.timeout(PING_SECONDS / 3):  # a ping would push the rest
+                await until(lambda: client.content.count(b'" one') >= heap)
+            assert client.content.count(b'" one') == heap
+            says.more.set()
+            status, events = await client.answer()
+            assert status == 200
+            texts = [choice["delta"].get("content") or "" for event in events[:-1] for choice in event["choices"]]
+            assert "".join(texts) == says.text
 
         asyncio.run(asyncio.wait_for(work(), 60))
