@@ -8,8 +8,10 @@ when the client leaves.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import msgspec
@@ -29,7 +31,7 @@ from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.form.reply import UnreadableReplyError, split_list
 from router.engines.form.worker_request import new_rid
 from router.engines.json_cost import LIGHT
-from router.errors import RouterError, UpstreamError
+from router.errors import BadRequestError, RouterError, UpstreamError
 from router.http.bodies import read_json
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, as_json, first_values
@@ -43,6 +45,8 @@ from router.proxy.worker_reply import WorkerReply
 _PASSED_ON = (b"x-radix-", b"x-router-")
 """The prefixes of reply headers that are passed on. The others describe a body that the client does not get."""
 
+_PROMPT_INSIDE = re.compile("`(?:text|input_ids)`")
+"""How an error of the layers inside names the prompt."""
 
 Generate = Callable[[GenerateCall], Awaitable[WorkerReply]]
 
@@ -98,10 +102,10 @@ class Completions:
         call = GenerateCall(body, None, headers, state.record, state.caller, named=first_values(headers))
         async with ClientConnection(receive) as client:
             if request.stream:
-                await _CompletionStream(request, choices, answers, client, send).run(self._generate, call)
+                await _CompletionStream(request, choices, answers, client, send).run(self._replied, call)
                 return
             try:
-                reply = await self._generate(call)
+                reply = await self._replied(call)
                 try:
                     await reply.gather()
                 finally:
@@ -125,8 +129,13 @@ class Completions:
         request = parse(body, self._limits)
         for prompt in request.prompts:
             if not isinstance(prompt, str):
-                check_unmatched(self._tokenizer.vocabulary, prompt, "prompt")
+                with _prompt_named():
+                    check_unmatched(self._tokenizer.vocabulary, prompt)
         return request
+
+    async def _replied(self, call: GenerateCall) -> WorkerReply:
+        with _prompt_named():
+            return await self._generate(call)
 
     def _choices(self, request: CompletionRequest, head: ReplyHead) -> Choices:
         fronts = [""] * len(request.prompts)
@@ -230,6 +239,19 @@ class _CompletionStream:
             headers += self._headers
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+
+
+@contextmanager
+def _prompt_named() -> Iterator[None]:
+    """Have an error about the prompt name it as the client does."""
+    try:
+        yield
+    except BadRequestError as error:
+        named = _PROMPT_INSIDE.sub("`prompt`", error.message)
+        if named != error.message:
+            error.message = named
+            error.details.setdefault("param", "prompt")
+        raise
 
 
 def _inner_headers(headers: HeaderList) -> HeaderList:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
+
 from router.errors import RouterError
 
 _STATUSES: Final = {
@@ -37,7 +39,7 @@ def google_error(error: RouterError, message: str | None = None) -> dict[str, An
     Args:
         message: replaces the error's own.
     """
-    told = {name: str(value) for name, value in error.details.items() if value is not None}
+    told = {name: _text(value) for name, value in error.details.items() if value is not None}
     reason = told.pop("code", error.type)
     details = [{"@type": f"{_TYPES}.ErrorInfo", "reason": reason, "domain": _DOMAIN, "metadata": told}]
     for name, value in error.headers:
@@ -46,3 +48,8 @@ def google_error(error: RouterError, message: str | None = None) -> dict[str, An
     status = _STATUSES.get(error.status, "UNKNOWN")
     inner = {"code": error.status, "message": message or error.message, "status": status, "details": details}
     return {"error": inner}
+
+
+def _text(value: object) -> str:
+    """Return a detail as metadata has it, which has nothing but texts: JSON, if it is none."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -71,7 +71,9 @@ def test_an_id_that_a_worker_sampled_is_taken_back(
 
     refused = ask([*hello, size + 1])
     assert refused.status == 400
-    assert f"has {size + 1} in it, and the vocabulary is 0 to {size - 1}" in refused.content.decode()
+    named = {"a completion": "prompt", "segments": "prompt_segments[0].ids"}.get(form, "input_ids")
+    message = f"`{named}` has {size + 1} in it, and the vocabulary is 0 to {size - 1}"
+    assert refused.json()["error"]["message"] == message
     script = {"ids": sampled, "finish": "length"}
     sampling = {"max_new_tokens": len(sampled), "ignore_eos": True, "custom_params": {"script": script}}
     answer = router.stack.post("/generate", {"input_ids": hello, "sampling_params": sampling})

@@ -360,5 +360,16 @@ def test_the_layers_inside_see_a_client_leave() -> None:
     asyncio.run(work(stream=False))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_of_the_layers_inside_names_the_prompt_as_the_client_does(stream: bool) -> None:
+    for inside in ("`input_ids` has 7 in it", "`text` encodes to no token at all"):
+        status, found = answer(Engine(BadRequestError(inside)), stream=stream)
+        assert status == 400
+        assert found["error"]["message"] == "`prompt`" + inside[inside.rindex("`") + 1 :]
+        assert found["error"]["param"] == "prompt"
+    _, found = answer(Engine(BadRequestError("`top_k` must be positive", param="top_k")), stream=stream)
+    assert (found["error"]["message"], found["error"]["param"]) == ("`top_k` must be positive", "top_k")
+
+
 def test_a_body_that_is_too_large() -> None:
     assert answer(Engine(ONE), prompt="a" * 20_000)[0] == 413

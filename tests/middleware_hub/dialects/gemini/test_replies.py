@@ -208,6 +208,14 @@ def test_errors() -> None:
     found = json.loads(DIALECT.error(BadRequestError("no", param="a", code="media_url")))["error"]
     assert found["details"][0]["reason"] == "media_url"
     assert found["details"][0]["metadata"] == {"param": "a"}
+    found = json.loads(DIALECT.error(BadRequestError("no", tried=["http://a: gone", 'b: "no"'], count=2, sure=True)))[
+        "error"
+    ]
+    assert {name: json.loads(value) for name, value in found["details"][0]["metadata"].items()} == {
+        "tried": ["http://a: gone", 'b: "no"'],
+        "count": 2,
+        "sure": True,
+    }
 
 
 def test_hidden_thoughts_leave_their_tokens() -> None:
