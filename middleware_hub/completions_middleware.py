@@ -184,6 +184,7 @@ class _CompletionStream:
         if self._error is None:
             end = self._choices.end([one.answer for one in self._answers if one.answer is not None])
         elif self._begun:
+            call.record.broken = True
             # `[DONE]` after it would make it look like a success.
             end = b"data: " + msgspec.json.encode(error_body(self._error)) + b"\n\n"
         else:

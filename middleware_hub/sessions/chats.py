@@ -44,6 +44,7 @@ from router.errors import BadRequestError, ClientDisconnectedError, RouterError
 from router.http.disconnect import ClientConnection, DirectSend, leave, served_client
 from router.http.headers import HeaderList, first_values, text_of
 from router.http.offload import offload
+from router.http.request_state import RequestRecord, request_state
 from router.http.responses import send_json
 
 logger = logging.getLogger(__name__)
@@ -172,7 +173,8 @@ class Chats:
         try:
             if exchange is None:
                 exchange = self._turns.begin(session, request, scope, key, unread=not asked)
-            reply = await self._answer(dialect, session, request, exchange, receive, send, headers)
+            record = request_state(scope).record
+            reply = await self._answer(dialect, session, request, exchange, receive, send, headers, record)
         except RouterError as error:
             if not isinstance(error, ClientDisconnectedError):
                 self._kept.failed(place, key)
@@ -223,12 +225,13 @@ class Chats:
         receive: Receive,
         send: Send,
         headers: Mapping[bytes, bytes],
+        record: RequestRecord,
     ) -> KeptReply | None:
         """Send the reply of an exchange, and return it if it is to be kept. Raises RouterError only before anything is sent."""
         delivered = False
         try:
             async with ClientConnection(receive) as client:
-                reply = _ChatReply(dialect, session, request, exchange, client, send, headers, int(time.time()))
+                reply = _ChatReply(dialect, session, request, exchange, client, send, headers, record, int(time.time()))
                 await (reply.stream(self._still_unknown) if request.stream else reply.whole())
                 delivered = True
                 return reply.kept
@@ -285,6 +288,7 @@ class _ChatReply:
     _client: ClientConnection
     _send: Send
     _asked: Mapping[bytes, bytes]
+    _record: RequestRecord
     _began: int
     kept: KeptReply | None = None
     """The whole reply, once it was sent; None if it failed, or is too long."""
@@ -357,6 +361,7 @@ class _ChatReply:
                 out.append(stream.finish(index, Answer(generation_id=generation.id, finish="abort")))
         if not self._saved(generations):
             out.append(stream.comment(*(part.decode() for part in NOT_SAVED)))
+        self._record.broken = not answers
         out.append(stream.end(answers) if answers else stream.failed(self._exchange.failure))
         self._client.stop_watching()
         await self._send_on(out, last=True)

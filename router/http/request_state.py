@@ -72,7 +72,19 @@ _RECEIVING, _AT_WORKER, _ANSWERING = RequestPhase.RECEIVING, RequestPhase.AT_WOR
 class RequestRecord:
     """One request. Times are those of `time.monotonic()`, except `begun_at`, which is that of `time.time()`."""
 
-    __slots__ = ("attempts", "begun", "begun_at", "id", "method", "path", "phase", "since", "tenant", "worker")
+    __slots__ = (
+        "attempts",
+        "begun",
+        "begun_at",
+        "broken",
+        "id",
+        "method",
+        "path",
+        "phase",
+        "since",
+        "tenant",
+        "worker",
+    )
 
     def __init__(self, request_id: str, method: str, path: str) -> None:
         self.id = request_id
@@ -83,6 +95,8 @@ class RequestRecord:
         """The URL of the worker that has it, or that had it last."""
         self.attempts = 0
         """The number of times that it was sent to a worker."""
+        self.broken = False
+        """Whether its reply, which had begun, ends with an error."""
         self.phase = _RECEIVING
         self.begun = self.since = time.monotonic()
         self.begun_at = time.time()

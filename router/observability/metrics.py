@@ -23,7 +23,7 @@ CLIENT_LEFT = "client_left"
 """The value of `status` for a request whose client left before the end of the reply."""
 
 BROKEN = "broken"
-"""The value of `status` for a reply that broke off after its head."""
+"""The value of `status` for a reply that broke off, or ended with an error, after its head."""
 
 
 class RouterMetrics:

@@ -143,7 +143,7 @@ class Entrance:
             try:
                 self._check(scope)
                 await self._app(scope, receive, reply)
-                reply.outcome = None
+                reply.outcome = BROKEN if record.broken else None
             except ClientDisconnectedError:
                 reply.outcome = CLIENT_LEFT
             except asyncio.CancelledError as cancelled:

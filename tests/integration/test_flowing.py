@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import re
 from typing import Any, ClassVar
 
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.serving.connection import LimitedConnection
+from tests.support.asking import Asking, until
 from tests.support.stack import Stack, stack
 
 TOKENS = 40
@@ -99,6 +103,30 @@ def test_a_users_middleware_sees_each_message(path: str, written: list[bytes]) -
         content = _asked(served, path)
         assert written == []
         assert content in b"".join(Seeing.seen)
+
+
+@pytest.mark.parametrize("path", WAYS)
+def test_a_stream_that_its_worker_breaks_off_counts_as_broken(path: str) -> None:
+    """Also where an event tells the error, behind which the connection ends as it should."""
+    with stack("qwen", styles=("incremental",)) as served:
+        worker, at = served.workers[0], path
+        if path not in ("/generate", "/v1/completions"):
+            at = f"/sessions/{_session(served)}{path}"
+        worker.hold(after=FEW)
+        with contextlib.closing(Asking(served.url, {**WAYS[path], "stream": True}, path=at)) as asking:
+            assert asking.response.read1()
+            worker.kill()
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                asking.response.read()
+        until(lambda: "broken" in _outcomes(served), "the request is counted")
+        assert _outcomes(served) == {"broken": 1.0}
+
+
+def _outcomes(served: Stack) -> dict[str, float]:
+    """How many generations ended in which way, as the metrics count it."""
+    lines = served.get("/metrics").content.decode().splitlines()
+    asked = re.compile(r'tito_router_requests_total\{route="(?:generate|turn)",status="(\w+)"\} (\S+)').fullmatch
+    return {found[1]: float(found[2]) for found in map(asked, lines) if found is not None}
 
 
 def test_a_stream_may_last_longer_than_its_worker_may_be_silent(written: list[bytes]) -> None:
