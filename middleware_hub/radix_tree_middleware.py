@@ -248,13 +248,16 @@ class RadixTreeMiddleware:
             if headers.get(b"content-type") != b"application/json":
                 call.headers = as_json(call.headers)
             first = prompts[0]
+            word = affinity.of_text(headers, first.match)
+            span = first.match.cut.span
             call.hint = RouteHint(
                 first.match.text,
                 first.ids[: first.media[0].start] if first.media else first.ids,
                 None if routing_key is None else routing_key.decode("latin-1"),
+                conversation=lambda: word,
+                continues=span is not None and span.answered >= 0,
             )
             call.began = partial(_began, prompts)
-            word = affinity.of_text(headers, prompts[0].match)
             responder = Responder(
                 self.recorder,
                 self,

@@ -41,7 +41,7 @@ from router.observability.tracing import Tracer
 from router.peers.peers import Peers, PeersCollector
 from router.peers.presence import Presence
 from router.policies import policies_of
-from router.policies.base import FollowsCaches, HasMetrics
+from router.policies.base import FollowsCaches, HasMetrics, SharesHomes
 from router.policies.snapshots import PolicySnapshots
 from router.processes.joint_routes import JointRoutes, OtherProcesses
 from router.processes.supervisor import supervise
@@ -155,6 +155,8 @@ def create_app(
     checks = HealthChecks(pool, prober, workers.health, metrics.probed, worker_checks)
     # The caches that spare work are those of prefill workers, where these are apart.
     caching = prefill_policy if workers.apart else policy
+    if others is not None and isinstance(caching, SharesHomes):
+        caching.homes = others.homes
     kv_index = caching.index if isinstance(caching, FollowsCaches) else None
     kv_watch = KvWatch(pool, prober, kv_index, engines=table)
     if isinstance(caching, HasMetrics):

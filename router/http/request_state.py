@@ -138,12 +138,15 @@ class RouteHint(msgspec.Struct):
         text, token_ids, routing_key: those of the request; for a batch, of its first prompt.
         replied: set by the proxy if the policy wants to know of replies. The middleware calls it with the ids of each reply to
             that prompt, before the client has all of it.
+        conversation, continues: see `RouteQuery`.
     """
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
     routing_key: str | None = None
     replied: Callable[[Sequence[int]], None] | None = None
+    conversation: Callable[[], bytes] | None = None
+    continues: bool = False
 
 
 class RequestState(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from router.config.flag import Section
 from router.kv_cache.index import KvIndex
+from router.policies.homes import ConversationHomes
 
 if TYPE_CHECKING:  # slow to import: not for --help
     from prometheus_client.metrics_core import Metric
@@ -38,6 +39,17 @@ class FollowsCaches(Protocol):
     """
 
     index: KvIndex | None
+
+
+@runtime_checkable
+class SharesHomes(Protocol):
+    """A policy that keeps conversations at their workers also where several processes route their turns.
+
+    Attributes:
+        homes: the workers of conversations; None in a process that is alone.
+    """
+
+    homes: ConversationHomes | None
 
 
 @runtime_checkable

@@ -34,6 +34,7 @@ import msgspec
 from router.config.flag import FACTOR, NOT_NEGATIVE, SHARE, flag, share
 from router.kv_cache.index import KvIndex
 from router.policies.base import PolicyParameters
+from router.policies.homes import ConversationHomes, number_of
 from router.prefix_tree.remembered_prompts import NEGLIGIBLE, Known, RememberedPrompts
 from router.prefix_tree.snapshot import SnapshotError
 from router.prefix_tree.tree import Descent, ExactTokenTree, Key, StringTree, pack_ids
@@ -127,6 +128,7 @@ class CacheAware:
         index: the workers' own reports of their caches; None if they are not asked.
         texts: the tree of prompts that came as text.
         ids: the tree of prompts whose ids are known.
+        homes: the workers of conversations whose earlier turns another process may have routed; None if there is no other.
     """
 
     PARAMETERS = CacheAwareParameters
@@ -145,6 +147,8 @@ class CacheAware:
         self._next = 0
         self._offered: Sequence[Target] = ()
         self._by_name: dict[str, Target] = {}
+        self.homes: ConversationHomes | None = None
+        self._by_number: dict[int, Target] = {}
 
     def select(self, targets: Sequence[Target], query: RouteQuery) -> Decision:
         """Return a target with the reason.
@@ -159,12 +163,12 @@ class CacheAware:
             known = self._ids.known(descent, _SALT if query.tenant or query.salt else 0, len(targets))
             if self.index is not None:
                 known = _corrected(known, self.index, memoryview(ids).cast("I"), targets, query)
-            return self._decide(targets, self._ids, descent, known, len(ids) // 4, _SLIP_IDS)
+            return self._decide(targets, query, self._ids, descent, known, len(ids) // 4, _SLIP_IDS)
         if query.text is not None:
             salt = _text_salt(query.tenant, query.salt)
             text_descent = self.texts.descend(salt + query.text)
             known = self._texts.known(text_descent, len(salt), len(targets))
-            return self._decide(targets, self._texts, text_descent, known, len(query.text), _SLIP_CHARACTERS)
+            return self._decide(targets, query, self._texts, text_descent, known, len(query.text), _SLIP_CHARACTERS)
         return Decision(self._least(targets, [target.inflight for target in targets]), "no_prompt")
 
     def replied(self, target: Target, query: RouteQuery, beginning: str | Sequence[int]) -> None:
@@ -237,13 +241,19 @@ class CacheAware:
     def _decide(
         self,
         targets: Sequence[Target],
+        query: RouteQuery,
         prompts: RememberedPrompts[Key, AnyStr],
         descent: Descent[AnyStr],
         known: Known,
         length: int,
         slip: int,
     ) -> Decision:
-        chosen = self._choose(targets, known, length, slip)
+        homes, conversation, home = self.homes, 0, None
+        if homes is not None and query.conversation is not None:
+            conversation = number_of(query.tenant.encode("utf-8", "surrogatepass"), query.conversation())
+            if query.continues:
+                home = homes.get(conversation)
+        chosen = self._choose(targets, known, home, length, slip)
         if self._leaving:
             self._sweep(next(iter(self._leaving)))
             if chosen.target.name in self._leaving:  # it has come back already, with an empty cache
@@ -252,22 +262,29 @@ class CacheAware:
                 self.ids.remove_tenant(chosen.target.name)
         prompts.learn(descent, chosen.target.name, known)
         self._recent.add(chosen.target.name, length)
+        if homes is not None and conversation:
+            homes.put(conversation, number_of(chosen.target.name.encode()))
         return chosen
 
-    def _choose(self, targets: Sequence[Target], known: Known, length: int, slip: int) -> Decision:
+    def _choose(self, targets: Sequence[Target], known: Known, home: int | None, length: int, slip: int) -> Decision:
+        """`home`: the number of the worker that had the last turn of the conversation, in any process."""
         loads = [target.inflight for target in targets]
         few = set(loads)  # distinct numbers, however many targets
         least, most, config = min(few), max(few), self.parameters
         if most - least > config.balance_abs and most > config.balance_rel * least:
             return Decision(self._least(targets, loads), "imbalance")
-        holder = None
-        if known.continued or _is_enough(known, length, slip, config.threshold):
+        holder = self._holder(targets, known.holders) if known.continued else None
+        if holder is None and home is not None:
+            self._see(targets)
+            holder = self._by_number.get(home)
+        stays = holder is not None
+        if holder is None and _is_enough(known, length, slip, config.threshold):
             holder = self._holder(targets, known.holders)
         if holder is None:
             return Decision(self._least(targets, loads), "least_loaded")
-        if self._has_too_much(holder, least, self._recent.total / len(targets), length, stays=known.continued):
+        if self._has_too_much(holder, least, self._recent.total / len(targets), length, stays=stays):
             return Decision(self._least(targets, loads), "spilled")
-        return Decision(holder, "continued" if known.continued else "cached")
+        return Decision(holder, "continued" if stays else "cached")
 
     def _sweep(self, name: str) -> None:
         """Forget some of a departed worker's prompts."""
@@ -291,14 +308,21 @@ class CacheAware:
         """Return the least loaded offered holder; None if there is none, or if more than half of the fleet are holders."""
         if 2 * len(holders) > len(targets) > 1:
             return None
-        if targets is not self._offered or not isinstance(targets, tuple):
-            self._offered, self._by_name = targets, {target.name: target for target in targets}
+        self._see(targets)
         if self._leaving:
             holders = [name for name in holders if name not in self._leaving]
         there = [target for name in holders if (target := self._by_name.get(name)) is not None]
         if len(there) <= 1:
             return there[0] if there else None
         return min(there, key=self._burden)
+
+    def _see(self, targets: Sequence[Target]) -> None:
+        """Index the offered targets, which seldom change."""
+        if targets is self._offered and isinstance(targets, tuple):
+            return
+        self._offered, self._by_name = targets, {target.name: target for target in targets}
+        if self.homes is not None:
+            self._by_number = {number_of(name.encode()): target for name, target in self._by_name.items()}
 
     def _least(self, targets: Sequence[Target], loads: list[int]) -> Target:
         """Return the one with the least recent work among a few of the least loaded targets, which are taken in turn.

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 
 from router.errors import RouterError
+from router.policies.homes import ConversationHomes
 from router.processes.joint_routes import JointRoutes
 from router.processes.messages import (
     Failed,
@@ -73,7 +74,7 @@ def _serve(setup: Setup, connection: socket.socket) -> int:
     router.prepare_process(config.server, number)
     board = ConnectionBoard(setup.board, config.server.processes)
     listener = SharedListener(socket.socket(fileno=setup.listener), board, number)
-    link = ParentLink(connection, listener, number, setup.instance)
+    link = ParentLink(connection, listener, number, setup.instance, ConversationHomes(setup.homes))
     return serve_from(link, router.create_app(config, others=link), config.server)
 
 
@@ -86,10 +87,18 @@ def _end_with_the_parent() -> None:
 class ParentLink:
     """The source of this process's connections, and its `OtherProcesses`."""
 
-    def __init__(self, connection: socket.socket, listener: SharedListener, number: int, instance: bytes) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        listener: SharedListener,
+        number: int,
+        instance: bytes,
+        homes: ConversationHomes,
+    ) -> None:
         """`instance` marks the probes of all processes."""
         self.number = number
         self.instance = instance
+        self.homes = homes
         self._listener = listener
         self._channel = MessageChannel(connection, self._heard)
         self._answers: JointRoutes | None = None

@@ -137,7 +137,7 @@ class ChildProcess:
                 *(sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=PIPE,
-                pass_fds=(theirs.fileno(), setup.listener, setup.board),
+                pass_fds=(theirs.fileno(), setup.listener, setup.board, setup.homes),
                 process_group=0,  # a Ctrl-C is the parent's to pass on, once
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
             )

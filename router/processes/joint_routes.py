@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.errors import RouterError
 from router.http.request_state import Caller, RequestRecord, first_state, with_state
 from router.http.responses import send_json
+from router.policies.homes import ConversationHomes
 from router.processes.joint_metrics import families_of
 from router.processes.messages import Family, QueryResult
 from router.workers.worker import KvState
@@ -43,10 +44,12 @@ class OtherProcesses(Protocol):
     Attributes:
         number: of this process.
         instance: the mark of the probes of all of them.
+        homes: the workers of the conversations that all of them serve.
     """
 
     number: int
     instance: bytes
+    homes: ConversationHomes
 
     def answer_with(self, answers: JointRoutes) -> None:
         """Let others see this process: its metrics, and its own answers to GETs."""

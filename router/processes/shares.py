@@ -21,7 +21,8 @@ class Setup:
         config: that of this process.
         number: of this process, from 1.
         instance: the mark of probes, by which each process knows the probes of the others.
-        listener, board: inherited file descriptors, of the listening socket and of the `ConnectionBoard`.
+        listener, board, homes: inherited file descriptors, of the listening socket, the `ConnectionBoard` and the
+            `ConversationHomes`.
     """
 
     config: RouterConfig
@@ -29,6 +30,7 @@ class Setup:
     instance: bytes
     listener: int
     board: int
+    homes: int
 
 
 def config_of(config: RouterConfig, number: int) -> RouterConfig:

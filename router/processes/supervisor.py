@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from router.config import RouterConfig
 from router.errors import BadRequestError
 from router.observability.logs import configure_logging
+from router.policies.homes import ConversationHomes
 from router.processes.child_process import ChildProcess, ChildState, LineWriter
 from router.processes.joint_metrics import PARENT, JointMetrics, families_of
 from router.processes.messages import Message, ProcessQuery, QueryResults, Scrape, Scraped
@@ -86,11 +87,14 @@ class Supervisor:
         self._listener = listener
         board = ConnectionBoard.create(len(configs))
         self._board = ConnectionBoard(board, len(configs))
+        homes = ConversationHomes.create()
         self._log = LineWriter(numbered=config.server.log_format == "text")
         instance = secrets.token_hex(16).encode()
         port = listener.getsockname()[1]  # with `--port 0` the same one for all
         self._setups = [
-            Setup(replace(each, server=replace(each.server, port=port)), number, instance, listener.fileno(), board)
+            Setup(
+                replace(each, server=replace(each.server, port=port)), number, instance, listener.fileno(), board, homes
+            )
             for number, each in enumerate(configs, 1)
         ]
         self._children: dict[int, ChildProcess] = {}

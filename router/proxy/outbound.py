@@ -232,10 +232,18 @@ def _query(
     found = named.get(b"x-smg-routing-key") or named.get(b"x-session-id")
     target = named.get(b"x-smg-target-worker")
     routing_key = None if found is None else found.decode("latin-1")
-    if hint is not None:
-        routing_key = hint.routing_key or routing_key
+    target_worker = None if target is None else target.decode("latin-1")
+    if hint is None:
+        return RouteQuery(prompt.text, prompt.ids, routing_key, target_worker, tenant, rank)
     return RouteQuery(
-        prompt.text, prompt.ids, routing_key, None if target is None else target.decode("latin-1"), tenant, rank
+        prompt.text,
+        prompt.ids,
+        hint.routing_key or routing_key,
+        target_worker,
+        tenant,
+        rank,
+        conversation=hint.conversation,
+        continues=hint.continues,
     )
 
 

@@ -6,7 +6,7 @@ worker pool finds out by `isinstance`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -25,6 +25,8 @@ class RouteQuery(msgspec.Struct, frozen=True):
         tenant: who sends the request. A policy's memory of one tenant never influences a decision for another.
         rank: the data-parallel rank that the client named: no other is offered to the policy.
         salt: only requests with the same salt share what an engine has cached; empty for none.
+        conversation: returns a word that all turns of a conversation have.
+        continues: whether the prompt has a reply that was sampled in this conversation.
     """
 
     text: str | None = None
@@ -34,6 +36,8 @@ class RouteQuery(msgspec.Struct, frozen=True):
     tenant: str = ""
     rank: int | None = None
     salt: str = ""
+    conversation: Callable[[], bytes] | None = None
+    continues: bool = False
 
 
 class Decision(NamedTuple):

@@ -63,7 +63,9 @@ def standing(
 
 
 class Kept:
-    """A connection that stays open, and so at one process."""
+    """A connection that stays open, and so at one process. `worker` is the one that answered last."""
+
+    worker: str | None = None
 
     def __init__(self, url: str) -> None:
         self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
@@ -75,6 +77,7 @@ class Kept:
         self._connection.request(method, path, content, {"content-type": "application/json"})
         response = self._connection.getresponse()
         answer = json.loads(response.read())
+        self.worker = response.headers.get("x-router-worker")
         assert response.status in (200, 201), answer
         return answer
 
@@ -154,6 +157,40 @@ def test_all_are_one_memory(standing: Processes) -> None:
 
 
 @pytest.mark.slow
+def test_turns_stay_at_their_worker_whichever_process_has_the_connection(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        workers = [stack.enter_context(EmbeddedWorker()).url for _ in range(4)]
+        flags = "--policy", "cache_aware", "--worker-urls", *workers
+        router = stack.enter_context(Processes("router", workers[0], *flags, folder=tmp_path))
+        router.wait_until_up()
+        ends = [Kept(router.url) for _ in range(6)]
+        for end in ends:
+            stack.callback(end.close)
+
+        def generate(end: Kept, said: Any, number: int) -> Any:
+            text = said or f"{number * 7919} begins conversation {number}."
+            return text + end.call("/generate", {"text": text, "sampling_params": SHORT})["text"] + " And what follows?"
+
+        def chat(end: Kept, said: Any, number: int, path: str = "/v1/chat/completions") -> Any:
+            messages = said or [{"role": "user", "content": f"{number * 7919} begins chat {number}."}]
+            reply = end.call(path, {"messages": messages, "max_tokens": 8})["choices"][0]["message"]
+            return [*messages, reply, {"role": "user", "content": "And what follows?"}]
+
+        def turn(end: Kept, said: Any, number: int) -> Any:
+            if said is None:
+                end.call("/sessions", {"session_id": f"s{number}"})
+            return chat(end, said, number, f"/sessions/s{number}/v1/chat/completions")
+
+        generate(ends[0], None, 100)  # else both processes would choose the same workers in the same order
+        for kind in (generate, chat, turn):
+            for number in range(4):
+                said, at = None, set()
+                for end in ends:
+                    said = kind(end, said, number)
+                    at.add(end.worker)
+                assert len(at) == 1, (kind.__name__, number, at)
+
+
 def test_a_killed_process_takes_nothing_with_it(worker: EmbeddedWorker, router: Processes) -> None:
     """What was answered is there, the others serve on, no sum falls, and there are two again."""
     answered: list[str] = []

@@ -9,6 +9,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 from starlette.types import Scope
 
+from middleware_hub import affinity
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.media.media import Media
@@ -148,10 +149,15 @@ class TurnPlan(msgspec.Struct):
             headers.append((b"x-radix-parent", parent.encode()))
         state = request_state(self.scope)
         # Generations of one session have a prefix in common, so its id routes them.
-        hint = RouteHint(None, hinted, self.session_id or None)
+        continues = self.prompt.checkpoint is not None
+        hint = RouteHint(None, hinted, self.session_id or None, conversation=self._conversation, continues=continues)
         call = GenerateCall(sent.body, sent, headers, state.record, state.caller, hint, named=dict(reversed(headers)))
         call.began = self._began
         return call
+
+    def _conversation(self) -> bytes:
+        """Return the same for all turns that continue the first prompt. A session may have several conversations."""
+        return affinity.of_chat((self.session_id,), self.request.messages)
 
     def _began(self) -> tuple[str | None]:
         """Return the weight version of the session's first turn, or of the chat's; see `GenerateCall.began`."""
