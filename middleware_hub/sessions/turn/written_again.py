@@ -58,7 +58,7 @@ def reply(
 ) -> tuple[HeaderList, bytes]:
     """Return the headers and the body of the reply that these turns are; of a stream, all of its events.
 
-    `word` is the value of `x-radix-affinity`.
+    `word` is the value of `x-router-affinity`.
     """
     first = turns[0]
     answers = [_answer(one, request, voc) for one in turns]
