@@ -153,7 +153,7 @@ class _Attempt:
             and not has_ended(self._end)
         ):
             # A client recognizes a broken reply by a connection that ends before the reply does.
-            raise UpstreamBrokenError(f"the stream of worker {self.lease.worker.url} ended before its end")
+            raise self.broken(f"the stream of worker {self.lease.worker.url} ended before its end")
         return piece
 
     async def flow(self, take: Take) -> None:
@@ -172,6 +172,12 @@ class _Attempt:
     def _note(self, piece: bytes) -> None:
         """Keep the end of what has come: at least `END_BYTES`, if there is as much."""
         self._end = piece if len(piece) >= END_BYTES else self._end[-END_BYTES:] + piece
+
+    def broken(self, message: str) -> UpstreamBrokenError:
+        """Return the error for a reply that had begun and does not end as it should. The span has failed."""
+        if self.span is not None:
+            self.span.fail("broken")
+        return UpstreamBrokenError(message)
 
     def close(self, error: BaseException | None = None) -> None:
         """Free the worker. `error`: what ended the attempt. A second call has no effect."""
@@ -484,11 +490,11 @@ class Proxy:
                 return await coming
         except UpstreamBrokenError as error:
             self._on_broken(worker)
-            raise UpstreamBrokenError(f"worker {worker.url} broke off in the middle of its reply: {error}") from error
+            raise attempt.broken(f"worker {worker.url} broke off in the middle of its reply: {error}") from error
         except TimeoutError:
             if request.in_flight is not None:
                 await self._recall(request.in_flight)
-            raise UpstreamBrokenError(
+            raise attempt.broken(
                 f"worker {worker.url} sent nothing for {self._config.stream_idle_timeout:g} s in the middle of its reply"
             ) from None
 

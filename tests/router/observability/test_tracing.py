@@ -207,6 +207,30 @@ def test_a_generation_has_a_span_for_each_part(stream: bool) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"), [("/generate", {"text": "hi"}), ("/v1/completions", {"prompt": "hi", "model": "m"})]
+)
+def test_a_stream_that_breaks_off_has_failed(path: str, prompt: dict[str, Any]) -> None:
+    """The attempt at its worker, and the request, whose reply may still end as HTTP wants it."""
+
+    async def main() -> None:
+        with EmbeddedWorker() as worker:
+            worker.hold(after=3)
+            async with traced([worker.url], RADIX) as router:
+                async with router.client.post(path, json={**prompt, "stream": True}) as reply:
+                    assert await reply.content.readline()
+                    worker.kill()
+                    with contextlib.suppress(aiohttp.ClientError):
+                        await reply.read()
+                receive = await router.received()
+                assert receive.status.status_code is StatusCode.ERROR
+                upstream = [span for span in router.spans if span.name == "upstream"][-1]
+                assert upstream.status.status_code is StatusCode.ERROR
+                assert attributes(upstream)["error.type"] == "broken"
+
+    asyncio.run(main())
+
+
 def test_ids_are_matched_and_not_encoded() -> None:
     async def main() -> None:
         with EmbeddedWorker() as worker:
