@@ -83,6 +83,7 @@ class ReplyHead(msgspec.Struct, frozen=True):
 _Tops = list[list[LogprobEntry] | None]
 _decode_tops = msgspec.json.Decoder(_Tops | None).decode
 _decode_text = msgspec.json.Decoder(str).decode
+_decode_usage = msgspec.json.Decoder(Usage).decode
 
 
 class SampledTokens:
@@ -170,7 +171,7 @@ def answer_of(reply: Reply, meta: dict[str, Raw], **fields: Any) -> Answer:
     """
     counted = {key: meta[key] for key in Usage.__struct_fields__ if key in meta}
     try:
-        usage = msgspec.json.decode(msgspec.json.encode(counted), type=Usage)
+        usage = _decode_usage(msgspec.json.encode(counted))
     except JSON_ERRORS:  # no token depends on what the engine counts besides
         usage = Usage()
     found: dict[str, Any] = {

@@ -32,16 +32,11 @@ class SessionKeyCheck:
 
     def __call__(self, scope: Scope) -> None:
         """Check one request. Raises UnauthorizedError, ForbiddenError."""
-        given, others = set[bytes](), []
-        for pair in scope["headers"]:
-            word = self._key_in(*pair)
-            if word is None:
-                others.append(pair)
-            else:
-                given.add(word)
+        reads, headers = self.reads, scope["headers"]
+        given = {word for name, value in headers if name in reads and (word := _key_in(name, value)) is not None}
         if not given:
             return
-        scope["headers"] = others
+        scope["headers"] = [pair for pair in headers if pair[0] not in reads or _key_in(*pair) is None]
         path: str = scope["path"]
         if path in FREE:
             return
@@ -66,14 +61,13 @@ class SessionKeyCheck:
             )
         scope.update(with_state(scope, caller=Caller(admin=False, confined=True, session=key)))
 
-    def _key_in(self, name: bytes, value: bytes) -> bytes | None:
-        """Return the key of a session that a header has, whatever else is wrong with it; None if it has none."""
-        if name not in self.reads:
-            return None
-        word = value.strip()
-        if name == b"authorization":
-            word = word.rpartition(b" ")[2]
-        return word if word.startswith(_PREFIX) else None
+
+def _key_in(name: bytes, value: bytes) -> bytes | None:
+    """Return the key of a session that a header has, whatever else is wrong with it; None if it has none."""
+    word = value.strip()
+    if name == b"authorization":
+        word = word.rpartition(b" ")[2]
+    return word if word.startswith(_PREFIX) else None
 
 
 def _is_turn(path: str) -> bool:

@@ -17,7 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.errors import RouterError
-from router.http.request_state import Caller, RequestRecord, first_state, with_state
+from router.http.request_state import Caller, with_state
 from router.http.responses import send_json
 from router.policies.homes import ConversationHomes
 from router.processes.joint_metrics import families_of
@@ -94,12 +94,10 @@ class JointRoutes:
 
     async def look(self, path: str, query: bytes) -> tuple[int, bytes]:
         """Answer another process, which has checked the rights of its caller."""
-        record = RequestRecord("", "GET", path)
         scope: Scope = {
             **{"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "root_path": ""},
             **{"query_string": query, "headers": [], "client": None, "server": None, **_VERSIONS},
         }
-        scope["state"] = first_state(scope, record)
         try:
             seen = await self._own(with_state(scope, caller=Caller("", admin=True, confined=False)), _nothing)
         except RouterError as error:
