@@ -198,11 +198,12 @@ class RequestReader:
             if not ranks.HEADERS.isdisjoint(named):
                 headers = [pair for pair in headers if pair[0] not in ranks.HEADERS]
                 rank = ranks.rank_in_headers(named) if rank is None else rank
-        prompt = RoutePrompt()
         if hint is not None:
             prompt = RoutePrompt(hint.text, hint.token_ids)
         elif self._reads_prompts and in_flight.body:
             prompt = route_prompt(in_flight.body, request)
+        else:
+            prompt = RoutePrompt()
         query, salts = _query(named, hint, prompt, tenant, rank), call.salts
         if salts is not None:
             salts.salted(request, in_flight.body, in_flight.positions)
