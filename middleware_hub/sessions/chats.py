@@ -134,7 +134,7 @@ class Chats:
             self._media.check_beside(request)
         if request.ignored_tools:
             logger.info("tools are left out, because nobody runs them here: %s", ", ".join(request.ignored_tools))
-        headers = first_values(scope["headers"])
+        state, headers = request_state(scope), first_values(scope["headers"])
         parent = headers.get(b"x-parent-generation") or headers.get(b"x-radix-parent")
         if parent:
             check_one(text_of(parent), "the parent")
@@ -172,9 +172,8 @@ class Chats:
                 return await kept.send(send)
         try:
             if exchange is None:
-                exchange = self._turns.begin(session, request, scope, key, unread=not asked)
-            record = request_state(scope).record
-            reply = await self._answer(dialect, session, request, exchange, receive, send, headers, record)
+                exchange = self._turns.begin(session, request, scope["headers"], state, key, unread=not asked)
+            reply = await self._answer(dialect, session, request, exchange, receive, send, headers, state.record)
         except RouterError as error:
             if not isinstance(error, ClientDisconnectedError):
                 self._kept.failed(place, key)

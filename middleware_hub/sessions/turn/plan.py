@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
-from starlette.types import Scope
 
 from middleware_hub import affinity
 from middleware_hub.chat.answer import Answer
@@ -23,7 +22,8 @@ from middleware_hub.spans.media import UNKNOWN, collapsed
 from middleware_hub.trajectories.members import HEADERS
 from router.engines.form import ranks
 from router.engines.form.worker_request import WorkerRequest
-from router.http.request_state import RouteHint, request_state
+from router.http.headers import HeaderList
+from router.http.request_state import RequestState, RouteHint
 from router.proxy.generate_call import GenerateCall
 
 _PASSED_HEADERS = frozenset(
@@ -39,7 +39,8 @@ class TurnPlan(msgspec.Struct):
     Attributes:
         session_id: empty for a chat without a session.
         trie: of the session.
-        scope: of the client's request.
+        headers: of the client's request.
+        state: what is known of that request.
         request: the client's request.
         turn: the match of its conversation in the trie.
         prompt: the ids to send.
@@ -53,7 +54,8 @@ class TurnPlan(msgspec.Struct):
 
     session_id: str
     trie: MessageTrie
-    scope: Scope
+    headers: HeaderList
+    state: RequestState
     request: ChatRequest
     turn: PreparedTurn
     prompt: ComposedPrompt
@@ -135,7 +137,7 @@ class TurnPlan(msgspec.Struct):
             fields["input_ids"] = Raw(PromptIds.of(collapsed(ids.packed, shown)).written)
             hinted = hinted[: shown[0].start]
             asks = self.media.asks_ids(unknown=any(one.length == UNKNOWN for one in shown), stream=request.stream)
-            tenant = request_state(self.scope).caller.tenant
+            tenant = self.state.caller.tenant
             fields |= self.media.chat_fields(tenant, [one.digest for one in shown], named=not lasting, asks_ids=asks)
         if logprobs:
             fields["return_logprob"] = Raw(b"true")
@@ -144,10 +146,10 @@ class TurnPlan(msgspec.Struct):
         sent = WorkerRequest.single(fields, rid, stream=request.stream)
         passed = _PASSED_HEADERS if lasting else _PASSED_WITHOUT_SESSION
         headers = [(b"content-type", b"application/json")]
-        headers += [pair for pair in self.scope["headers"] if pair[0] in passed]
+        headers += [pair for pair in self.headers if pair[0] in passed]
         if not lasting and (parent := self.parent) is not None:
             headers.append((b"x-radix-parent", parent.encode()))
-        state = request_state(self.scope)
+        state = self.state
         # Generations of one session have a prefix in common, so its id routes them.
         continues = self.prompt.checkpoint is not None
         hint = RouteHint(None, hinted, self.session_id or None, conversation=self._conversation, continues=continues)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from starlette.types import Scope
-
 from middleware_hub.chat.messages import ChatRequest
 from middleware_hub.generate import prompting
 from middleware_hub.generate.prompting import Prompt
@@ -17,7 +15,7 @@ from middleware_hub.radix.tree import RadixTree
 from middleware_hub.sessions.prompt.known_text import KnownText
 from middleware_hub.spans.chain import TokenSpan, links, unpack_ids
 from middleware_hub.tokenizer.tokenizer import Tokenizer
-from router.http.headers import header
+from router.http.headers import HeaderList, first_values
 from router.observability.tracing import Tracer
 
 
@@ -55,15 +53,15 @@ class RememberedText:
         tracer: Tracer | None,
         tenant: str,
         request: ChatRequest,
-        scope: Scope,
+        headers: HeaderList,
         parent: str | None,
     ) -> RememberedText | None:
         """Return the encoder of a request; None if nothing remembers texts."""
         lora = request.lora
         if hub.tree is None or lora is None:
             return None
-        namespace = tenant, lora, header(scope, b"x-radix-namespace") or ""
-        return cls(hub.tree, hub.tokenizer, namespace, parent, tracer, hub.memory)
+        namespace = first_values(headers).get(b"x-radix-namespace", b"").decode("latin-1")
+        return cls(hub.tree, hub.tokenizer, (tenant, lora, namespace), parent, tracer, hub.memory)
 
     async def __call__(self, text: str) -> tuple[Sequence[int], int]:
         """Return the ids of a prompt and how many of them were remembered."""

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Protocol
 
 import msgspec
-from starlette.types import Scope
 
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.messages import ChatRequest
@@ -41,6 +40,8 @@ from middleware_hub.sessions.turn.written_again import reply, turns_of
 from middleware_hub.spans.chain import STORE_UNREACHABLE, UNKNOWN_REPLY
 from router.config.sessions import SessionsConfig
 from router.engines.form.worker_request import new_rid
+from router.http.headers import HeaderList
+from router.http.request_state import RequestState
 from router.observability.tracing import untraced
 
 
@@ -54,8 +55,8 @@ class RememberedStart(EncodeStart, Protocol):
     knew_parent: bool
 
 
-RememberedStarts = Callable[[str, ChatRequest, Scope, str | None], RememberedStart | None]
-"""Takes the tenant, the request, its scope and the parent that it names. Returns None if nothing remembers texts."""
+RememberedStarts = Callable[[str, ChatRequest, HeaderList, str | None], RememberedStart | None]
+"""Takes the tenant, the request, its headers and the parent that it names. Returns None if nothing remembers texts."""
 
 
 class Turns:
@@ -108,10 +109,18 @@ class Turns:
         return KeptReply(headers, body, request.stream, tuple([one.id for one in found]), sent)
 
     def begin(
-        self, session: Session, request: ChatRequest, scope: Scope, key: RequestKey, *, unread: bool
+        self,
+        session: Session,
+        request: ChatRequest,
+        headers: HeaderList,
+        state: RequestState,
+        key: RequestKey,
+        *,
+        unread: bool,
     ) -> Exchange[TurnGeneration]:
         """Prepare a turn and start it; from now on the session knows it.
 
+        `headers` are those of the client's request, and `state` is what is known of that.
         `unread` says that the store may know more of the conversation, and could not be asked.
 
         Raises CapacityError: then nothing has changed. Later errors are the exchange's failure.
@@ -139,14 +148,16 @@ class Turns:
             key, grace=self._orphan_grace if session.lasting else 0.0, on_over=partial(self._over, session)
         )
         session.begin(exchange)
-        exchange.start(partial(self._compose, session, request, scope, turn, handles, exchange, unread=unread))
+        compose = partial(self._compose, session, request, headers, state, turn, handles, exchange, unread=unread)
+        exchange.start(compose)
         return exchange
 
     async def _compose(
         self,
         session: Session,
         request: ChatRequest,
-        scope: Scope,
+        headers: HeaderList,
+        state: RequestState,
         turn: PreparedTurn,
         handles: list[BranchHandle],
         exchange: Exchange[TurnGeneration],
@@ -156,7 +167,7 @@ class Turns:
         """Return the generations of a prepared turn. Raises BadRequestError, SessionOverError: then nothing has changed."""
         begun = time.perf_counter()
         try:
-            plan = await self._plan(session, request, scope, turn, unread=unread or session.stale)
+            plan = await self._plan(session, request, headers, state, turn, unread=unread or session.stale)
             session.require(Act.GENERATE)
             for handle in handles:
                 # If the prompt was encoded from the start, the checkpoint that it could have continued ends a branch.
@@ -179,14 +190,21 @@ class Turns:
         return generations
 
     async def _plan(
-        self, session: Session, request: ChatRequest, scope: Scope, turn: PreparedTurn, *, unread: bool
+        self,
+        session: Session,
+        request: ChatRequest,
+        headers: HeaderList,
+        state: RequestState,
+        turn: PreparedTurn,
+        *,
+        unread: bool,
     ) -> TurnPlan:
         tracer = self._generator.tracer
         with untraced if tracer is None else tracer.span("tokenize") as span:
             shown = self._generator.media is not None and any(map(image_parts, request.messages))
             start = None
             if not (session.lasting or shown):
-                start = self._remembered(session.tenant, request, scope, turn.named)
+                start = self._remembered(session.tenant, request, headers, turn.named)
             prompt = await self._composer.compose(turn, request, start)
             if span is not None:
                 span.set(reused=prompt.reused, encoded=prompt.tokens - prompt.reused)
@@ -201,7 +219,8 @@ class Turns:
         plan = TurnPlan(
             session_id=session.id,
             trie=session.trie,
-            scope=scope,
+            headers=headers,
+            state=state,
             request=request,
             turn=turn,
             prompt=prompt,
