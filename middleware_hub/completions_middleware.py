@@ -202,7 +202,8 @@ class _CompletionStream:
         body = await reply.read()
         while body:
             await self._send_body(body)
-            body = await reply.flowed(self._send) or await reply.read()
+            await reply.flow_to(self._send)
+            body = await reply.read()
 
     def _shown(self, events: EventSplitter, piece: bytes) -> bytes:
         """Return what the client gets of a piece of the stream; that may be nothing yet."""

@@ -370,11 +370,23 @@ class _AiohttpResponse:
             self._connection.release()
 
 
+_CHUNK = b"%x\r\n%b\r\n"
+
+
 class _Tap(asyncio.Protocol):
     """Stands before aiohttp's protocol on a connection, from the head of a reply to its end.
 
     It hands on what aiohttp has read of the body in the call in which it came, while the reply flows. A token of a stream is a
     piece of its own, and to wake a task for each costs more than all that is done with it.
+
+    Workers send each event of a stream as a chunk, and most chunks come alone. A chunk that is all of what comes, where a chunk
+    has to begin, goes past aiohttp, whose thirteen functions for it cost a seventh of a token that is only passed on:
+
+        1f CRLF data: {"text": ...  CRLF
+        ^ here it is between two chunks: all that came before was taken, by aiohttp or past it
+
+    aiohttp does not tell where it is, but the chunk before shows it: of that, aiohttp made exactly what is between its frame,
+    which begins with another byte than the frame. Inside of a chunk the frame would be a part of the body.
 
     It also ends a reply whose connection is lost: not always does aiohttp (3.14) tell that to whoever reads.
     """
@@ -387,6 +399,7 @@ class _Tap(asyncio.Protocol):
         self._content = content
         self._size = size
         self._flow: asyncio.Future[None] | None = None  # done when a piece cannot be handed on
+        self._between = False  # whether a chunk has to begin with what comes next, and nothing is left to be read
         transport.set_protocol(self)
 
     async def flow(self, take: Take) -> None:
@@ -409,9 +422,18 @@ class _Tap(asyncio.Protocol):
         self._stop()
 
     def data_received(self, data: bytes) -> None:
+        flow = self._flow
+        if flow is None or flow.done():
+            self._handler.data_received(data)
+            return
+        if self._between:
+            begin = data.find(b"\r\n") + 2
+            size = len(data) - begin - 2
+            if size > 0 and data.startswith(b"%x\r\n" % size) and data.endswith(b"\r\n"):
+                self._give(flow, data[begin:-2])
+                return
         self._handler.data_received(data)
-        if (flow := self._flow) is not None:
-            self._hand_on(flow)
+        self._hand_on(flow, data)
 
     def eof_received(self) -> bool | None:
         return self._handler.eof_received()
@@ -429,19 +451,24 @@ class _Tap(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._handler.resume_writing()
 
-    def _hand_on(self, flow: asyncio.Future[None]) -> None:
-        """Hand on what is here, unless the flow has stopped."""
+    def _hand_on(self, flow: asyncio.Future[None], data: bytes = b"") -> None:
+        """Hand on what aiohttp has made of `data`, and all that was here before, unless the flow has stopped."""
+        self._between = False
         if flow.done():
             return
         if self._content.exception() is not None:
             flow.set_result(None)
         elif piece := self._content.read_nowait():
-            try:
-                self._size.add(piece)
-                if not self._context.run(self._take, piece):
-                    self._stop()
-            except Exception as error:  # noqa: BLE001 - it is raised in the task that waits
-                flow.set_exception(error)
+            self._between = data[:1] != piece[:1] and data == _CHUNK % (len(piece), piece)
+            self._give(flow, piece)
+
+    def _give(self, flow: asyncio.Future[None], piece: bytes) -> None:
+        try:
+            self._size.add(piece)
+            if not self._context.run(self._take, piece):
+                self._stop()
+        except Exception as error:  # noqa: BLE001 - it is raised in the task that waits
+            flow.set_exception(error)
 
     def _stop(self) -> None:
         if self._flow is not None and not self._flow.done():

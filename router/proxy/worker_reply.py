@@ -175,6 +175,7 @@ class WorkerReply:
         self._rest = rest
         self._given = False
         self._held = b""  # a piece that flowed as far as `holder`
+        self._refused = b""  # a piece that flowed as far as the client
         self._steps: list[Step] = []
         self._closing: list[Callable[[WorkerReply], None]] = []
 
@@ -220,6 +221,9 @@ class WorkerReply:
         """Return the next piece, empty at the end. Raises UpstreamBrokenError, and what the steps raise."""
         if self._given and self.state is not _BEGUN:
             return b""
+        if refused := self._refused:
+            self._refused = b""
+            return refused
         try:
             if held := self._held:
                 assert self.holder is not None
@@ -247,12 +251,13 @@ class WorkerReply:
             self.state = _BROKEN
             raise
 
-    async def flow(self, take: Take) -> None:
+    async def flow(self, take: Take, *, refuses: bool = False) -> None:
         """Hand each piece of a stream to `take` in the call in which it comes, as long as that takes more.
 
         It may return at any time. `read` goes on from there, and alone tells the end. Raises as `read`, and what `take` raises.
+        `refuses`: whether a piece is still to be read for which `take` returns False.
         """
-        if self._rest is None or not self._given or self._held or self.state is not _BEGUN:
+        if self._rest is None or not self._given or self._held or self._refused or self.state is not _BEGUN:
             return
         fault: Exception | None = None
 
@@ -268,10 +273,13 @@ class WorkerReply:
                 self.state, fault = _BROKEN, error
                 return False
             try:
-                return take(piece) if piece else True
+                if not piece or take(piece):
+                    return True
+                if refuses:
+                    self._refused = piece
             except Exception as error:  # noqa: BLE001 - raised below
                 fault = error
-                return False
+            return False
 
         try:
             await self._rest.flow(taken)
@@ -281,24 +289,13 @@ class WorkerReply:
         if fault is not None:
             raise fault
 
-    async def flowed(self, send: Send) -> bytes:
-        """Write pieces of a stream to a client as they come, if `send` has a way for that. Raises as `flow`.
+    async def flow_to(self, send: Send) -> None:
+        """Write pieces of a stream to a client as they come, if `send` has a way for that, until one has to go as a message.
 
-        Return a piece that has to be sent as a message; empty if it is to be read. The reply to the client has begun.
+        `read` returns that one. The reply to the client has begun. Raises as `flow`.
         """
-        if not (self.stream and isinstance(send, DirectSend)):
-            return b""
-        left, write = b"", send.write
-
-        def written(piece: bytes) -> bool:
-            nonlocal left
-            if write(piece):
-                return True
-            left = piece
-            return False
-
-        await self.flow(written)
-        return left
+        if self.stream and isinstance(send, DirectSend):
+            await self.flow(send.write, refuses=True)
 
     async def first_event(self) -> bytes:
         """Return the payload of the first event, which may come behind comments; empty if there is none. All stays to read."""
@@ -350,7 +347,8 @@ class WorkerReply:
         else:
             while piece:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-                piece = await self.flowed(send) or await self.read()
+                await self.flow_to(send)
+                piece = await self.read()
             last = b""
         client.stop_watching()
         await send({"type": "http.response.body", "body": last, "more_body": False})

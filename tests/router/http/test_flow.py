@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from contextvars import ContextVar
-from itertools import pairwise
+from itertools import accumulate, count, pairwise
 from random import Random
 from typing import Any
 
 import pytest
+from aiohttp import ClientPayloadError
 from aiohttp.client_proto import ResponseHandler
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from router.http.upstream import AiohttpUpstream, UpstreamBrokenError, UpstreamResponse
+from router.http.reply_body import SizeLimit
+from router.http.upstream import AiohttpUpstream, UpstreamBrokenError, UpstreamResponse, _Tap
 from tests.router.http.test_upstream import Run, all_of, both_loops
 from tests.support.serving import read_request, serving_socket
 
@@ -93,6 +97,117 @@ def test_what_flows_and_what_is_read_are_all_of_a_reply_wherever_it_is_cut(run: 
             assert worker.connections == 1  # it is whole again after each
 
     run(main())
+
+
+class _Transport(asyncio.Transport):
+    """A connection on which nothing is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.protocol: Any = None
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def resume_reading(self) -> None: ...
+
+    def close(self) -> None:
+        asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+
+async def _tapped(pieces: Iterable[bytes], wants: Callable[[], bool], fed: list[bytes] | None = None) -> bytes:
+    """Return the body of a reply that flows, of which these pieces come; `fed` gets those that aiohttp reads."""
+
+    class Handler(ResponseHandler):
+        def data_received(self, data: bytes) -> None:
+            if data and fed is not None:
+                fed.append(data)
+            super().data_received(data)
+
+    handler, transport = Handler(asyncio.get_running_loop()), _Transport()
+    handler.connection_made(transport)
+    handler.set_response_params(read_until_eof=True, auto_decompress=False)
+    handler.data_received(EVENT_HEAD)
+    _, content = await handler.read()
+    tap = _Tap(handler, transport, content, SizeLimit(1 << 20, stream=True))
+    found = bytearray()
+
+    def take(piece: bytes) -> bool:
+        found.extend(piece)
+        return wants()
+
+    flow = asyncio.create_task(tap.flow(take))
+    for piece in pieces:
+        await asyncio.sleep(0)
+        if flow.done():
+            flow = asyncio.create_task(tap.flow(take))
+            await asyncio.sleep(0)
+        tap.data_received(piece)
+    async with asyncio.timeout(5):
+        found += await content.read()
+    flow.cancel()
+    return bytes(found)
+
+
+_LIKE_FRAMES = st.lists(st.sampled_from([b"data: a\n\n", b"4", b"\r\n", b"1", b"d", b"0\r\n\r\n", b"5\r\nabcde\r\n"]))
+
+
+@given(
+    bodies=st.lists(_LIKE_FRAMES.map(b"".join).filter(len), min_size=1, max_size=12),
+    extensions=st.booleans(),
+    data=st.data(),
+)
+@example(bodies=[b"4\r\n4\r\n4\r\n", b"4\r\n4", b"abcd"], extensions=False, data=None)
+def test_a_chunk_that_comes_alone_is_the_same_to_a_client(
+    bodies: list[bytes], extensions: bool, data: st.DataObject | None
+) -> None:
+    """Also where a body looks like the frame of a chunk, and wherever the bytes are cut."""
+    chunks = [
+        b"%x%b\r\n%b\r\n" % (len(body), b";x" if extensions and number % 3 == 0 else b"", body)
+        for number, body in enumerate(bodies)
+    ]
+    ends = [*accumulate(map(len, chunks))]
+    whole = b"".join(chunks) + b"0\r\n\r\n"
+    cuts = {*ends} if data is None or data.draw(st.booleans()) else set[int]()
+    if data is not None:
+        cuts ^= data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=6))
+    random = Random(len(whole))
+    wants = (lambda: True) if data is None or data.draw(st.booleans()) else lambda: random.random() < 0.8
+    pieces = [whole[begin:end] for begin, end in pairwise([0, *sorted(cuts), len(whole)])]
+    assert asyncio.run(_tapped(pieces, wants)) == b"".join(bodies)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "body"),
+    [
+        # The end of a chunk, and the frame of the next.
+        ([b"9\r\ndata:", b"4\r\n4\r\n4\r\n", b"1\r\nx\r\n"], b"data:4\r\n41\r\nx"),
+        # The rest of a frame, `14`, and the beginning of its chunk.
+        ([b"2\r\nab\r\n", b"1", b"4\r\nabcd\r\n", b"x" * 14 + b"\r\n"], b"ababcd\r\n" + b"x" * 14),
+        # A part of a chunk, while nothing flows.
+        ([b"2\r\nab\r\n", b"2\r\nno\r\n", b"a\r\nx", b"1\r\nx\r\n", b"xyz\r\n"], b"abnox1\r\nx\r\nxyz"),
+    ],
+)
+def test_what_looks_like_a_chunk_is_none(pieces: list[bytes], body: bytes) -> None:
+    for stops in (True, False):
+        calls = count()
+        wants = (lambda: next(calls) != 1) if stops else (lambda: True)  # noqa: B023 - called at once
+        assert asyncio.run(_tapped([*pieces, b"0\r\n\r\n"], wants)) == body
+
+
+@pytest.mark.parametrize("spoiled", [b"3\r\nabcxx", b"3\r\nabc\rx", b"x\r\nabc\r\n"])
+def test_a_chunk_without_its_frame_breaks_the_reply(spoiled: bytes) -> None:
+    with pytest.raises(ClientPayloadError):
+        asyncio.run(_tapped([b"2\r\nab\r\n", b"2\r\nab\r\n", spoiled, b"2\r\nab\r\n"], lambda: True))
+
+
+def test_chunks_that_come_alone_go_past_aiohttp() -> None:
+    """But for the first, which shows where a chunk begins, and what comes behind others or in parts."""
+    fed: list[bytes] = []
+    one, two, three = (_chunked(b"data: %d\n\n" % number) for number in range(3))
+    pieces = [one, two, three, one + two, two, three, one[:5], one[5:], one, two, b"0\r\n\r\n"]
+    asyncio.run(_tapped(pieces, lambda: True, fed))
+    assert fed[1:] == [one, one + two, two, one[:5], one[5:], one, b"0\r\n\r\n"]
 
 
 @both_loops
