@@ -256,6 +256,8 @@ def _drop(connection: Connection) -> None:
 
 
 _VALUE = itemgetter(1)
+_CLOSED = "the connection was closed in the middle of the reply"
+
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """Bytes that no value of a header may hold."""
 
@@ -442,7 +444,7 @@ class _Tap(asyncio.Protocol):
         content = self._content
         self._handler.connection_lost(exc)
         if not content.is_eof() and content.exception() is None:
-            content.set_exception(aiohttp.ClientPayloadError("the connection was closed in the middle of the reply"))
+            content.set_exception(aiohttp.ClientPayloadError(_CLOSED))
         self._stop()
 
     def pause_writing(self) -> None:
@@ -478,6 +480,8 @@ class _Tap(asyncio.Protocol):
 def _describe(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         return str(error.os_error)
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return _CLOSED  # aiohttp names what it missed, and a status that nobody sent
     if isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str):
         return "the connection was closed in the middle of the reply's head"  # aiohttp's message is what came of it
     return _one_line(str(error)) or type(error).__name__

@@ -274,7 +274,7 @@ def test_a_reply_that_breaks_while_it_flows(run: Run) -> None:
                     came.append(piece)
                     await reply.flow(take)
 
-            with pytest.raises(UpstreamBrokenError):
+            with pytest.raises(UpstreamBrokenError, match=r"^the connection was closed in the middle of the reply$"):
                 await read_on()
             assert b"".join(came) == b"".join(b"data: %d\n\n" % number for number in range(5))
             reply.close()
