@@ -248,13 +248,12 @@ class RadixTreeMiddleware:
             if headers.get(b"content-type") != b"application/json":
                 call.headers = as_json(call.headers)
             first = prompts[0]
-            word = affinity.of_text(headers, first.match)
             span = first.match.cut.span
             call.hint = RouteHint(
                 first.match.text,
                 first.ids[: first.media[0].start] if first.media else first.ids,
                 None if routing_key is None else routing_key.decode("latin-1"),
-                conversation=lambda: word,
+                conversation=partial(affinity.of_text, {}, first.match),  # a client may have one word for all it does
                 continues=span is not None and span.answered >= 0,
             )
             call.began = partial(_began, prompts)
@@ -264,7 +263,7 @@ class RadixTreeMiddleware:
                 request,
                 prompts,
                 call.hint,
-                word,
+                affinity.of_text(headers, first.match),
                 force_logprobs=self.force_logprobs,
                 media=media if shown else None,
                 verdicts=verdicts,
