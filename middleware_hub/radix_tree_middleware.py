@@ -311,7 +311,7 @@ class RadixTreeMiddleware:
                 media.check_ids(ids, None)
             return request, []
         held = await media.bring(tenant, chain.from_iterable(given), pictures)
-        shown = [media.shown(tenant, one, pictures) for one in given]
+        shown = [media.shown(tenant, one, pictures, held.unasked) for one in given]
         del held  # those that are shown hold them now
         for spelled, one in zip(segments, shown, strict=False):
             if one.pictures:
@@ -500,8 +500,8 @@ class RadixTreeMiddleware:
         tenant, given = request_state(scope).caller.tenant, request.images()
         inline = asks_inline(QueryParams(scope["query_string"]).get("media"))
         images = given or [[]] * len(texts)
-        held = await media.bring(tenant, chain.from_iterable(images), pictures)
-        named = [media.named(tenant, one, pictures) for one in images]
+        held, unasked = await media.bring(tenant, chain.from_iterable(images), pictures)
+        named = [media.named(tenant, one, pictures, unasked) for one in images]
         keyed = [media.key(text, digests) for text, (digests, _) in zip(texts, named, strict=True)]
         held += [picture for _, found in named for picture in found]
         return keyed, Viewer(media, tenant, inline, held)

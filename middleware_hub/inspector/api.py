@@ -368,7 +368,7 @@ class Api:
         text, media, viewer = request.text, self._sources.media, None
         if media is not None:
             held = await media.bring(tenant, request.image_data, pictures)
-            digests, _ = media.named(tenant, request.image_data, pictures)
+            digests, _ = media.named(tenant, request.image_data, pictures, held.unasked)
             del held  # only what is known of them is shown
             text, viewer = media.key(text, digests), Viewer(media, tenant)
         asked = memory is None or await memory.cover(namespace, text)

@@ -38,7 +38,7 @@ class Gallery:
 
     async def embedded(self, tenant: str, digests: Iterable[str]) -> dict[str, Raw]:
         """Return the files as `data:` URLs in JSON, each once, by the paths that a saved page asks for."""
-        return embedded(await self._stock.bring(tenant, digests))
+        return embedded((await self._stock.bring(tenant, digests)).pictures)
 
 
 def embedded(pictures: Iterable[Picture]) -> dict[str, Raw]:

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from middleware_hub import routes
 from middleware_hub.media.picture import is_digest
 from middleware_hub.media.stock import Stock
+from middleware_hub.store.errors import StoreUnreachableError
 from router.errors import NotFoundError
 from router.http.handlers import ByMethod
 from router.http.request_state import request_state
@@ -48,7 +49,9 @@ class MediaCalls:
     async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
         tenant = request_state(scope).caller.tenant
         digest = scope["path"].removeprefix(PREFIX)
-        brought = await self._stock.bring(tenant, [digest] if is_digest(digest) else ())
+        brought, unasked = await self._stock.bring(tenant, [digest] if is_digest(digest) else ())
+        if unasked:
+            raise StoreUnreachableError("the store does not answer, and may have this image: try again")
         if not brought:  # nobody learns whether another tenant has it
             raise NotFoundError("no image of this digest is held", code="media_unknown")
         (picture,) = brought

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from middleware_hub.media.fields import OF_GENERATE
 from middleware_hub.media.lengths import Lengths
 from middleware_hub.media.part import ImagePart, image_parts
 from middleware_hub.media.picture import Picture, is_digest, read_picture
-from middleware_hub.media.stock import Stock
+from middleware_hub.media.stock import Brought, Stock
 from middleware_hub.spans.chain import unpack_ids
 from middleware_hub.spans.media import (
     UNKNOWN,
@@ -40,6 +40,7 @@ from middleware_hub.spans.media import (
     keyed_text,
     without_runs,
 )
+from middleware_hub.store.errors import StoreUnreachableError
 from router.engines.engine import Engine
 from router.engines.form import media as fields_of_media
 from router.engines.form.reply import PLACES
@@ -131,20 +132,28 @@ class Media:
             if fields_of_media.asks(fields, name):
                 raise MultimodalUnsupportedError(f"`{name}`: of media only images are supported here")
 
-    def shown(self, tenant: str, given: Sequence[str], pictures: Mapping[str, Picture]) -> Shown:
-        """Return the pictures that a request gave for one prompt, and keep their bytes. Raises BadRequestError.
+    def shown(
+        self, tenant: str, given: Sequence[str], pictures: Mapping[str, Picture], unasked: Collection[str] = ()
+    ) -> Shown:
+        """Return the pictures that a request gave for one prompt, and keep their bytes.
 
-        `pictures`: those that came with the request, by digest.
+        Args:
+            tenant: of the request.
+            given: digests, and files that were left in the body.
+            pictures: those that came with the request, by digest.
+            unasked: see `Brought`.
+
+        Raises BadRequestError, and StoreUnreachableError for a picture that the store may have.
         """
-        digests, found = self.named(tenant, given, pictures)
+        digests, found = self.named(tenant, given, pictures, unasked)
         here = {one.digest: one for one in found}
         for digest in digests:
             if digest not in here:
-                raise self._absent(tenant, digest)
+                raise self._absent(tenant, digest, unasked)
         return Shown(tuple([here[digest] for digest in digests]))
 
     def named(
-        self, tenant: str, given: Sequence[str], pictures: Mapping[str, Picture]
+        self, tenant: str, given: Sequence[str], pictures: Mapping[str, Picture], unasked: Collection[str] = ()
     ) -> tuple[list[str], list[Picture]]:
         """Return the digests of the pictures that a request gave, and those pictures whose bytes are here, which are kept.
 
@@ -162,22 +171,34 @@ class Media:
             elif (known := self.shelf.find(tenant, one)) is not None:
                 found.append(known)
             elif not self.shelf.gone(tenant, one):
-                raise self._absent(tenant, one)
+                raise self._absent(tenant, one, unasked)
         self._check_size(found)
         return digests, found
 
-    def _absent(self, tenant: str, digest: str, place: str | None = None, *, sent: bool = False) -> MediaError:
+    def _absent(
+        self,
+        tenant: str,
+        digest: str,
+        unasked: Collection[str] = (),
+        place: str | None = None,
+        *,
+        sent: bool = False,
+    ) -> MediaError | StoreUnreachableError:
         """Return the error for a picture whose bytes are not here. `sent`: the tenant has sent it, whatever the shelf knows."""
         if sent or self.shelf.gone(tenant, digest):
             return MediaMissingError(
                 f"the bytes of the image {digest} are not here any more: send them again", param=place
             )
+        if digest in unasked:
+            return StoreUnreachableError(
+                f"the store does not answer, and may have the image {digest}: try again, or send its bytes"
+            )
         return MediaUnknownError(f"no image {digest} is known here: send its bytes", param=place)
 
-    async def bring(self, tenant: str, named: Iterable[str], sent: Container[str]) -> list[Picture]:
+    async def bring(self, tenant: str, named: Iterable[str], sent: Container[str]) -> Brought:
         """Bring the pictures that a request names without having sent them, and what is known of the lengths of all.
 
-        The list is to be held until the request is served. What is no digest is passed over.
+        What is no digest is passed over.
         """
         digests = [one for one in dict.fromkeys(named) if is_digest(one)]
         found = await self.stock.bring(tenant, [one for one in digests if one not in sent])
@@ -324,10 +345,17 @@ class Media:
             raise self._absent(tenant, gone, sent=True)
         return self.worker_fields(tenant, [Shown(held)], batch=False, asks_ids=asks_ids)
 
-    def shelve(self, tenant: str, messages: Sequence[Message], sent: Mapping[str, Picture]) -> list[Picture]:
+    def shelve(
+        self,
+        tenant: str,
+        messages: Sequence[Message],
+        sent: Mapping[str, Picture],
+        unasked: Collection[str] = (),
+    ) -> list[Picture]:
         """Keep the pictures of a conversation, and return them. `sent`: those that came with the request.
 
-        Raises BadRequestError for what is no picture, or stands where none can.
+        Raises BadRequestError for what is no picture, or stands where none can, and StoreUnreachableError for a picture that
+        the store may have, if it is among the `unasked` (see `Brought`).
         """
         placeholder, found, told = self.family.placeholder, list[Picture](), list[str]()
         for message in messages:
@@ -343,7 +371,7 @@ class Media:
                 self.check_text(text)
                 told.append(text)
             for part in image_parts(message):
-                found.append(self._shelve(tenant, message["role"], part, sent))
+                found.append(self._shelve(tenant, message["role"], part, sent, unasked))
         if found:
             self.check_words(told)
             self._check_size(found)
@@ -366,7 +394,14 @@ class Media:
         if request.pictures:
             self.check_words((text,))
 
-    def _shelve(self, tenant: str, role: str, part: dict[str, Any], sent: Mapping[str, Picture]) -> Picture:
+    def _shelve(
+        self,
+        tenant: str,
+        role: str,
+        part: dict[str, Any],
+        sent: Mapping[str, Picture],
+        unasked: Collection[str],
+    ) -> Picture:
         picture = sent.get(part["digest"])
         if isinstance(part, ImagePart):
             if part.fault is not None:
@@ -382,7 +417,7 @@ class Media:
             if picture is None:
                 # What is no `ImagePart` comes out of a session, which the tenant has made.
                 named = isinstance(part, ImagePart)
-                raise self._absent(tenant, part["digest"], getattr(part, "place", None), sent=not named)
+                raise self._absent(tenant, part["digest"], unasked, getattr(part, "place", None), sent=not named)
             return picture
         if len(picture.data) > self._max_image:
             raise MediaInvalidError(f"an image is larger than {self._max_image} bytes (--media-max-image-bytes)")

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -31,6 +31,18 @@ _MOST_KNOWN: Final = 20_000
 
 Named = tuple[str, str]
 """A tenant, and a digest."""
+
+
+class Brought(NamedTuple):
+    """The pictures of a request that are here.
+
+    Attributes:
+        pictures: to be held while they are needed.
+        unasked: the digests of others, about which the store could not be asked.
+    """
+
+    pictures: list[Picture]
+    unasked: Collection[str] = ()
 
 
 class Stock:
@@ -51,12 +63,9 @@ class Stock:
         self._store = store
         self._told: OrderedDict[Named, MediaFile | None] = OrderedDict()
 
-    async def bring(self, tenant: str, digests: Iterable[str]) -> list[Picture]:
-        """Return these pictures, without those that a tenant does not have or that cannot be had now. They are on the shelf.
-
-        Hold the list while they are needed.
-        """
-        held, missing = list[Picture](), list[str]()
+    async def bring(self, tenant: str, digests: Iterable[str]) -> Brought:
+        """Return these pictures, without those that a tenant does not have or that cannot be had now. They are on the shelf."""
+        held, missing, unasked = list[Picture](), list[str](), set[str]()
         for digest in dict.fromkeys(digests):
             picture = self.shelf.find(tenant, digest)
             if picture is None:
@@ -64,11 +73,14 @@ class Stock:
             else:
                 held.append(picture)
         for digest in missing if self._store is not None else ():  # one by one: each may have 20 MB
-            for file in await self._asked(tenant, [digest], data=True):
+            files = await self._asked(tenant, [digest], data=True)
+            if files is None:
+                unasked.add(digest)
+            for file in files or ():
                 made = Picture(file.digest, file.mime, file.width, file.height, file.data, file.upright)
                 held.append(self.shelf.put(tenant, made))
                 self.brought += 1
-        return held
+        return Brought(held, unasked)
 
     async def ask(self, tenant: str, digests: Iterable[str]) -> None:
         """Ask the store about pictures that are not on the shelf, or whose length is not known, without their bytes.
@@ -85,13 +97,14 @@ class Stock:
         """Return what is known of a picture's form: from the shelf, or from what the store was asked."""
         return self.shelf.find(tenant, digest) or self._told.get((tenant, digest))
 
-    async def _asked(self, tenant: str, digests: Sequence[str], *, data: bool) -> list[MediaFile]:
+    async def _asked(self, tenant: str, digests: Sequence[str], *, data: bool) -> list[MediaFile] | None:
+        """Return what the store has of these; None if it cannot be asked now."""
         assert self._store is not None
         try:
             found = await self._store.media(tenant, digests, data=data)
         except StoreError as error:
             logger.warning("pictures cannot be read from the store: %s", error.message)
-            return []
+            return None
         for digest in digests:
             file = found.get(digest)
             self._note((tenant, digest), file)

@@ -42,7 +42,7 @@ class Viewer(NamedTuple):
     async def look(cls, media: Media, tenant: str, digests: Iterable[str], *, inline: bool) -> Viewer:
         """Return what shows these pictures, after they, or what is known of them, were brought."""
         if inline:
-            return cls(media, tenant, True, await media.stock.bring(tenant, digests))
+            return cls(media, tenant, True, (await media.stock.bring(tenant, digests)).pictures)
         await media.stock.ask(tenant, [one for one in digests if media.shelf.find(tenant, one) is None])
         return cls(media, tenant)
 

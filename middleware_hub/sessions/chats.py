@@ -27,6 +27,7 @@ from middleware_hub.media.media import MEDIA_ESTIMATED, Media
 from middleware_hub.media.part import image_parts
 from middleware_hub.media.picture import Picture
 from middleware_hub.media.reading import NO_PICTURES
+from middleware_hub.media.stock import Brought
 from middleware_hub.served_models import ServedModels
 from middleware_hub.sessions.exchange import Exchange, RequestKey, end_what_was_read
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt
@@ -118,7 +119,7 @@ class Chats:
             request = await self._shelved(session, request, pictures)
         except UnreadMediaError as error:
             raise self._unread(error) from error
-        except (MediaMissingError, MediaUnknownError):
+        except (MediaMissingError, MediaUnknownError, StoreUnreachableError):
             # Of a remembered message the bytes were not read again, and they may have gone meanwhile, from the store as well.
             memo.clear()
             request = await self._shelved(session, dialect.parse(body, memo), pictures)
@@ -199,11 +200,11 @@ class Chats:
         if media is not None:
             media.check_fields(request.extra)
             parts = [part for message in messages for part in image_parts(message)]
-            named, held = [part["digest"] for part in parts], list[Picture]()
+            named, held = [part["digest"] for part in parts], Brought([])
             if parts:
                 here = {part["digest"] for part in parts if getattr(part, "picture", None) is not None}
                 held = await media.bring(session.tenant, named, here.union(sent))
-            pictures = media.shelve(session.tenant, messages, sent)
+            pictures = media.shelve(session.tenant, messages, sent, held.unasked)
             if pictures and session.lasting:
                 session.need(media.shelf, named)
             del held  # the request holds them now

@@ -279,13 +279,45 @@ def test_while_the_store_is_away_what_is_only_there_is_missing(tmp_path: Path) -
             messages = [user(CAT, DOG)]
             messages.append(turn(served, name, messages))
             server.kill()
-            assert served.exchange("GET", f"/media/{digest(CAT)}").status == 404
+            assert served.exchange("GET", f"/media/{digest(CAT)}").status == 503
             path = f"/sessions/{name}/v1/chat/completions"
             named = [user(digest(CAT), digest(DOG)), messages[1], user(text="And?")]
             answer = served.exchange("POST", path, {"messages": named, **SAMPLING})
             assert (answer.status, answer.json()["error"]["code"]) == (400, "media_missing")
             turn(served, name, [*messages, user(text="And?")])
             server.start()
+
+
+def test_a_picture_that_the_store_may_have_is_not_said_to_be_unknown(tmp_path: Path) -> None:
+    """At a router that never saw it, while the store is away: clients repeat a 503, and no 400."""
+    with redis_server(tmp_path, ("appendfsync", "always")) as server:
+        url = f"redis://127.0.0.1:{server.port}/0"
+        stores = [StoreConfig(url=url, spool=str(tmp_path / name)) for name in ("one", "two")]
+        with product(stores[0]) as one, product(stores[1]) as two:
+            name = str(ok(one, "/sessions", {})["session_id"])
+            messages = [user(CAT)]
+            messages.append(turn(one, name, messages))
+            texts = {"text": f"Look: {IMAGE}", "image_data": [digest(CAT)]}
+            chat = {"messages": [user(digest(CAT))], **SAMPLING}
+            asked: list[tuple[str, Json]] = [
+                ("/generate", {**texts, "sampling_params": {"max_new_tokens": 2}}),
+                ("/retrieve_from_text", texts),
+                ("/v1/chat/completions", chat),
+            ]
+            server.kill()
+            for path, body in asked:
+                answer = two.exchange("POST", path, body)
+                assert (answer.status, answer.headers["retry-after"]) == (503, "1"), (path, answer.content)
+                assert "may have the image" in answer.content.decode()
+            answer = two.exchange("POST", "/v1/chat/completions", {"messages": [user(DOG)], **SAMPLING})
+            assert answer.status == 200, answer.content
+            assert two.exchange("GET", f"/media/{digest(SUN)}").status == 503
+            server.start()
+            until(lambda: two.exchange("POST", *asked[0]).status == 200, "the store is back")
+            for path, body in asked:
+                answer = two.exchange("POST", path, body)
+                assert answer.status == 200, (path, answer.content)
+            assert two.exchange("GET", f"/media/{digest(SUN)}").status == 404
 
 
 def test_what_the_store_has_forgotten_is_written_again_with_its_pictures(store: StoreConfig) -> None:
