@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from router.engines.events import DONE, FRAME
-from router.engines.form.event_shape import ENTRIES, IDS, NUMBERS, TEXT, EventLayout, EventShape, layout_of
+from router.engines.form.event_shape import ENTRIES, NUMBERS, EventLayout, EventShape, layout_of
 from router.engines.form.reply import (
     PLACES,
     LogprobEntry,
@@ -46,6 +46,16 @@ _places = msgspec.json.Decoder(list[tuple[int, int]] | None).decode
 
 def _was_aborted(meta: Meta) -> bool:
     return isinstance(meta.finish_reason, dict) and meta.finish_reason.get("type") == "abort"
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What alike events have added, as JSON, with a comma behind each: in few objects, because many streams are open."""
+
+    count: int = 0
+    texts: bytearray = field(default_factory=bytearray)
+    ids: bytearray = field(default_factory=bytearray)
+    entries: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(slots=True)
@@ -103,7 +113,7 @@ class StreamedReply:
     _layout: EventLayout | None = None
     _tries: int = _TRIES
     _count: int = 0
-    _kept: list[tuple[bytes, ...]] = field(default_factory=list)
+    _kept: _Kept = field(default_factory=_Kept)
 
     def feed(self, data: bytes) -> None:
         """Take the payload of one event. Sets `done` or `error`; an unreadable event is an error, too."""
@@ -133,11 +143,18 @@ class StreamedReply:
         self.news = None
         self._count = count
         self._tries = _TRIES
+        text = b'"%b"' % values[shape.text]
         if self.added is not None:
-            self.added.append(b'"%b"' % values[shape.text])
-        self._kept.append(values)
+            self.added.append(text)
+        kept = self._kept
+        kept.count += 1
+        kept.texts += b"%b," % text
+        if ids:
+            kept.ids += b"%b," % ids
+        if shape.entries is not None and (entries := values[shape.entries]):
+            kept.entries += b"%b," % entries
         self.values = self._grown(shape, values) if self._grows_ids else values
-        if len(self._kept) >= _KEPT:
+        if kept.count >= _KEPT:
             self._settle()
         return True
 
@@ -214,21 +231,21 @@ class StreamedReply:
 
     def _settle(self) -> None:
         """Decode what alike events have added."""
-        if not self._kept:
+        kept, shape, values = self._kept, self.shape, self.values
+        if not kept.count:
             return
-        shape, kept = self.shape, self._kept
         assert shape is not None
+        assert values is not None
         assert self._meta is not None
-        self._kept = []
+        self._kept = _Kept()
         self._meta.completion_tokens = self._count
-        for name, value in zip(shape.names, kept[-1], strict=True):
+        for name, value in zip(shape.names, values, strict=True):
             if name in NUMBERS:
                 self.last_meta[name] = Raw(value)
-        columns = dict(zip(shape.names, zip(*kept, strict=True), strict=True))
         try:
-            ids = _decode_ids(b"[%b]" % b",".join(filter(None, columns[IDS])))
-            entries = decode_entries(b"[%b]" % b",".join(filter(None, columns.get(ENTRIES, ()))))
-            _decode_texts(b'["%b"]' % b'","'.join(columns[TEXT]))
+            ids = _decode_ids(b"[" + kept.ids[:-1] + b"]")
+            entries = decode_entries(b"[" + kept.entries[:-1] + b"]")
+            texts = _decode_texts(b"[" + kept.texts[:-1] + b"]")
         except JSON_ERRORS as error:
             self.error, self.unreadable = f"events that cannot be read: {error}", True
             return
@@ -238,9 +255,8 @@ class StreamedReply:
         if self._grows_ids:
             self._pieces[:] = [self._last_text]
         else:
-            # Each is a text by itself, so all of them are one: no pair of escapes is torn.
-            self._pieces.append(b'"%b"' % b"".join(columns[TEXT]))
-            self._last_text = b'"%b"' % columns[TEXT][-1]
+            self._pieces.append(msgspec.json.encode("".join(texts)))
+            self._last_text = b'"' + values[shape.text] + b'"'
 
     @property
     def ids(self) -> list[int]:
