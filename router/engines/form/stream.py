@@ -39,7 +39,8 @@ _KEPT = 64
 """Alike events that are decoded together."""
 
 _decode_ids = msgspec.json.Decoder(list[int]).decode
-_decode_texts = msgspec.json.Decoder(list[str]).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_split_texts = msgspec.json.Decoder(list[Raw]).decode
 
 _places = msgspec.json.Decoder(list[tuple[int, int]] | None).decode
 
@@ -245,7 +246,7 @@ class StreamedReply:
         try:
             ids = _decode_ids(b"[" + kept.ids[:-1] + b"]")
             entries = decode_entries(b"[" + kept.entries[:-1] + b"]")
-            texts = _decode_texts(b"[" + kept.texts[:-1] + b"]")
+            texts = _split_texts(b"[" + kept.texts[:-1] + b"]")
         except JSON_ERRORS as error:
             self.error, self.unreadable = f"events that cannot be read: {error}", True
             return
@@ -255,8 +256,8 @@ class StreamedReply:
         if self._grows_ids:
             self._pieces[:] = [self._last_text]
         else:
-            self._pieces.append(msgspec.json.encode("".join(texts)))
-            self._last_text = b'"' + values[shape.text] + b'"'
+            self._pieces += map(bytes, texts)  # one that is no text is an error of the reply, as if it had been decoded
+            self._last_text = self._pieces[-1]
 
     @property
     def ids(self) -> list[int]:
@@ -299,8 +300,8 @@ class StreamedReply:
     def _texts(self) -> tuple[str, str]:
         """Return the text so far, and what it would be if the events had the other form."""
         try:
-            cumulative = msgspec.json.decode(self._last_text, type=str)
-            joined = "".join(msgspec.json.decode(piece, type=str) for piece in self._pieces)
+            cumulative = _decode_text(self._last_text)
+            joined = "".join(map(_decode_text, self._pieces))
         except JSON_ERRORS as error:
             raise UnreadableReplyError(f"a text that is none: {error}") from error
         return (cumulative, joined) if self._cumulative_text else (joined, cumulative)
