@@ -136,3 +136,9 @@ def quiet_libraries() -> None:
         library = logging.getLogger(name)
         library.handlers.clear()
         library.propagate = True
+    logging.getLogger("transformers.configuration_utils").addFilter(_is_of_tokenizers)
+
+
+def _is_of_tokenizers(record: logging.LogRecord) -> bool:
+    """Return False for the doubt whether a checkpoint fits its class. The class is of a model, and none is loaded here."""
+    return not record.getMessage().startswith("You are using a model of type")

@@ -442,6 +442,17 @@ def test_the_models_vocabulary_is_the_limit_where_it_is_larger(tmp_path: Path, c
     assert Tokenizer.load(str(folder)).vocabulary.size == size
 
 
+def test_a_model_that_the_library_does_not_know_is_no_reason_for_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tokenizer of a new model loads without doubts about a class for its weights, which are not loaded."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = shutil.copytree(shipped_tokenizer(), tmp_path / "tokenizer")
+    (folder / "config.json").write_text('{"model_type": "newer_than_the_library"}')
+    assert Tokenizer.load(str(folder)).vocabulary.size == 4096
+    assert not caplog.records
+
+
 def test_an_id_that_was_sampled_is_known_to_be_good_from_then_on() -> None:
     made = Tokenizer(toy_backend(plain("<a>")))
     assert made.vocabulary.size == 257
