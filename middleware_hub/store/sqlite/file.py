@@ -78,7 +78,8 @@ def place_of(path: str) -> Path:
     """Return the file for the PATH of `sqlite:PATH`: a folder has the file `store.sqlite3` in it."""
     # Unlike those of Path, these functions take what this user may not see for missing: making or opening it says why.
     found = Path(os.path.expanduser(path))
-    if os.path.isdir(found) or (not os.path.exists(found) and (path.endswith("/") or not found.suffix)):
+    missing = not os.path.exists(found)  # asked before `isdir`: another process may make the folder in between
+    if os.path.isdir(found) or (missing and (path.endswith("/") or not found.suffix)):
         return found / _NAME
     return found
 

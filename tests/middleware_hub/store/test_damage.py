@@ -14,7 +14,7 @@ from middleware_hub.store.errors import DamagedRecordError, StoreError, StoreMis
 from middleware_hub.store.opening import open_store
 from middleware_hub.store.protocol import Batch, Durability, Store
 from middleware_hub.store.records import Blob, Event
-from middleware_hub.store.sqlite.file import SameFile, connect
+from middleware_hub.store.sqlite.file import SameFile, connect, place_of
 from middleware_hub.store.sqlite.writer import SqliteWriter
 from tests.middleware_hub.store.world import World, append_all, closed, findings, ids, query, sqlite, with_store
 
@@ -259,6 +259,25 @@ def test_a_place_where_no_file_can_be_is_refused(tmp_path: Path) -> None:
     # As in a folder that this user may not see: a system call fails with something else than "there is no such file".
     refused(f"sqlite:{tmp_path}/{'x' * 300}", StoreUnreachableError, "cannot be made")
     refused(f"sqlite:{tmp_path}/{'x' * 300}.sqlite3", StoreUnreachableError, "cannot be opened|unable to open")
+
+
+@pytest.mark.parametrize("given", ["store", "store/"])
+def test_a_folder_that_another_process_makes_meanwhile_has_the_file_in_it(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two routers that start together with one path use one file, whichever is first."""
+
+    def looking(look: Callable[[str], bool]) -> Callable[[str], bool]:
+        def looked(path: str) -> bool:
+            found = look(path)
+            (tmp_path / "store").mkdir(exist_ok=True)
+            return found
+
+        return looked
+
+    for name in ("isdir", "exists"):
+        monkeypatch.setattr(os.path, name, looking(getattr(os.path, name)))
+    assert place_of(f"{tmp_path}/{given}") == tmp_path / "store" / NAME
 
 
 # A file that is not the one that was opened -----------------------------------------------------------------------------
