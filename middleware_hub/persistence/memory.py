@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -27,7 +27,7 @@ from middleware_hub.radix.match import PrefixMatch
 from middleware_hub.radix.node import Generation, StoredSpan
 from middleware_hub.radix.records import NO_PARENT, Context, Namespace, Recall, SampledReply
 from middleware_hub.radix.tree import RadixTree
-from middleware_hub.spans.chain import TokenSpan, settle
+from middleware_hub.spans.chain import SpanFlag, TokenSpan, settle
 from middleware_hub.spans.extras import Extra
 from middleware_hub.store.chains import note_on, span_of
 from middleware_hub.store.errors import DamagedRecordError, MissingRecordError, StoreError, StoreUnreachableError
@@ -79,7 +79,8 @@ class Memory:
         self._others = -1
         self._changes = 0  # grows with everything that is put into the tree
         self._tending: asyncio.Task[None] | None = None
-        self._asking: set[asyncio.Task[Sequence[str]]] = set()
+        self._late: deque[Generation] = deque()
+        self._asking: asyncio.Task[None] | None = None
         self.lookups: Counter[str] = Counter()
         self.size = StoreStats()
         self.restored = self.forgotten = self.forgotten_unretrieved = 0
@@ -102,9 +103,9 @@ class Memory:
         self._turns.flush()
         await self.write_versions()
         await self.saving.close()
-        for task in self._asking:
-            task.cancel()
-        await asyncio.gather(*self._asking, return_exceptions=True)
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
 
     # Before the tree decides -------------------------------------------------------------------------------------------
 
@@ -140,13 +141,14 @@ class Memory:
             return False
         return True
 
-    async def asked_late(self, namespace: Namespace, cut: Cut) -> Sequence[str]:
+    async def asked_late(self, namespace: Namespace, cut: Cut, *, again: bool = True) -> Sequence[str]:
         """Make the look-ups that failed when the prompts of a chain were made, and note the results in its flags.
 
         Returns the names of the replies that these prompts passed over. The flags stay where the store does not answer, and
-        where the tree has collected the chain: what is gone cannot be held.
+        where the tree has collected the chain: what is gone cannot be held. `again`: also those that were made late before,
+        because another router may have handed over more since.
         """
-        open_ones = doubts(namespace, cut)
+        open_ones = [doubt for doubt in doubts(namespace, cut) if again or doubt.span.flags & SpanFlag.UNASKED]
         if cut.span is None or not cut.span.users or not open_ones:
             return ()
         missed: dict[str, None] = {}
@@ -165,16 +167,30 @@ class Memory:
         return list(missed)
 
     def _handed_over(self, reply: Generation) -> None:
-        """Make the look-up that failed when the prompt of a reply was made: the reply is in the store now."""
-        self.tree.hold(reply.span)  # the task begins later
-        task = asyncio.get_running_loop().create_task(self.asked_late(reply.namespace, end_of(reply.span)))
-        self._asking.add(task)
+        """Make the look-up that failed when the prompt of a reply was made: the reply is in the store now.
 
-        def over(task: asyncio.Task[Sequence[str]]) -> None:
-            self._asking.discard(task)
-            self.tree.release(reply.span)
+        Replies take turns. After an outage many are handed over at once, several of one chain: each look-up is made once,
+        and leaves the event loop to the hand-over and to requests.
+        """
+        self.tree.hold(reply.span)
+        self._late.append(reply)
+        if self._asking is None:
+            self._asking = asyncio.get_running_loop().create_task(self._ask_late())
 
-        task.add_done_callback(over)
+    async def _ask_late(self) -> None:
+        try:
+            while self._late:
+                reply = self._late.popleft()
+                try:
+                    await self.asked_late(reply.namespace, end_of(reply.span), again=False)
+                except Exception:
+                    logger.exception("a look-up that was made late failed")
+                finally:
+                    self.tree.release(reply.span)
+        finally:
+            self._asking = None
+            while self._late:
+                self.tree.release(self._late.popleft().span)
 
     async def _asked_late(self, doubt: Doubt) -> Sequence[str]:
         known = KnownRecords(self.tree.stored)

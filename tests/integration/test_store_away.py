@@ -187,7 +187,11 @@ class Place:
 
     def handed_over(self, *routers: Program) -> None:
         for router in routers:
-            until(lambda one=router: self.metric(one, "tito_store_waiting") == 0, "all is handed over")  # type: ignore[misc]
+            told = f"all that waits at {router!r} is handed over; it logged:\n"
+            until(
+                lambda one=router: self.metric(one, "tito_store_waiting") == 0,  # type: ignore[misc]
+                lambda one=router, told=told: told + one.log[-6_000:],  # type: ignore[misc]
+            )
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from middleware_hub.persistence import memory as memory_module
 from middleware_hub.persistence.memory import Memory
 from middleware_hub.radix.cut import end_of
 from middleware_hub.radix.node import Generation
+from middleware_hub.spans.chain import SpanFlag
 from tests.middleware_hub.persistence.lives import Life, Lives
 from tests.middleware_hub.persistence.test_turn_writer import NS, ask, played
 from tests.middleware_hub.radix.recount import recount
@@ -65,7 +67,8 @@ def test_a_reply_that_is_collected_before_it_is_asked_for_is_not_counted_twice(
         await asyncio.sleep(0)
         return ()
 
-    monkeypatch.setattr(memory_module, "doubts", lambda *_: [object()])
+    doubt = SimpleNamespace(span=SimpleNamespace(flags=SpanFlag.UNASKED))
+    monkeypatch.setattr(memory_module, "doubts", lambda *_: [doubt])
     monkeypatch.setattr(Memory, "_asked_late", asked)
 
     async def work(lives: Lives) -> None:
@@ -83,7 +86,8 @@ def test_a_reply_that_is_collected_before_it_is_asked_for_is_not_counted_twice(
         else:
             memory._handed_over(first)
             tree.collect()
-            await asyncio.gather(*memory._asking)
+            assert memory._asking is not None
+            await memory._asking
             await asyncio.sleep(0)
         recount(tree)
         assert tree.stats.generations == 1

@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 
 from middleware_hub.persistence import saving
 from middleware_hub.persistence.saving import Saving
+from middleware_hub.radix.cut import end_of
+from middleware_hub.radix.late_answers import doubts
+from middleware_hub.spans.chain import SpanFlag
 from middleware_hub.store.errors import StoreUnreachableError
 from middleware_hub.store.guarded import GuardedStore
 from middleware_hub.store.opening import open_store
@@ -22,7 +25,7 @@ from middleware_hub.store.records import Serials
 from middleware_hub.store.spool.folder import SpoolFolder
 from middleware_hub.store.spool.handover import Adoption
 from tests.conftest import examples
-from tests.middleware_hub.persistence.lives import Life, Namespace
+from tests.middleware_hub.persistence.lives import Ask, Life, Namespace
 from tests.middleware_hub.persistence.test_restarts import NAMESPACES, PICK, REQUEST, request_of
 from tests.middleware_hub.store.dying import dies
 from tests.middleware_hub.store.troubled import TroubledStore
@@ -224,3 +227,35 @@ def test_versions_that_are_noted_again_while_the_store_is_away_are_all_handed_ov
     """The same news twice: a version goes back, comes, and goes back. The third reply in a row is a fall."""
     before, away, after = ([("ask", request(version=one)) for one in part] for part in versions.split("|"))
     asyncio.run(play(str(tmp_path), [*before, ("appends", "raises"), *away, ("kill",), *after], None))
+
+
+def test_what_is_handed_over_after_an_outage_is_looked_up_once(tmp_path: Path) -> None:
+    """Also the turns of one chain, each of which was made without the store, and which are handed over together."""
+    turns = 12
+
+    async def work() -> None:
+        routers = Routers(str(tmp_path), None)
+        await routers.begin()
+        troubled, store, memory = routers.troubled, routers.saving.store, routers.many.memory
+        assert memory is not None
+        troubled.appends = troubled.reads = "raises"
+        text = ""
+        for number in range(turns):
+            turn = Ask(NAMESPACES[0], text + "a b", None, None, [2, 3], f"r{number}", "1")
+            text = str((await routers.many.ask(turn))["text"])
+        last = routers.many.tree.reply(NAMESPACES[0], f"r{turns - 1}")
+        assert last is not None
+        unasked = doubts(NAMESPACES[0], end_of(last.span))
+        assert len(unasked) >= turns - 2, "all but those before the outage was noticed"
+        troubled.mend()
+        assert store._probing is not None
+        await store._probing
+        troubled.asked.clear()
+        assert await routers.saving.hand_over()
+        assert memory._asking is not None
+        await memory._asking
+        assert troubled.asked["find"] == len(unasked)
+        assert all(doubt.span.flags & SpanFlag.DOUBTFUL == SpanFlag.ASKED_LATE for doubt in unasked)
+        await routers.end(killed=False)
+
+    asyncio.run(work())
