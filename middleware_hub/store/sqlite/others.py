@@ -21,7 +21,7 @@ from middleware_hub.store.paths import BLOCK, NAME, PASS, STEP, WAY, Namespace, 
 from middleware_hub.store.records import new_id
 
 _MOST_KEPT: Final = 200_000
-_MOST_GROUND: Final = 50_000
+_MOST_ABSENT: Final = 50_000
 """Beginnings and names, of about 250 bytes each."""
 NEWS_KEPT: Final = 4_000
 """Records for which rows of `news` are kept: some hundred KB. A process that reads them less often has to start again."""
@@ -187,8 +187,8 @@ class Others:
             return self.count
 
 
-class Ground:
-    """Knows which records up to a horizon (`Others.horizon`) a caller has that keeps all its results and appends.
+class AbsentPaths:
+    """Knows what the store lacks, up to a horizon (`Others.horizon`), for a caller that keeps all results and appends.
 
     - Beginnings of texts that none of those records continues, as digests of paths at `STEP`-th block ends. A look-up learns
       that, and it is carried on to the end of each reply that is appended there.
@@ -207,7 +207,7 @@ class Ground:
 
     def check(self, epoch: int) -> None:
         """Set the horizon (`Others.epoch`). Call this before anything is added."""
-        if epoch != self._epoch or len(self) > _MOST_GROUND:
+        if epoch != self._epoch or len(self) > _MOST_ABSENT:
             self._digests.clear()
             self._names.clear()
             self._epoch = epoch

@@ -46,7 +46,7 @@ from middleware_hub.store.sqlite.forgetting import (
     used_bytes,
 )
 from middleware_hub.store.sqlite.media import media_sizes, remove_unnamed, unnamed
-from middleware_hub.store.sqlite.others import Ground, trim_news
+from middleware_hub.store.sqlite.others import AbsentPaths, trim_news
 from middleware_hub.store.sqlite.reader import Reader
 from middleware_hub.store.sqlite.verifying import SqliteVerifier
 from middleware_hub.store.sqlite.writer import SqliteWriter
@@ -75,7 +75,7 @@ class SqliteStore:
         self._writer: SqliteWriter | None = None
         self._inline: Reader | None = None
         self._threaded: Reader | None = None
-        self._ground = Ground()
+        self._absent = AbsentPaths()
         self._look_ups = LookUps()
         self._torn = 0
 
@@ -109,12 +109,12 @@ class SqliteStore:
     async def append(self, batch: Batch) -> list[int]:
         writer = self._open_writer()
         wait = self._durability != "off" or bool(batch.events) or writer.waiting > _MOST_WAITING
-        self._ground.check(writer.others.epoch)
+        self._absent.check(writer.others.epoch)
         for path in batch.paths.values():
-            self._ground.carry_on(path)
+            self._absent.carry_on(path)
         for record in batch.records:
             for name in record.request_ids:
-                self._ground.add_name(record.namespace, name)
+                self._absent.add_name(record.namespace, name)
         numbers: list[int] = await writer.submit(prepare(batch), wait=wait, now=batch.gathered)
         return numbers
 
@@ -142,14 +142,14 @@ class SqliteStore:
         heard = query.complete and writer.hear()
         if not query.complete or not (heard or self._listen()):
             return None
-        others, ground, path = writer.others, self._ground, query.path
+        others, absent, path = writer.others, self._absent, query.path
         if others.count:  # else this process wrote everything that is there
-            ground.check(others.epoch)
+            absent.check(others.epoch)
             before = others.horizon > 0
-            if others.wrote_on(path, query.known_from) or (before and not ground.holds(path)):
+            if others.wrote_on(path, query.known_from) or (before and not absent.holds(path)):
                 return None
             for name in query.parents:
-                if others.named(path.namespace, name) or (before and not ground.holds_name(path.namespace, name)):
+                if others.named(path.namespace, name) or (before and not absent.holds_name(path.namespace, name)):
                     return None
         self._look_ups.spared += 1
         return Found(ends=self._ends(query.logs, heard=heard)) if query.logs else _NOTHING
@@ -171,7 +171,7 @@ class SqliteStore:
             if not query.parents and self.spared(replace(query, logs=())) is not None:
                 return _NOTHING
             horizon, epoch = others.horizon, others.epoch
-            self._ground.check(epoch)
+            self._absent.check(epoch)
         found = alone = None
         if query.path.last - max(query.path.first, query.known_from // BLOCK) <= _INLINE_BLOCKS:
             with suppress(StoreUnreachableError):  # locked for a moment: only a thread may wait for it
@@ -181,9 +181,9 @@ class SqliteStore:
             assert found is not None
         if epoch == others.epoch and not found.damaged:
             if alone is not None:
-                self._ground.add(alone)
+                self._absent.add(alone)
             for name in query.parents:
-                self._ground.add_name(query.path.namespace, name)
+                self._absent.add_name(query.path.namespace, name)
         return self._look_ups.counted(found)
 
     async def get(

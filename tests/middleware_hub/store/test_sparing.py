@@ -63,9 +63,9 @@ def test_who_is_alone_keeps_no_more_the_longer_it_runs(tmp_path: Path) -> None:
         assert isinstance(store, SqliteStore)
         for number in range(50):
             await store.append(world.turn(None, f"user {number}", "reply", names=(f"a{number}", f"b{number}")).batch)
-            assert len(store._ground) <= 12
+            assert len(store._absent) <= 12
 
-    with patch.object(others, "_MOST_GROUND", 10):
+    with patch.object(others, "_MOST_ABSENT", 10):
         with_store(sqlite(tmp_path), work)
 
 
