@@ -190,9 +190,9 @@ class Others:
 class AbsentPaths:
     """Knows what the store lacks, up to a horizon (`Others.horizon`), for a caller that keeps all results and appends.
 
-    - Beginnings of texts that none of those records continues, as digests of paths at `STEP`-th block ends. A look-up learns
-      that, and it is carried on to the end of each reply that is appended there.
-    - Names that the caller looked up, or gave.
+    - Beginnings of texts that no record in it continues, as digests of paths at `STEP`-th block ends. A look-up finds them,
+      and each reply that is appended there moves the beginning to its end.
+    - Names that the caller looked up, or gave: the caller has all of their replies.
 
     All of it is dropped with the horizon, and when there is too much of it.
     """
