@@ -308,6 +308,9 @@ class Cover:
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self.trajectories)
 
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
     def require_exact(self) -> Cover:
         """Return it. Raises NotUsableError if a reply is missing, or a sequence is not exact."""
         if self.missing:

@@ -558,6 +558,7 @@ def test_a_session(served: Stack, client: Client) -> None:
         session.reward({"score": 0.5}, branch=session.replies[-1])
         whole = session.finalize().require_exact()
         (found,) = whole
+        assert len(whole) == 1
         assert [turn.request_id for turn in found.turns] == session.replies
         assert found.sampled == 24
         assert found.reward_info == {"score": 0.5}
