@@ -55,10 +55,15 @@ def busy() -> Iterator[EmbeddedWorker]:
 def standing(
     busy: EmbeddedWorker, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Processes]:
-    """A router for tests that leave it as it is."""
+    """A router for tests that leave it as it is. Both processes have answered: one may start slower than the other."""
     store = empty_redis() if request.param == "redis" else ""
     with Processes("router", busy.url, folder=tmp_path_factory.mktemp("standing"), store=store) as found:
         found.wait_until_up()
+        busy.hold()
+        first: list[Asking] = []
+        at_both(found, busy, first, {"text": "Hello", "sampling_params": SHORT})
+        busy.release()
+        assert all(asking.answer().status == 200 for asking in first)
         yield found
 
 
