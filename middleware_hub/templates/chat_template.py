@@ -33,6 +33,7 @@ from functools import partial
 from typing import NamedTuple
 
 from middleware_hub.chat.messages import ChatRequest, Message, argument_texts
+from middleware_hub.spans.media import CLOSE, OPEN
 from middleware_hub.templates.decisions import decisions_of
 from middleware_hub.templates.renderer import Messages, Options, Renderer, RenderingError, Tools, check_options
 from middleware_hub.templates.slots import Slots
@@ -90,7 +91,8 @@ class ChatTemplate:
         self._renderer.placeholder = placeholder
         self._forms = TurnForms(self._renderer)
         self._systems = SystemMessages(self._renderer, late_system)
-        self._slots = Slots(source)
+        # The renderer refuses a text with a character of marks if the model reads pictures.
+        self._slots = Slots(source, (OPEN, CLOSE) if placeholder else ())
         self._decisions = decisions_of(source)
         self._late_system: LateSystem = late_system
         self._plans: Remembered[_Plan | None] = Remembered()
