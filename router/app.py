@@ -150,6 +150,7 @@ def create_app(
         engines=table.values(),
         checked=lambda url, found: roles.checked(url, engine.checked(url, found)),
         ranks=None if workers.dp_ranks == "off" else {normalize_url(u): n for u, n in workers.given_ranks.items()},
+        passes_keys=not keys,
     )
     worker_checks: list[WorkerCheck] = []
     checks = HealthChecks(pool, prober, workers.health, metrics.probed, worker_checks)

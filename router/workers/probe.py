@@ -121,6 +121,7 @@ class Prober:
         engines: Iterable[Engine] = (),
         checked: Callable[[str, ProbeResult], ProbeResult] = lambda _, found: found,
         ranks: Mapping[str, int] | None = MappingProxyType({}),
+        passes_keys: bool = True,
     ) -> None:
         """Ask workers over `upstream`.
 
@@ -130,7 +131,9 @@ class Prober:
             engines: the engines that a worker may run beside the native one.
             checked: makes a refusal of a result at a URL, if its engine cannot be in this fleet.
             ranks: by URL, the numbers of data-parallel ranks that workers are not asked for; None asks none of them.
+            passes_keys: whether workers get the keys of clients. If not, a worker that asks for a key is of no use.
         """
+        self._passes_keys = passes_keys
         self._ranks = ranks
         self.checked = checked
         self._engines = tuple(engines)
@@ -184,6 +187,9 @@ class Prober:
                     answers[path] = EngineAnswer(*await self._fetch(method, url + path, body))
         except (UpstreamFailure, TimeoutError) as error:
             return self._failed(error)
+        locked = next((path for path, said in answers.items() if said.status == 401), None)
+        if locked is not None and not self._passes_keys:
+            return ProbeResult(refusal=f"{url}: {_locked(locked)}", stranger=True)
         found: Introduction = engine.introduction(answers)
         refusal = None if found.refusal is None else f"worker {url} {found.refusal}"
         ranks = self.given_ranks(url) if refusal is None else 1
@@ -321,7 +327,11 @@ class Prober:
                     if status == 429 and not known:
                         return ProbeResult(f"GET {path} is answered with {status}")
                     if status in _REFUSES_US and _is_no_page(body):
-                        return ProbeResult()
+                        if status != 401 or self._passes_keys:
+                            return ProbeResult()
+                        if known:
+                            return ProbeResult(_locked(path), stranger=True)
+                        return ProbeResult(refusal=f"{url}: {_locked(path)}", stranger=True)
                     if status == 200 and is_answer(body):
                         return body
                     missing = missing or _NoSuchPath(_answer(f"GET {path}", status, body))
@@ -356,6 +366,13 @@ def loop_refusal(url: str, status: int) -> str | None:
 
 def _no_engine(url: str, said: str) -> ProbeResult:
     return ProbeResult(refusal=f"{url} is no engine: {said}. Give the URL of a worker, with its port", stranger=True)
+
+
+def _locked(path: str) -> str:
+    return (
+        f"it asks for a key (GET {path} is answered with 401). This router has keys of its own, and passes none on: "
+        "start the worker without a key"
+    )
 
 
 def _answer(question: str, status: int, body: bytes) -> str:

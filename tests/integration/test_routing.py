@@ -227,6 +227,29 @@ def test_the_reason_does_not_tell_a_tenant_what_another_one_has_sent(
     assert set(map(tuple, reasons.values())) == {("least_loaded", "cached")}
 
 
+def test_a_router_with_keys_sends_nothing_to_a_worker_that_asks_for_one(workers: list[EmbeddedWorker]) -> None:
+    """It passes none on, so every request would fail there: at once, and the least loaded worker would get all of them."""
+    keys, headers = ("key-of-one-tenant-1",), {"authorization": "Bearer key-of-one-tenant-1"}
+
+    def asking(*urls: str) -> RouterApp:
+        return create_app(
+            RouterConfig(
+                server=ServerConfig(api_keys=keys),
+                workers=WorkersConfig(urls=urls, policy="least_inflight"),
+                radix=RadixConfig(tokenizer_path=str(vocabulary("qwen"))),
+            )
+        )
+
+    app = asking(workers[0].url)
+    with serve(app) as locked, serve(asking(locked, workers[0].url)) as url:
+        told = {one["url"]: one for one in call(f"{url}/workers", headers=headers).json()["workers"]}
+        assert (told[locked]["state"], told[workers[0].url]["state"]) == ("starting", "healthy")
+        assert "asks for a key" in told[locked]["complaint"]
+        body = {"text": SYSTEM, "sampling_params": {"max_new_tokens": 1}}
+        answers = [call(f"{url}/generate", body, headers=headers) for _ in range(4)]
+        assert [one.status for one in answers] == [200] * 4
+
+
 def test_a_key_stays_with_its_first_worker_whatever_the_load(
     start: Start, workers: list[EmbeddedWorker], asks: list[Asking]
 ) -> None:

@@ -22,6 +22,7 @@ from tests.router.workers.watched import (
     WELL_WITH_ANYTHING,
     AnsweringServer,
     states,
+    until,
     watching,
     web_server,
 )
@@ -167,6 +168,48 @@ def test_an_engine_without_a_description_is_admitted_and_stays(get: tuple[int, b
                 while len(watched.probes) < 5:  # noqa: ASYNC110 - probes are not reported
                     await asyncio.sleep(0.001)
             assert all(watched.probes)
+
+    asyncio.run(main())
+
+
+VLLM_OPEN: dict[str, Any] = {"version": {"version": "0.32.0"}, "ping": {}, "tokenize": {}}
+LOCKED: list[dict[str, Any]] = [
+    {"health": 200, "server_info": 401, "ping": 401, "generate": 401},  # SGLang
+    {**VLLM_OPEN, **dict.fromkeys(("v1/models", "v1/completions", "inference/v1/generate"), 401)},
+]
+
+
+@pytest.mark.parametrize("answers", LOCKED, ids=["sglang", "vllm"])
+def test_a_worker_that_asks_for_a_key_gets_no_requests_from_a_router_that_passes_none_on(
+    answers: dict[str, Any],
+) -> None:
+    """It would refuse each of them at once, and so be the worker with the fewest in flight."""
+
+    async def main() -> None:
+        server = AnsweringServer(**answers)
+        async with serving(server) as url, watching(passes_keys=False) as watched:
+            with pytest.raises(BadRequestError, match=r"asks for a key .* 401.*start the worker without a key"):
+                await watched.admission.admit(url)
+            await watched.admission.admit_all([url])
+            (worker,) = watched.pool.list()
+            probed = len(watched.probes)
+            await until(lambda: len(watched.probes) > probed + 3)
+            assert worker.state is WorkerState.STARTING
+            assert "asks for a key" in str(worker.complaint)
+            server.answers = {"/server_info": MODEL, "/ping": 200}
+            await watched.until(worker, WorkerState.HEALTHY)
+            server.answers = {"/server_info": 401, "/ping": 401}  # it restarted, with a key
+            await until(lambda: not watched.pool.routable)
+            assert "asks for a key" in str(worker.complaint)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("answers", LOCKED, ids=["sglang", "vllm"])
+def test_a_worker_that_asks_for_a_key_is_admitted_by_a_router_that_passes_it_on(answers: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with serving(AnsweringServer(**answers)) as url, watching() as watched:
+            assert (await watched.admission.admit(url)).state is WorkerState.HEALTHY
 
     asyncio.run(main())
 

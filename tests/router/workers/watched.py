@@ -11,6 +11,7 @@ import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config import HealthConfig
+from router.engines.table import engines
 from router.http.upstream import AiohttpUpstream
 from router.policies.least_inflight import LeastInflight
 from router.workers.admission import Admission
@@ -45,9 +46,9 @@ class AnsweringServer:
 class Watched:
     """A pool with its admission and its health checks."""
 
-    def __init__(self, upstream: AiohttpUpstream, config: HealthConfig, patience: float) -> None:
+    def __init__(self, upstream: AiohttpUpstream, config: HealthConfig, patience: float, passes_keys: bool) -> None:
         self.pool = WorkerPool(LeastInflight(), health=config)
-        prober = Prober(upstream, seconds=config.timeout)
+        prober = Prober(upstream, seconds=config.timeout, engines=engines().values(), passes_keys=passes_keys)
         self.probes: list[bool] = []
         self.worker_checks: list[WorkerCheck] = []
         self.checks = HealthChecks(self.pool, prober, config, self.probes.append, self.worker_checks)
@@ -67,9 +68,11 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def watching(config: HealthConfig = QUICK, patience: float = 1.0) -> AsyncIterator[Watched]:
+async def watching(
+    config: HealthConfig = QUICK, patience: float = 1.0, *, passes_keys: bool = True
+) -> AsyncIterator[Watched]:
     async with AiohttpUpstream(connect_timeout=1) as upstream:
-        watched = Watched(upstream, config, patience)
+        watched = Watched(upstream, config, patience, passes_keys)
         try:
             yield watched
         finally:
