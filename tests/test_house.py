@@ -37,7 +37,7 @@ HELPERS: dict[str, tuple[str, ...]] = {
     ),
     "a core without a framework, or without a loop, below an edge": (
         "router.http.packed_bodies",
-        "router.http.reply_body",
+        "router.http.unpacking",
         "router.proxy.attempts",
         "router.serving.body_pieces",
     ),

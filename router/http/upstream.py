@@ -11,7 +11,7 @@ import asyncio
 import math
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from contextvars import ContextVar, copy_context
 from functools import lru_cache, partial
@@ -25,8 +25,8 @@ from aiohttp.http import HttpProcessingError, RawResponseMessage
 from aiohttp.tracing import Trace
 from yarl import URL
 
-from router.http.reply_body import ReplyTooLargeError, SizeLimit, Unpacker, UnpackingError, is_event_stream
 from router.http.time_limits import patience
+from router.http.unpacking import Unpacker, UnpackingError
 
 Headers = Sequence[tuple[bytes, bytes]]
 Body = bytes | None
@@ -311,6 +311,37 @@ class _ConnectionUse:
 
 _CONNECTION: ContextVar[_ConnectionUse] = ContextVar("connection")
 """That of the request which the current task sends. aiohttp's own hooks would cost a quarter of the request."""
+
+
+def is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether a reply with these headers comes as server-sent events."""
+    for name, value in headers:
+        if name.lower() == b"content-type":
+            return value.startswith(b"text/event-stream")
+    return False
+
+
+class ReplyTooLargeError(Exception):
+    """A worker's reply is over `--max-reply-bytes`."""
+
+
+class SizeLimit:
+    """Bounds what has to be kept of a worker's reply until it can be read: all of it, or one event of a stream.
+
+    An event of an engine is one line.
+    """
+
+    def __init__(self, most: float, *, stream: bool) -> None:
+        self._most = most
+        self._stream = stream
+        self._size = 0
+
+    def add(self, piece: bytes) -> None:
+        """Count a piece of the body. Raises ReplyTooLargeError."""
+        self._size = len(piece) if self._stream and b"\n" in piece else self._size + len(piece)
+        if self._size > self._most:
+            what = "an event" if self._stream else "the reply"
+            raise ReplyTooLargeError(f"{what} is longer than {self._most} bytes (--max-reply-bytes)")
 
 
 class _AiohttpResponse:

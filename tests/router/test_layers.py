@@ -106,7 +106,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "core": (
         "router.auth.*",
         "router.engines.*",
-        "router.http.reply_body",
+        "router.http.unpacking",
         "router.kv_cache.*",
         "router.http.request_state",
         "router.peers.channel",

@@ -9,9 +9,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from router.http.headers import HeaderList
-from router.http.reply_body import is_event_stream
 from router.http.request_state import Caller
-from router.http.upstream import Take
+from router.http.upstream import Take, is_event_stream
 from router.proxy.generate_call import GenerateCall
 from router.proxy.worker_reply import WorkerReply
 

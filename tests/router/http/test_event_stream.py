@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.http.reply_body import is_event_stream
+from router.http.upstream import is_event_stream
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from aiohttp.client_proto import ResponseHandler
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.http.reply_body import SizeLimit
-from router.http.upstream import AiohttpUpstream, UpstreamBrokenError, UpstreamResponse, _Tap
+from router.http.upstream import AiohttpUpstream, SizeLimit, UpstreamBrokenError, UpstreamResponse, _Tap
 from tests.router.http.test_upstream import Run, all_of, both_loops
 from tests.support.serving import read_request, serving_socket
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from router.engines.engine import Engine, EngineAnswer, EngineCall, EngineExchange, Introduction, KnownWorker, Question
 from router.engines.engine import UntranslatableError as Untranslatable
 from router.engines.sglang.engine import SGLANG
-from router.http.reply_body import is_event_stream
-from router.http.upstream import Body, Headers, Take, UpstreamBrokenError, UpstreamResponse
+from router.http.upstream import Body, Headers, Take, UpstreamBrokenError, UpstreamResponse, is_event_stream
 from router.proxy.engine_upstream import EngineUpstream
 
 EVENTS = (b"content-type", b"text/event-stream")

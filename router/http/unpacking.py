@@ -1,4 +1,4 @@
-"""The body of a worker's reply: whether events come, its largest size, and unpacking if it is compressed though unasked.
+"""Unpacks the body of a worker's reply that is compressed though the router asked for none.
 
 A few hundred kilobytes can stand for gigabytes. Replies of an engine are packed ten or twenty to one; a hundred to one is no
 reply of an engine.
@@ -7,44 +7,12 @@ reply of an engine.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
 
 MAX_RATIO = 100
 """Bytes that one compressed byte may stand for, once more than `FREE_BYTES` are unpacked."""
 
 FREE_BYTES = 4 * 1024 * 1024
 PIECE_BYTES = 1024 * 1024
-
-
-def is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Return whether a reply with these headers comes as server-sent events."""
-    for name, value in headers:
-        if name.lower() == b"content-type":
-            return value.startswith(b"text/event-stream")
-    return False
-
-
-class ReplyTooLargeError(Exception):
-    """A worker's reply is over `--max-reply-bytes`."""
-
-
-class SizeLimit:
-    """Bounds what has to be kept of a worker's reply until it can be read: all of it, or one event of a stream.
-
-    An event of an engine is one line.
-    """
-
-    def __init__(self, most: float, *, stream: bool) -> None:
-        self._most = most
-        self._stream = stream
-        self._size = 0
-
-    def add(self, piece: bytes) -> None:
-        """Count a piece of the body. Raises ReplyTooLargeError."""
-        self._size = len(piece) if self._stream and b"\n" in piece else self._size + len(piece)
-        if self._size > self._most:
-            what = "an event" if self._stream else "the reply"
-            raise ReplyTooLargeError(f"{what} is longer than {self._most} bytes (--max-reply-bytes)")
 
 
 class UnpackingError(Exception):

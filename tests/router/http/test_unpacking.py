@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.http.reply_body import FREE_BYTES, MAX_RATIO, PIECE_BYTES, Unpacker, UnpackingError
+from router.http.unpacking import FREE_BYTES, MAX_RATIO, PIECE_BYTES, Unpacker, UnpackingError
 
 
 def unpacked(encoding: str, packed: bytes, step: int) -> bytes:
