@@ -155,26 +155,25 @@ class SampledTokens:
         return found
 
 
-def finish_of(reply: Reply) -> Finish:
-    """Return how a reply ended, in OpenAI's words. `abort` is SGLang's: OpenAI has no word for half a reply."""
-    if reply.finish_type == "length":
-        return "length"
-    return "stop" if reply.finish_type == "stop" else "abort"
-
-
-def answer_of(reply: Reply, meta: dict[str, Raw], **fields: Any) -> Answer:
+def answer_of(reply: Reply, meta: dict[str, Raw], *, cut_off: bool = False, **fields: Any) -> Answer:
     """Return the answer for a worker's reply.
 
     Args:
         meta: its `meta_info`, raw.
+        cut_off: whether the generation was ended on purpose.
         fields: fields of the answer that the reply lacks, or that the caller knows better.
     """
+    # In OpenAI's words, but `abort` is SGLang's: OpenAI has no word for half a reply.
+    finish = "abort" if cut_off or reply.finish_type not in ("stop", "length") else reply.finish_type
+    if finish == "stop" and fields.get("tool_calls"):
+        finish = "tool_calls"
     counted = {key: meta[key] for key in Usage.__struct_fields__ if key in meta}
     try:
         usage = _decode_usage(msgspec.json.encode(counted))
     except JSON_ERRORS:  # no token depends on what the engine counts besides
         usage = Usage()
     found: dict[str, Any] = {
+        "finish": finish,
         "generation_id": reply.request_id or "",
         "matched": reply.matched,
         "prompt_tokens": reply.prompt_tokens or 0,
@@ -183,7 +182,4 @@ def answer_of(reply: Reply, meta: dict[str, Raw], **fields: Any) -> Answer:
         "reasoning_tokens": usage.reasoning_tokens or 0,
         "weight_version": reply.version,
     }
-    found |= fields
-    if "finish" not in found:
-        found["finish"] = finish_of(reply)
-    return Answer(**found)
+    return Answer(**{**found, **fields})

@@ -4,18 +4,14 @@
           `- the generation -' `- the place         5f1d0c 3c9
 
 The place is the number of the call, scrambled with the generation, so an id that a client has made is hardly ever taken for one
-of the router's. Harnesses send ids back
-unchanged, whatever they do with a turn's text, so an id shows which of several equal samples a client goes on from, and that
-calls which a client wrote apart are of one turn.
+of the router's. Harnesses send ids back unchanged, whatever they do with a turn's text, so an id shows which of several equal
+samples a client goes on from, and that calls which a client wrote apart are of one turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
-
-from middleware_hub.chat.messages import Message
 
 _LONG, _SHORT = (20, 4), (6, 3)
 """The hexadecimal digits of the generation and of the place."""
@@ -64,45 +60,3 @@ def is_of(name: object, generation_id: str) -> bool:
 
 def _hex(text: str, length: int) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()[:length]
-
-
-def rejoined(listed: Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """Return the messages of each entry of a request, with the calls of one turn in one message.
-
-    Some harnesses write parallel calls one after the other, each with its result. Their ids say that they are one turn:
-
-        a(call 1), result 1, a(call 2), result 2        becomes        a(call 1, call 2), result 1, result 2
-
-    The first entry has the turn then, and the results up to its last call; the entries up to that have no message.
-    """
-    found = list(listed)
-    for begin, messages in enumerate(found):
-        if not messages or not messages[-1].get("tool_calls"):
-            continue
-        turn, place = messages[-1], place_of(messages[-1]["tool_calls"][-1].get("id"))
-        results: list[Message] = []
-        end, waiting = begin + 1, list[Message]()
-        for at in range(begin + 1, len(found)):
-            *before, last = found[at] or [{}]
-            if last.get("role") == "tool" and all(one.get("role") == "tool" for one in before):
-                waiting += found[at]
-            elif place is None or before or not _goes_on(turn, last, place):
-                break
-            else:
-                calls = [*turn["tool_calls"], *last["tool_calls"]]
-                turn = {**turn, "content": turn.get("content") or last.get("content"), "tool_calls": calls}
-                place = place_of(calls[-1].get("id"))
-                results += waiting
-                waiting, end = [], at + 1
-        if end > begin + 1:
-            found[begin] = [*messages[:-1], turn, *results]
-            found[begin + 1 : end] = [()] * (end - begin - 1)
-    return found
-
-
-def _goes_on(turn: Message, message: Message, place: CallPlace) -> bool:
-    """Whether a message has the next calls of a turn, and no words of its own."""
-    if not message.get("tool_calls") or (message.get("content") or None) not in (None, turn.get("content")):
-        return False
-    following = place_of(message["tool_calls"][0].get("id"))
-    return following == CallPlace(place.generation, place.number + 1)

@@ -27,6 +27,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum, IntEnum, auto
 from functools import lru_cache
+from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 from jinja2 import TemplateSyntaxError, nodes
@@ -37,6 +39,7 @@ from middleware_hub.templates.trials import Remembered
 
 _ROLES = ("user", "tool")
 _KEYS = frozenset({"role", "content"})
+_ROLE, _CONTENT = itemgetter("role"), itemgetter("content")
 
 Render = Callable[[list[Message]], str]
 
@@ -63,14 +66,14 @@ class Slots:
         """Return `render(messages)`. `key` is everything else on which the result depends."""
         if self._copies is None or not self._copied(self._copies, messages):
             return render(messages)
-        place = (key, *[message["role"] for message in messages])
+        place = (key, *map(_ROLE, messages))
         around = self._known.get(place)
         if around is None:
             around = self._known[place] = self._around(messages, render)
         if not around:
             return render(messages)
-        texts = (message["content"] for message in messages)
-        return around[0] + "".join([piece for pair in zip(texts, around[1:], strict=True) for piece in pair])
+        pairs = zip(map(_CONTENT, messages), around[1:], strict=True)
+        return around[0] + "".join(chain.from_iterable(pairs))
 
     @staticmethod
     def _copied(copies: Copies, messages: Sequence[Message]) -> bool:

@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from middleware_hub.chat.call_ids import rejoined
 from middleware_hub.chat.messages import Message
 from middleware_hub.dialects.fields import check_depth, read_arguments, string, unsupported, wrong
 from middleware_hub.dialects.gemini.spelling import listed, spelled
 from middleware_hub.dialects.messages import (
     UnreadMediaError,
     assistant_message,
+    rejoined,
     told,
     tool_call,
     without_billing,

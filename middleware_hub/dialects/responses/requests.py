@@ -10,7 +10,6 @@ import re
 from functools import partial
 from typing import Any
 
-from middleware_hub.chat.call_ids import rejoined
 from middleware_hub.chat.memo import AnsweredTurns, Memo
 from middleware_hub.chat.messages import FUNCTION, ChatRequest, KeyedMessage, Message, ToolCall, ToolForm
 from middleware_hub.dialects.fields import (
@@ -30,7 +29,7 @@ from middleware_hub.dialects.fields import (
     unsupported,
     wrong,
 )
-from middleware_hub.dialects.messages import assistant_message, said, told, tool_call, without_billing
+from middleware_hub.dialects.messages import assistant_message, rejoined, said, told, tool_call, without_billing
 from middleware_hub.dialects.responses.tools import (
     CALLS,
     PREFIXES,

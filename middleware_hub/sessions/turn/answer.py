@@ -13,7 +13,7 @@ from operator import attrgetter, itemgetter
 
 from msgspec import Raw
 
-from middleware_hub.chat.answer import Answer, SampledTokens, TokenLogprob, answer_of, finish_of
+from middleware_hub.chat.answer import Answer, SampledTokens, TokenLogprob, answer_of
 from middleware_hub.chat.call_ids import call_id
 from middleware_hub.chat.messages import ChatRequest, Message, Piece, Reasoning, SampledCall, Text, ToolCall
 from middleware_hub.parsers.base import Plain, Sampled, SampledParser
@@ -149,17 +149,17 @@ class AnswerBuilder:
                     text = getattr(said.pop(), "text", "") + text
                 said.append(kind(text))
         further = further_fields(fields, meta)
-        finish, wants_ids = "abort" if cut_off else finish_of(reply), self._request.token_ids
+        wants_ids = self._request.token_ids
         return answer_of(
             reply,
             meta,
+            cut_off=cut_off,
             generation_id=self._id,
             content="".join(texts[Text]),
             reasoning="".join(texts[Reasoning]),
             pieces=said,
             ended=int(time.time()),
             tool_calls=tuple(self.calls),
-            finish="tool_calls" if finish == "stop" and self.calls else finish,
             prompt_tokens=prompt_tokens,
             # Copies, because a slice would keep the whole reply in memory as long as the session lives.
             extra={name: value.copy() for name, value in further.items()} if further else {},

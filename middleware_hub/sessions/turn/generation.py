@@ -224,8 +224,8 @@ class TurnGeneration:
         if memoryview(packed).cast("i")[-1] in judge.vocabulary.open_ends:
             received.repeated = RepeatedPrompt(judge.vocabulary, packed, skips_special=skips_special)
         try:
-            await self._receive(received)
-            reply, fields, meta = received.result(stream=self._plan.request.stream)
+            status, body = await self._receive(received)
+            reply, fields, meta = received.result(status, body, stream=self._plan.request.stream)
             if self.prompt.media:
                 for name in ABOUT_PROMPT:  # which only the router asked for
                     fields.pop(name, None)
@@ -295,8 +295,8 @@ class TurnGeneration:
         self.verdict = Verdict("no", MEDIA_MISMATCH, detail)
         logger.warning("a turn is not kept: %s: %s", MEDIA_MISMATCH, detail)
 
-    async def _receive(self, received: _ReceivedReply) -> None:
-        """Have it generated, and take what comes."""
+    async def _receive(self, received: _ReceivedReply) -> tuple[int, bytes]:
+        """Have it generated, and take what comes. Return the status, and the body of a reply in one piece."""
         generator, plan = self._generator, self._plan
         if plan.lasting:
             reply = await generator.backend.generate(self._call)
@@ -336,7 +336,7 @@ class TurnGeneration:
                 await reply.gather()
         finally:
             await reply.aclose()
-        received.whole(reply.status, b"" if reply.stream else reply.body)
+        return reply.status, b"" if reply.stream else reply.body
 
     async def _keep(self, asked: Expectation, received: _ReceivedReply) -> None:
         """Commit what a stream brought before it was ended on purpose."""
@@ -430,7 +430,6 @@ class _ReceivedReply:
         """`prompt_tokens`: the length of what was sent."""
         self._prompt_tokens = prompt_tokens
         self.repeated: RepeatedPrompt | None = None
-        self._status = 0
         self._body = b""
         self.error: RouterError | None = None
         """The error that came as an event, in a stream whose own status is 200."""
@@ -455,18 +454,14 @@ class _ReceivedReply:
             return False
         return data != DONE
 
-    def whole(self, status: int, body: bytes) -> None:
-        """Take the end of a stream (no `body`), or all of another reply."""
-        self._status = status
-        self._body = body if self.repeated is None else bytes(self.repeated.taken_out(body))
-
-    def result(self, *, stream: bool) -> tuple[Reply, dict[str, Raw], dict[str, Raw]]:
-        """Return the whole reply, its top level and its `meta_info`, when all of it has come.
+    def result(self, status: int, body: bytes, *, stream: bool) -> tuple[Reply, dict[str, Raw], dict[str, Raw]]:
+        """Return the whole reply, its top level and its `meta_info`, when all of it has come. `body`: empty for a stream.
 
         Raises RouterError for what came instead of a reply, and UnreadableReplyError.
         """
-        if self._status != 200:
-            raise refusal(self._status, self._body, self._prompt_tokens)
+        self._body = body if self.repeated is None else bytes(self.repeated.taken_out(body))
+        if status != 200:
+            raise refusal(status, self._body, self._prompt_tokens)
         if not stream:
             reply, short = read_reply(self._body)
             return reply, *read_fields(short.body)

@@ -28,6 +28,5 @@ def test_what_comes_behind_the_end_of_a_stream_is_no_part_of_the_reply() -> None
     assert not received.event(DONE)
     for data in (event("ab", [7, 8], None), b'{"error": {"message": "late"}}', DONE):
         assert not received.event(data), "no client is shown it"
-    received.whole(200, b"")
-    reply, _, _ = received.result(stream=True)
+    reply, _, _ = received.result(200, b"", stream=True)
     assert (reply.text, list(reply.ids)) == ("a", [7])
