@@ -55,7 +55,6 @@ HELPERS: dict[str, tuple[str, ...]] = {
         "middleware_hub.sessions.trie.roots",
         "middleware_hub.sessions.turn.answer",
         "middleware_hub.sessions.turn.forced_calls",
-        "middleware_hub.sessions.turn.sampling",
         "middleware_hub.sessions.turn.written_again",
         "middleware_hub.sessions.log.stored_log",
         "middleware_hub.store.redis.forgetting",

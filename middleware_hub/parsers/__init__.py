@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 from middleware_hub.chat.messages import Tool
-from middleware_hub.parsers.base import CallParser, Plain, ReasoningParser
+from middleware_hub.parsers.base import CallParser, CallParsing, Plain, ReasoningParser
 from middleware_hub.parsers.formats.deepseek import DeepSeek
 from middleware_hub.parsers.formats.deepseek_v32 import DeepSeekV32
 from middleware_hub.parsers.formats.gemma4 import Gemma4
@@ -50,17 +50,6 @@ REASONING_NAMES: Mapping[str, type[ReasoningParser] | None] = {
     **dict.fromkeys((*_HARMONY, "none")),
 }
 """Reasoning parsers. `harmony` is None: its call parser finds both."""
-
-
-class CallParsing(NamedTuple):
-    """How calls are parsed: by which class, and whether it is given the tools. Without any it finds no calls."""
-
-    parser: type[CallParser]
-    finds: bool
-
-    def of(self, tools: Sequence[Tool] | None) -> CallParser:
-        """Return a parser for one sampled text; `tools`: the tools that the model was offered."""
-        return self.parser((tools or ()) if self.finds else ())
 
 
 def create(

@@ -20,7 +20,7 @@ with an error that the model can read.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from middleware_hub.chat.messages import Reasoning, SampledCall, Text, Tool
 
@@ -50,6 +50,17 @@ class CallParser(SampledParser, Protocol):
     needs_special: ClassVar[bool]
 
     def __init__(self, tools: Sequence[Tool]) -> None: ...
+
+
+class CallParsing(NamedTuple):
+    """How calls are parsed: by which class, and whether it is given the tools. Without any it finds no calls."""
+
+    parser: type[CallParser]
+    finds: bool
+
+    def of(self, tools: Sequence[Tool] | None) -> CallParser:
+        """Return a parser for one sampled text; `tools`: the tools that the model was offered."""
+        return self.parser((tools or ()) if self.finds else ())
 
 
 class ReasoningParser(Protocol):

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from middleware_hub import parsers
 from middleware_hub.chat.messages import ChatRequest, Reasoning, SampledCall
-from middleware_hub.parsers.base import CallParser, ReasoningParser, Sampled, SampledParser
+from middleware_hub.parsers.base import CallParser, CallParsing, ReasoningParser, Sampled, SampledParser
 from middleware_hub.parsers.formats.harmony import Harmony
 from middleware_hub.parsers.reply import ReplyParser
 from middleware_hub.sessions.turn.forced_calls import structural_tag
@@ -117,7 +117,7 @@ class ReplyParsers:
         found = [*reader.feed("x"), *reader.finish()]
         return bool(found) and isinstance(found[-1], Reasoning)
 
-    def _of(self, request: ChatRequest) -> parsers.CallParsing:
+    def _of(self, request: ChatRequest) -> CallParsing:
         return (
             self._no_calls if request.call_choice == "none" or not (request.tools or request.deferred) else self._calls
         )
