@@ -6,10 +6,7 @@ taken out or put in. No float is parsed and printed again on its way through. Lo
 
 from __future__ import annotations
 
-import math
 import re
-from array import array
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -112,45 +109,6 @@ _decode_floats = msgspec.json.Decoder(list[float]).decode
 
 class NotNumbersError(Exception):
     """The JSON is not a list of such numbers."""
-
-
-class Numbers(array):  # type: ignore[type-arg] # it takes a parameter since Python 3.12
-    """Token ids, none of them negative, or finite floats: an array that equals every sequence of the same numbers."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, array):
-            return super().__eq__(other)
-        return isinstance(other, Sequence) and self.tolist() == list(other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-
-def packed_ids(ids: Sequence[int]) -> Sequence[int]:
-    """Return token ids as `Numbers`; unchanged if one of them is negative, or beyond int32."""
-    if isinstance(ids, Numbers) or min(ids, default=0) < 0:
-        return ids
-    try:
-        return Numbers("i", ids)
-    except OverflowError:
-        return ids
-
-
-def packed_logprobs(logprobs: Sequence[float | None]) -> Sequence[float | None]:
-    """Return logprobs as `Numbers`; unchanged if one of them is not a finite number."""
-    if isinstance(logprobs, Numbers) or not all_finite(logprobs):
-        return logprobs
-    return Numbers("d", logprobs)
-
-
-def all_finite(values: Sequence[float | None]) -> bool:
-    """Return whether every value is a finite number."""
-    try:
-        return math.isfinite(math.fsum(values))  # type: ignore[arg-type] # None is what the TypeError is for
-    except (TypeError, ValueError, OverflowError):
-        return all(value is not None and math.isfinite(value) for value in values)
 
 
 def read_list(raw: bytes | bytearray, kind: Literal["i", "d"]) -> NDArray[Any]:

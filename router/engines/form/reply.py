@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
@@ -13,12 +15,8 @@ from msgspec import Raw
 from router.engines.json import (
     JSON_ERRORS,
     NotNumbersError,
-    Numbers,
-    all_finite,
     decode_object,
     is_null,
-    packed_ids,
-    packed_logprobs,
     read_list,
     read_pairs,
     split_items,
@@ -125,6 +123,38 @@ _reply = msgspec.json.Decoder(_ReplyBody)
 
 class UnreadableReplyError(Exception):
     """A worker's reply is not an answer of `/generate`; the message says what is wrong."""
+
+
+class Numbers(array):  # type: ignore[type-arg] # it takes a parameter since Python 3.12
+    """Token ids, none of them negative, or finite floats: an array that equals every sequence of the same numbers."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, array):
+            return super().__eq__(other)
+        return isinstance(other, Sequence) and self.tolist() == list(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+def packed_ids(ids: Sequence[int]) -> Sequence[int]:
+    """Return token ids as `Numbers`; unchanged if one of them is negative, or beyond int32."""
+    if isinstance(ids, Numbers) or min(ids, default=0) < 0:
+        return ids
+    try:
+        return Numbers("i", ids)
+    except OverflowError:
+        return ids
+
+
+def all_finite(values: Sequence[float | None]) -> bool:
+    """Return whether every value is a finite number."""
+    try:
+        return math.isfinite(math.fsum(values))  # type: ignore[arg-type] # None is what the TypeError is for
+    except (TypeError, ValueError, OverflowError):
+        return all(value is not None and math.isfinite(value) for value in values)
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -282,7 +312,9 @@ def columns(entries: list[LogprobEntry] | None) -> tuple[Sequence[float | None] 
     """Return the logprobs of some tokens, and their ids."""
     if entries is None:
         return None, None
-    return packed_logprobs([*map(_LOGPROB, entries)]), packed_ids([*map(_ID, entries)])
+    logprobs = [*map(_LOGPROB, entries)]
+    packed: Sequence[float | None] = Numbers("d", logprobs) if all_finite(logprobs) else logprobs
+    return packed, packed_ids([*map(_ID, entries)])
 
 
 def _decode_reply(body: bytes | Raw) -> _ReplyBody:

@@ -19,8 +19,9 @@ from router.engines.form.reply import (
     assemble,
     columns,
     decode_entries,
+    packed_ids,
 )
-from router.engines.json import JSON_ERRORS, decode_any, decode_object, is_null, packed_ids
+from router.engines.json import JSON_ERRORS, decode_any, decode_object, is_null
 
 _TEXT = b'"text":"'
 _IDS = b'"output_ids":['

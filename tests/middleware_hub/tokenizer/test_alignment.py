@@ -15,7 +15,7 @@ from middleware_hub.spans.chain import SpanFlag, TokenSpan, pack_ids
 from middleware_hub.spans.hidden_tail import HiddenToken
 from middleware_hub.tokenizer.alignment import Alignment, align_context, align_reply
 from middleware_hub.tokenizer.vocabulary import REPLACEMENT, Vocabulary
-from router.engines.json import Numbers
+from router.engines.form.reply import Numbers
 from tests.conftest import examples
 from tests.middleware_hub.real import ALL, added, sampled_ids, texts, tokenizer
 from tests.middleware_hub.toy import (

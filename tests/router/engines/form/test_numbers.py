@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from router.engines import json as numbers
 from router.engines.form import reply as replies
-from router.engines.form.reply import LOGPROB_FIELDS, UnreadableReplyError, edit_meta, read_numbers, read_reply
-from router.engines.json import Numbers
+from router.engines.form.reply import LOGPROB_FIELDS, Numbers, UnreadableReplyError, edit_meta, read_numbers, read_reply
 from tests.router.engines.form.json_values import compact
 
 
