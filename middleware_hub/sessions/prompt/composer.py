@@ -62,6 +62,9 @@ class Composer:
         shares: whether equal requests share a prompt. A user's own keys may be equal for different messages.
         media: what is known of pictures; None if the model reads none.
         make_parser: makes a parser for the whole text of a turn, from behind its header on.
+
+    Attributes:
+        ids: of the prompts that turns may continue; whoever commits a turn keeps those of its prompt there.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class Composer:
         self._verify_rate = verify_rate
         self._shares = shares
         self._media = media
-        self._ids = PromptIdsCache()
+        self.ids = PromptIdsCache()
         self._dice = random.Random(0)
 
     def warm(self) -> None:
@@ -164,10 +167,6 @@ class Composer:
         if turn.checkpoint is None or reach > turn.covered or (found.last is not None and turn.names(found.last)):
             return await self._spliced(found, turn, request, "setting", start)
         return _without(await self._own(turn, request, start), "setting", found.reason)
-
-    def committed(self, prompt: ComposedPrompt, checkpoint: Checkpoint) -> None:
-        """Note that a turn was sampled after a prompt: the next turn will continue it."""
-        self._ids.keep(checkpoint, prompt.ids)
 
     async def _own(self, turn: PreparedTurn, request: ChatRequest, start: EncodeStart | None) -> ComposedPrompt:
         """Return the prompt of a turn that continues nothing under other settings."""
@@ -319,12 +318,12 @@ class Composer:
         tokens = span.offset + take
         media = () if self._media is None else tuple(chain_media(span, take))
         if checkpoint is None:
-            ids = self._ids.of(span, take, None)
+            ids = self.ids.of(span, take, None)
             return ComposedPrompt(None, span, take, ids, tokens, 0, reasons, scaffold=scaffold, media=media)
         if span.flags & SpanFlag.UNLIKE:
             reasons = (*reasons, "template_mismatch")
         kept, sampled = take if span is checkpoint.span else span.take, checkpoint.span.count
-        ids = self._ids.of(span, take, checkpoint if kept == sampled else None)
+        ids = self.ids.of(span, take, checkpoint if kept == sampled else None)
         reused = checkpoint.span.offset + kept
         left_out, apart = sampled - kept, not kept  # no later trajectory contains a turn without a kept token
         return ComposedPrompt(

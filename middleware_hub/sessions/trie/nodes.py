@@ -218,21 +218,6 @@ class BranchHandle(msgspec.Struct, gc=False, eq=False):
         self.checkpoint = checkpoints[0] if checkpoints else None
 
 
-def mark_committed(node: MessageNode) -> None:
-    """Note a commit. Siblings are in the order of their first commits, not of their requests."""
-    passed: MessageNode | None = node
-    while passed is not None and not passed.committed:
-        passed.committed = True
-        above = passed.parent
-        if above is not None and above.children is not None and len(above.children) > 1:
-            above.children[passed.key] = above.children.pop(passed.key)
-        passed = above
-
-
-def any_committed(node: MessageNode) -> bool:
-    return any(child.committed for child in (node.children or {}).values())
-
-
 def unlink(span: TokenSpan | None) -> None:
     while span is not None:
         above = span.parent

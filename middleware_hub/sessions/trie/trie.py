@@ -39,10 +39,8 @@ from middleware_hub.sessions.trie.nodes import (
     NewTurn,
     PreparedTurn,
     Root,
-    any_committed,
     choose,
     edited_messages,
-    mark_committed,
     unlink,
 )
 from middleware_hub.sessions.trie.roots import PathIndex, Roots, same_path
@@ -302,7 +300,7 @@ class MessageTrie:
             checkpoint.parent.continued -= not checkpoint.apart
         checkpoint.parent = None
         passed: MessageNode | None = node
-        while passed is not None and not passed.samples and not any_committed(passed):
+        while passed is not None and not passed.samples and not _any_committed(passed):
             passed.committed = False
             passed = passed.parent
         self._prune(node)
@@ -464,7 +462,7 @@ class MessageTrie:
         node.samples.append(checkpoint)
         self._paths.sampled(node)
         self._checkpoints[checkpoint.id] = checkpoint
-        mark_committed(node)
+        _mark_committed(node)
         return checkpoint
 
     def _close(self, handle: BranchHandle) -> None:
@@ -487,6 +485,21 @@ class MessageTrie:
             node = above
         if not node.depth and not node.children and self._roots.get(node.setting) is node:
             del self._roots[node.setting]
+
+
+def _mark_committed(node: MessageNode) -> None:
+    """Note a commit. Siblings are in the order of their first commits, not of their requests."""
+    passed: MessageNode | None = node
+    while passed is not None and not passed.committed:
+        passed.committed = True
+        above = passed.parent
+        if above is not None and above.children is not None and len(above.children) > 1:
+            above.children[passed.key] = above.children.pop(passed.key)
+        passed = above
+
+
+def _any_committed(node: MessageNode) -> bool:
+    return any(child.committed for child in (node.children or {}).values())
 
 
 def _as_answered(node: MessageNode, key: MessageKey, echo: Message) -> dict[str, str]:

@@ -275,7 +275,7 @@ class Turns:
         added = session.committed(checkpoint)
         if session.lasting:
             self._registry.tokens += added
-        self._composer.committed(prompt, checkpoint)
+        self._composer.ids.keep(checkpoint, prompt.ids)
         self._metrics.tokens.counts["sampled",] += checkpoint.span.count
 
     def _over(self, session: Session, exchange: Exchange[TurnGeneration]) -> None:
