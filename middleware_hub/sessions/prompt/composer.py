@@ -11,12 +11,10 @@ A share of the continued prompts is compared with a rendering of the whole (`ver
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import TypeVar
 
 import msgspec
 
@@ -31,7 +29,7 @@ from middleware_hub.sessions.prompt.edited_turns import EditedTurns, manner
 from middleware_hub.sessions.prompt.join import Join, join, join_in_place
 from middleware_hub.sessions.prompt.known_text import EncodeStart, KnownText, known_behind
 from middleware_hub.sessions.prompt.splice import Resident, Splicer
-from middleware_hub.sessions.prompt.tails import Tails
+from middleware_hub.sessions.prompt.tails import Tails, offload_rendering
 from middleware_hub.sessions.prompt.verifier import PromptVerifier
 from middleware_hub.sessions.trie.nodes import Checkpoint, IsEcho, PreparedTurn
 from middleware_hub.spans.chain import ID_BYTES, SpanFlag, TokenSpan, pack_ids, unpack_ids
@@ -44,11 +42,8 @@ from router.errors import BadRequestError
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 _SCAFFOLD_TOKENS = 64
 """More than any generation prompt has."""
-MANY_MESSAGES = 64
-"""Rendering this many messages takes some milliseconds."""
 MANY_TOKENS = 1024
 """Reading a sampled turn of this many tokens again takes some milliseconds."""
 
@@ -152,7 +147,7 @@ class Composer:
             if echo.at <= reach:
                 break  # other options write a whole turn there, not only its beginning
             heavy = max(one.span.count for one in echo.samples) > MANY_TOKENS
-            kept = await _offload(request, partial(self._edits.kept, turn, echo, request), heavy=heavy)
+            kept = await offload_rendering(request, partial(self._edits.kept, turn, echo, request), heavy=heavy)
             if kept is not None:
                 edited, joined, all_kept = kept
                 at = msgspec.structs.replace(turn, checkpoint=edited, covered=echo.at)
@@ -176,7 +171,7 @@ class Composer:
         if checkpoint.span.flags & SpanFlag.MISMATCH:
             # It is unknown where the turn's text ends in its ids, so the text that the client saw is encoded.
             why = "engine_mismatch"
-        elif self._history == "template" and not await _offload(
+        elif self._history == "template" and not await offload_rendering(
             request, partial(self._verifier.extends, checkpoint, request)
         ):
             why = "rewritten"
@@ -202,21 +197,14 @@ class Composer:
             prompt = await self._behind(checkpoint, joined, turn, request)
             # Only a trajectory of all checkpoints contains the token with which the turn had stopped.
             return _with_reason(prompt, LEFT_OUT) if joined.left_out and not joined.recut else prompt
-        whole, new = self._tails.way(turn, request)
-        if whole or new is not None:
-            render = partial(self._tails.of, turn, request, whole=whole, compare=new is not None)
-            tail = await _offload(request, render)
-            if new is not None and tail.known:
-                self._tails.compared(new)
-        else:
-            tail = self._tails.of(turn, request, whole=False, compare=False)
+        tail = await self._tails.of(turn, request)
         joined = join(checkpoint, tail.text, self._splicer.codec)
         if joined.take == 0 and checkpoint.span.parent is None:
             return await self._started(turn, request, ("template_error",), start)
         known = None
         if start is not None:
             known = await known_behind(checkpoint, joined, tail.text, turn, request, start, self._tokenizer)
-        verify = None if new is None else True
+        verify = True if tail.new else None
         prompt = await self._behind(checkpoint, joined, turn, request, verify=verify, known=known)
         return _with_reason(prompt, "rendered_whole") if tail.healed else prompt
 
@@ -241,7 +229,9 @@ class Composer:
             flags = SpanFlag.WHOLE | (SpanFlag.RECUT if joined.recut else SpanFlag.NONE)
             span = share(turn, request, TokenSpan(span, take, 0, ids, 0, flags=flags, media=media))
             if self._verify_rate and self._dice.random() < self._verify_rate if verify is None else verify:
-                await _offload(request, partial(self._verifier.verify, span, span.count, request, checkpoint, joined))
+                await offload_rendering(
+                    request, partial(self._verifier.verify, span, span.count, request, checkpoint, joined)
+                )
         scaffold = await self._scaffold(joined.text, request)
         # A generation of an equal prompt may have learned meanwhile how long the pictures of a shared context are.
         prompt = self._composed(checkpoint, span, span.count if joined.text else take, scaffold)
@@ -268,7 +258,7 @@ class Composer:
         )
 
     async def _residents(self, checkpoint: Checkpoint, request: ChatRequest) -> Resident:
-        return await _offload(request, partial(self._splicer.residents, checkpoint, request))
+        return await offload_rendering(request, partial(self._splicer.residents, checkpoint, request))
 
     async def _started(
         self, turn: PreparedTurn, request: ChatRequest, reasons: tuple[str, ...], start: EncodeStart | None
@@ -278,7 +268,7 @@ class Composer:
             scaffold = await self._scaffold_at(span, request)
             return self._composed(None, span, span.count, scaffold, reasons)
         try:
-            text = await _offload(request, partial(self._template.conversation, request))
+            text = await offload_rendering(request, partial(self._template.conversation, request))
         except RenderingError as error:
             raise BadRequestError(f"the chat template cannot write this conversation: {error}") from error
         media: tuple[MediaSpan, ...] = ()
@@ -348,7 +338,7 @@ class Composer:
         if known is not None:
             return known
         here = partial(self._template.asked_here, text, request.messages, request.tools, request.template)
-        return await _offload(request, here)
+        return await offload_rendering(request, here)
 
     async def _scaffold_at(self, span: TokenSpan, request: ChatRequest) -> str:
         """Return the generation prompt at the end of another request's context."""
@@ -402,10 +392,3 @@ def _without(prompt: ComposedPrompt, why: str, reason: str) -> ComposedPrompt:
     new = tuple(one for one in dict.fromkeys((why, reason)) if one and one not in prompt.reasons)
     fallbacks = (*prompt.fallbacks, reason) if reason else prompt.fallbacks
     return msgspec.structs.replace(prompt, reasons=(*prompt.reasons, *new), fallbacks=fallbacks)
-
-
-async def _offload(request: ChatRequest, rendering: Callable[[], T], *, heavy: bool = False) -> T:
-    """Run what renders all messages: in a thread if there are many, so that other requests go on meanwhile."""
-    if len(request.messages) < MANY_MESSAGES and not heavy:
-        return rendering()
-    return await asyncio.to_thread(rendering)

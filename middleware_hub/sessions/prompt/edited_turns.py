@@ -173,7 +173,7 @@ class EditedTurns:
             try:
                 at = msgspec.structs.replace(turn, covered=edited.at)
                 whole = self._template.reads(request.messages)
-                rest += self._tails.of(at, request, whole=whole, compare=False).text
+                rest += self._tails.text(at, request, whole=whole)
             except RenderingError as error:
                 logger.info("the tail of an edited turn could not be rendered: %s", error)
                 return None
