@@ -64,12 +64,6 @@ class AnswerBuilder:
             self._take(text, streamed)
         return bool(text)
 
-    def whole(self, reply: Reply, meta: dict[str, Raw] | None) -> None:
-        """Take a reply in one piece; of its `meta_info`, if it is given, only alternatives of tokens are read."""
-        if meta is not None:
-            self._tokens.take_tops(meta, len(reply.ids))
-        self._take(reply.text)
-
     def _take(self, text: str | None, streamed: StreamedReply | None = None) -> None:
         """Parse the next piece of text, or the end (None)."""
         found: Sequence[Sampled]
@@ -103,8 +97,12 @@ class AnswerBuilder:
         self.calls.append(made)
         return made
 
-    def spelled(self, reply: Reply) -> list[TokenLogprob] | None:
-        """Spell all tokens of a reply; None if the client wants no logprobs. May take a second; may run in a thread."""
+    def spelled(self, reply: Reply, meta: dict[str, Raw]) -> list[TokenLogprob] | None:
+        """Spell all tokens of a reply; None if the client wants no logprobs. May take a second; may run in a thread.
+
+        `meta`: the `meta_info` of a reply in one piece; empty for a stream, whose alternatives of tokens have come already.
+        """
+        self._tokens.take_tops(meta, len(reply.ids))
         return self._tokens.all(reply)
 
     def begins_with(self, echo: Message, before: str = "") -> bool:
@@ -129,14 +127,16 @@ class AnswerBuilder:
         prompt_ids: bytes = b"",
         cut_off: bool = False,
     ) -> Answer:
-        """End the text, and return the whole answer, without the logprobs of its tokens: see `spelled`.
+        """End the text, or take all of it if it did not stream, and return the whole answer without logprobs: see `spelled`.
 
         Args:
             fields, meta: its top level and its `meta_info`, raw.
             prompt_tokens: the length of the prompt that was sent.
             prompt_ids: its ids as a JSON list, which are in the answer if the client asked for token ids.
-            cut_off: whether the generation was ended on purpose.
+            cut_off: whether the generation was ended on purpose; its text came as a stream.
         """
+        if not (self._request.stream or cut_off):
+            self._take(reply.text)
         self._take(None)
         said: list[Piece] = []
         texts: dict[type[Piece], list[str]] = {Text: [], Reasoning: []}

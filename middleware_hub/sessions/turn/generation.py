@@ -240,14 +240,14 @@ class TurnGeneration:
             raise
         self.begun = self.begun or not self._plan.trie.closed
         asked = self._as_computed(asked, reply)
-        if not self._plan.request.stream:
-            self.building.whole(reply, received.alternatives() if self._plan.request.top_logprobs else None)
         sent = self.prompt.ids.written
         answer = self.building.answer(reply, fields, meta, prompt_tokens=asked.prompt_tokens, prompt_ids=sent)
         request = self._plan.request
         if request.logprobs:  # before the commit: what fails leaves nothing
             heavy = len(reply.ids) * (1 + request.top_logprobs) > MANY_LOGPROBS
-            answer = msgspec.structs.replace(answer, logprobs=await offload(heavy, self.building.spelled, reply))
+            tops = received.alternatives() if request.top_logprobs and not request.stream else {}
+            logprobs = await offload(heavy, self.building.spelled, reply, tops)
+            answer = msgspec.structs.replace(answer, logprobs=logprobs)
         await self._commit(asked, reply, answer)
         found = self.verdict
         if self._plan.log is not None and found is not None and (found.outcome, found.reason) in CONTRADICTORY:
