@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 REMEMBERED = 1024
 """How many results of one kind are remembered. Clients choose the options and the names of tools on which they depend."""
 
+REMEMBERED_BYTES = 8 << 20
+"""The bytes of their texts. Clients choose texts of options, white space, and how many messages follow a turn."""
+
 V = TypeVar("V")
 
 
 class Remembered(dict[tuple[object, ...], V]):
-    """Results by all that they depend on, as many as `REMEMBERED` at most."""
+    """Results by all that they depend on: `REMEMBERED` and `REMEMBERED_BYTES` at most. A larger one is not kept."""
+
+    _bytes = 0
 
     def __setitem__(self, key: tuple[object, ...], value: V) -> None:
-        if len(self) >= REMEMBERED and key not in self:
+        size = _size((key, value))
+        if size > REMEMBERED_BYTES:
+            return
+        if self._bytes + size > REMEMBERED_BYTES or (len(self) >= REMEMBERED and key not in self):
             self.clear()
+            self._bytes = 0
+        self._bytes += size
         super().__setitem__(key, value)
+
+
+def _size(value: object) -> int:
+    """Return the bytes of the texts in a value, and of what holds them."""
+    if isinstance(value, tuple | frozenset):
+        return sys.getsizeof(value) + sum(map(_size, value))
+    return sys.getsizeof(value) if isinstance(value, str) else 0
 
 
 def calling(*arguments: object) -> dict[str, Any]:

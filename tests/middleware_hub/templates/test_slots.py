@@ -442,3 +442,27 @@ def test_no_more_renderings_are_remembered_than_there_is_room_for(monkeypatch: p
 
     assert [rendered(key) for key in "aabbabcbc"] == ["a"] * 9
     assert "".join(seen) == "abcb"
+
+
+def test_no_more_bytes_are_remembered_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients choose how many messages follow a turn, and how long the text of an option is."""
+    monkeypatch.setattr("middleware_hub.templates.trials.REMEMBERED_BYTES", 4000)
+    slots = Slots("{% for message in messages %}{{ message.content }}{% endfor %}")
+    seen: list[int] = []
+
+    def rendered(key: str, count: int = 1) -> bool:
+        """Return whether the template was run."""
+
+        def render(messages: list[Message]) -> str:
+            seen.append(count)
+            return "".join(message["content"] for message in messages)
+
+        before = len(seen)
+        assert slots.rendered(key, [{"role": "user", "content": "a"}] * count, render) == "a" * count
+        return len(seen) > before
+
+    assert [rendered("a"), rendered("a")] == [True, False]
+    assert [rendered("a", 100), rendered("a", 100)] == [True, True], "they alone are more than there is room for"
+    assert not rendered("a"), "and take no other's place"
+    assert [rendered("b" * 3500), rendered("b" * 3500)] == [True, False]
+    assert rendered("a"), "the long one has taken its place"
