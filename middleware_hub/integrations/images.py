@@ -25,8 +25,14 @@ logger = logging.getLogger(__name__)
 
 MISSING: Final = "media_missing"
 MISMATCH: Final = "media_grid_mismatch"
+TRANSPARENT: Final = "media_transparent"
 _OF_THE_TEXT: Final = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """What a processor makes of the text: here that is only placeholders, and the trainer has the ids of the sequence."""
+
+_PAINTED: Final = (
+    "images with transparent parts: %s. Engines paint these parts white or in the colour that is stored there, and the trainer "
+    "gets the latter: send images without transparency"
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Seen:
     Attributes:
         trajectory: the sequence; `NOTHING` in its place if its images cannot be trained on, with `media_missing` or
             `media_grid_mismatch` among its reasons. Its placeholders would have no features, or those of other images.
+            With `media_transparent` among them it is the sequence, and the engine may have seen other colours.
         images: in the order of their spans.
         inputs: what the processor makes of them: `pixel_values`, `image_grid_thw`, ... None without images.
         faults: for each image at fault its digest and what is wrong, in words.
@@ -65,7 +72,8 @@ def seen(found: Trajectory, processor: Any, options: Mapping[str, Any] | None = 
     if len(files) < len(shown):
         lost = [f"image {one.digest}: the router does not hold its file any more" for one in shown if one.data is None]
         return _left_out(found, MISSING, lost)
-    images = [_opened(data) for data in files]
+    opened = [_opened(data) for data in files]
+    images = [image for image, _ in opened]
     counts, inputs = processed(processor, images, options)
     wrong = [
         f"image {one.digest} ({one.width} x {one.height}): the engine made {one.tokens} tokens of it, and the trainer's "
@@ -73,7 +81,13 @@ def seen(found: Trajectory, processor: Any, options: Mapping[str, Any] | None = 
         for one, count in zip(shown, counts, strict=True)
         if one.tokens != count
     ]
-    return _left_out(found, MISMATCH, wrong) if wrong else Seen(found, images, inputs)
+    if wrong:
+        return _left_out(found, MISMATCH, wrong)
+    transparent = [one.digest for one, (_, is_transparent) in zip(shown, opened, strict=True) if is_transparent]
+    if transparent:
+        logger.warning(_PAINTED, ", ".join(transparent))
+        found = replace(found, reasons=tuple(dict.fromkeys((*found.reasons, TRANSPARENT))))
+    return Seen(found, images, inputs)
 
 
 async def seen_of(found: Sequence[Trajectory], processor: Any, options: Mapping[str, Any] | None = None) -> list[Seen]:
@@ -116,7 +130,10 @@ def _left_out(found: Trajectory, reason: str, faults: list[str]) -> Seen:
     return Seen(replace(NOTHING, reasons=reasons, details=found.details), faults=tuple(faults))
 
 
-def _opened(data: bytes) -> Image:
+def _opened(data: bytes) -> tuple[Image, bool]:
+    """Return the image of a file in RGB, and whether parts of it are transparent."""
     from PIL import Image
 
-    return Image.open(io.BytesIO(data)).convert("RGB")
+    found = Image.open(io.BytesIO(data))
+    is_transparent = found.has_transparency_data and found.convert("RGBA").getchannel("A").getextrema() != (255, 255)
+    return found.convert("RGB"), is_transparent

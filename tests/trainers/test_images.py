@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import io
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -374,6 +375,22 @@ def test_neighbours_are_counted_one_by_one() -> None:
     wrong = images.seen(found, Eyes(FOLDER, CAT, DOG, more={CAT: 1, DOG: -1}))
     assert wrong.trajectory.reasons == ("media_grid_mismatch",)
     assert [digest(picture) in fault for picture, fault in zip((CAT, DOG), wrong.faults, strict=True)] == [True, True]
+
+
+@pytest.mark.parametrize(("alpha", "reasons"), [(255, ()), (254, ("media_transparent",))])
+def test_transparent_parts_are_told(alpha: int, reasons: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
+    """vLLM 0.32.0 paints them white, and SGLang 0.5.23 mostly as the file has them. Both make equally many tokens."""
+    images = importlib.import_module("middleware_hub.integrations.images")
+    drawn = opened(CAT).convert("RGBA")
+    drawn.putpixel((3, 4), (0, 0, 0, alpha))
+    stream = io.BytesIO()
+    drawn.save(stream, "PNG")
+    content = stream.getvalue()
+    found = a_sequence(shown(content, 1, *lengths(content)))
+    given = images.seen(found, Eyes(FOLDER, content))
+    assert (given.trajectory.reasons, given.trajectory.exact, given.faults) == (reasons, found.exact, ())
+    assert [digest(content) in record.message for record in caplog.records] == [True] * len(reasons)
+    assert [picture.mode for picture in given.images] == ["RGB"]
 
 
 def test_a_trainer_without_a_processor_is_told_what_is_missing() -> None:
