@@ -78,7 +78,7 @@ class HttpExchange:
             raise Refused("Input should be a dictionary or an instance of the request's class", "object")
         try:
             body = msgspec.json.decode(self.raw)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Refused(f"JSON decode error: {error}", "object") from None
         if not isinstance(body, dict):
             raise Refused("Input should be a dictionary or an instance of the request's class", "object")

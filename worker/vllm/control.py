@@ -211,7 +211,7 @@ class VllmControl(EngineControl):
 def _object(exchange: HttpExchange) -> dict[str, Any] | None:
     try:
         body = msgspec.json.decode(exchange.raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) else None
 

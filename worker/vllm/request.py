@@ -101,7 +101,7 @@ def read_request(
     """Read a request's JSON. `name`: of its header, which wins. Raise Rejected, or OutOfRange for an image to be opened."""
     try:
         body = msgspec.json.decode(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Rejected(f"1 validation error:\n  {error}", "body") from None
     if not isinstance(body, dict):
         raise Rejected("1 validation error:\n  'msg': 'Input should be a valid dictionary'", "body")

@@ -169,7 +169,14 @@ def _shown(fields: dict[str, Raw], images: NamedImages, prompts: int, *, batch: 
 
 def _asks(value: Any) -> bool:
     """Return whether a value asks for anything. `false`, null, an empty value and a list of only these do not."""
-    return any(map(_asks, value)) if isinstance(value, list) else bool(value)
+    waiting = [value]
+    while waiting:  # a client may nest lists as deeply as the reader of JSON allows
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting += one
+        elif one:
+            return True
+    return False
 
 
 class _Lists:

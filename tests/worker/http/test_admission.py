@@ -77,6 +77,7 @@ def test_each_refusal_has_its_shape(worker: EmbeddedWorker, body: Any, shape: st
 def test_content_type_and_json_are_required(worker: EmbeddedWorker) -> None:
     assert request(worker, "/generate", {"text": "a"}, kind="text/plain")[0] == 400
     assert request(worker, "/generate", raw=b"{nope")[0] == 400
+    assert request(worker, "/generate", raw=b'{"text":' + b"[" * 5000 + b"]" * 5000 + b"}")[0] == 400
     assert json.loads(request(worker, "/nope", {})[1]) == {"detail": "Not Found"}
 
 

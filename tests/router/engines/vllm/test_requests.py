@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Any
 
@@ -179,6 +180,17 @@ def test_what_cannot_be_asked_is_named(body: Json, name: str) -> None:
 @pytest.mark.parametrize("nothing", [None, False, [], {}, "", [None, None], [[]], [False]], ids=str)
 def test_asking_for_nothing_is_no_fault(nothing: Any) -> None:
     assert sent({"input_ids": [1], "return_hidden_states": nothing, "image_data": nothing, "session_params": nothing})
+
+
+@pytest.mark.parametrize("field", ["image_data", "input_embeds", "custom_logit_processor"])
+def test_lists_may_be_nested_as_deeply_as_json_is_read(field: str) -> None:
+    """A client nests as it likes, so none of them is walked by recursion, which has a limit of its own."""
+    depth = sys.getrecursionlimit() // 2
+    nest = b"[" * depth + b"]" * depth
+    asked = read(b'{"input_ids": [1], "%b": %b}' % (field.encode(), nest), WITHOUT, NamedImages())
+    assert len(asked.prompts) == 1
+    with pytest.raises(BadRequestError, match=f"`{field}`"):
+        read(b'{"input_ids": [1], "%b": %b}' % (field.encode(), nest.replace(b"[]", b"[1]")), WITHOUT, NamedImages())
 
 
 def test_an_abort_finds_a_generation_at_either_door() -> None:
