@@ -215,14 +215,15 @@ class ChatTemplate:
             check_options(options)
         (last,) = self._forms.taken((last,))
         calls: Messages = last.get("tool_calls") or ()
+        placed = behind
         for message in behind:
             if message["role"] == "system":
-                behind = self._placed_behind(behind)
+                placed = self._placed_behind(behind)
                 break
-        following, called = self._renderer.plain(behind), bool(calls)
+        following, called = self._renderer.plain(placed), bool(calls)
         for message in following:
             called = called or message["role"] == "tool" or "tool_calls" in message
-        shown, whole = tools, self.reads((*earlier, last, *behind)) if whole is None else whole
+        shown, whole = tools, self.reads((*earlier, last, *placed)) if whole is None else whole
         if not whole:
             variant = options_key(options)
             plan = self._plan(variant, options, bool(tools), called)
@@ -241,9 +242,10 @@ class ChatTemplate:
             else:
                 key = (own, self._forms.called(calls) if calls else (), variant)
                 text = self._slots.rendered(key, following, render)
-        for message in following:
-            # Some templates write every system message at the beginning, where nothing can be added later.
-            if message["role"] in ("system", "developer") and not _holds(text, message["content"]):
+        for message in behind:
+            # Some templates write every system message at the beginning, where nothing can be added later, and some write
+            # nothing of the tool's message to which it was appended.
+            if message["role"] in ("system", "developer") and not _holds(text, message.get("content") or ""):
                 raise RenderingError(f"the template does not write a {message['role']} message where it stands")
         return text
 

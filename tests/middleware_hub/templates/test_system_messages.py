@@ -119,6 +119,12 @@ def test_one_that_is_written_in_no_place_is_no_silence() -> None:
         made("cohere2").whole([user("Hi"), CALL, RESULT, system("Be brief.")], None, {})
 
 
+@pytest.mark.parametrize("behind", [[system("Be brief."), RESULT], [RESULT, system("Be brief."), user("Go")]])
+def test_one_that_is_written_in_no_place_behind_a_turn_is_no_silence(behind: list[Message]) -> None:
+    with pytest.raises(RenderingError, match="does not write a system message where it stands"):
+        made("cohere2").tail(SAID, behind, None, {}, earlier=[user("Hi")])
+
+
 @pytest.mark.parametrize("name", [*APART, *ALTERNATING])
 def test_the_first_ones_are_one(name: str) -> None:
     template = made(name)
