@@ -9,7 +9,7 @@ from router.errors import BadRequestError
 
 _TAKEN = frozenset(
     "messages conversation tools chat_template tokenize add_generation_prompt continue_final_message "
-    "return_tensors return_dict return_assistant_tokens_mask padding truncation max_length tokenizer_kwargs".split()
+    "return_tensors return_dict return_assistant_tokens_mask padding truncation max_length tokenizer_kwargs self".split()
 )
 """Names that rendering uses itself. A client's own template would also run a client's program."""
 

@@ -541,7 +541,7 @@ def test_a_clients_own_variables_win() -> None:
     assert parse(reasoning_effort="none", chat_template_kwargs=own).template == {**own, "thinking": False}
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tools", "tokenize", "add_generation_prompt"])
+@pytest.mark.parametrize("name", ["chat_template", "tools", "tokenize", "add_generation_prompt", "self"])
 def test_what_rendering_decides_is_no_variable(name: str) -> None:
     assert error(chat_template_kwargs={name: "x"}).details["param"] == f"chat_template_kwargs.{name}"
 
