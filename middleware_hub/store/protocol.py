@@ -195,8 +195,8 @@ class Refill(Protocol):
         """Return the number of the last event of each log; 0 for a log that is not there."""
         ...
 
-    async def event(self, log: str, number: int) -> Event | None:
-        """Return one event of a log. Raises DamagedRecordError."""
+    async def events(self, log: str, after: int, limit: int) -> Sequence[Event]:
+        """Return the events after a number, `limit` at most. Raises DamagedRecordError."""
         ...
 
     async def append(self, batch: Batch) -> None:

@@ -187,7 +187,7 @@ class History:
         """
         events = tuple(self._events)
         (end,) = await store.ends([self._log])
-        if not await self._is_same(store, events[:end]):
+        if not await self._is_same(store, events[:end], 0):
             return False
         lacking = await store.lacking(dict.fromkeys(book.kept, book.root))
         records = book.again([one for one in book.kept if one in lacking], stamp)
@@ -200,18 +200,25 @@ class History:
             try:
                 await store.append(Batch(events=new))
                 end += len(new)
-            except LogMovedError as moved:
-                end = moved.last  # another router does the same work
+            except LogMovedError as moved:  # another router does the same work, or goes on with the log as it is now
+                if not await self._is_same(store, events[: moved.last], end):
+                    return False
+                end = moved.last
             except ClosedLogError:
                 return False
         return True
 
-    async def _is_same(self, store: Refill, events: Sequence[Event]) -> bool:
-        """Return whether the last of some events is the one that a store has in its place."""
-        if not events:
-            return True
-        there = await store.event(self._log, len(events))
-        return there is not None and (there.kind, there.data) == (events[-1].kind, events[-1].data)
+    async def _is_same(self, store: Refill, events: Sequence[Event], after: int) -> bool:
+        """Return whether a store has these first events of the log. `after`: how many of them were compared before.
+
+        All are compared: a server may get the last one again, behind others, from a router that keeps its last writes.
+        """
+        for at in range(after, len(events), _WRITTEN_AT_ONCE):
+            known = events[at : at + _WRITTEN_AT_ONCE]
+            there = await store.events(self._log, at, len(known))
+            if [(one.kind, one.data) for one in there] != [(one.kind, one.data) for one in known]:
+                return False
+        return True
 
 
 class StoredLog:

@@ -196,9 +196,9 @@ class Recovery:
         await self._step()
         return [info.last for info in await self._logs.ends(logs)]
 
-    async def event(self, log: str, number: int) -> Event | None:
+    async def events(self, log: str, after: int, limit: int) -> Sequence[Event]:
         await self._step()
-        return next(iter(await self._logs.read(log, number - 1, 1)), None)
+        return await self._logs.read(log, after, limit)
 
     async def append(self, batch: Batch) -> None:
         await self._append(batch)  # first, because records that are asked for later may build on it

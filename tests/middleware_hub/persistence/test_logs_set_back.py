@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from middleware_hub.chat.keys import canonical
@@ -21,9 +22,9 @@ from middleware_hub.sessions.events import SessionRewarded
 from middleware_hub.sessions.log.archive import Archive
 from middleware_hub.sessions.session import Session
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
-from middleware_hub.store.errors import StoreUnreachableError
+from middleware_hub.store.errors import LogMovedError, StoreUnreachableError
 from middleware_hub.store.opening import open_store
-from middleware_hub.store.protocol import Store
+from middleware_hub.store.protocol import Batch, Store
 from middleware_hub.store.records import Serials
 from middleware_hub.trajectories.events import Sampled
 from middleware_hub.trajectories.journal import StoreJournal
@@ -183,6 +184,36 @@ def test_all_routers_hear_the_same_of_a_log_that_was_set_back(kind: type[Log], m
             assert await one.state() == await two.state() == await late.state() == heard
             kept = {"a", "b", "one", "two", *(f"late {number}" for number in range(more))}
             assert kept <= set(heard)  # type: ignore[call-overload]
+
+    with redis_server(tmp_path, ("appendonly", "no")) as server:
+        asyncio.run(work(server))
+
+
+def test_a_session_whose_last_event_was_written_again_behind_others_is_read_anew(tmp_path: Path) -> None:
+    """A router may write its last events again before it looks at its sessions, and at their old numbers by chance."""
+
+    async def work(server: RedisServer) -> None:
+        async with AsyncExitStack() as stack:
+            first, one = await stack.enter_async_context(router(Rewards, server))
+            await one.act("a")
+            server.say("SAVE")
+            for name in "bcd":
+                await one.act(name)
+            (log,) = await first.logs("")
+            last = (await first.read(log.log))[-1]
+            server.kill()
+            await asyncio.to_thread(server.start)
+            other, late = await stack.enter_async_context(router(Rewards, server))
+            for number in range(2):
+                await late.act(f"late {number}")
+            with suppress(LogMovedError):  # the router has written it again itself already
+                await other.append(Batch(events=[replace(last, number=0, expected=last.number - 1)]))
+            await insisted(lambda: first.announce("router/", b"", 5.0))
+            await insisted(lambda: one.act("one"))
+            heard = await late.state()
+            await insisted(one.state)
+            assert await one.state() == heard
+            assert {"a", "late 0", "late 1", "one"} <= set(heard)  # type: ignore[call-overload]
 
     with redis_server(tmp_path, ("appendonly", "no")) as server:
         asyncio.run(work(server))

@@ -183,8 +183,8 @@ class AnotherStore:
     async def ends(self, logs: list[str]) -> list[int]:
         return [len(await self._store.read(log)) for log in logs]
 
-    async def event(self, log: str, number: int) -> Any:
-        return (await self._store.read(log))[number - 1]
+    async def events(self, log: str, after: int, limit: int) -> Any:
+        return await self._store.read(log, after=after, limit=limit)
 
 
 @pytest.mark.parametrize("turns", [1, 2])
