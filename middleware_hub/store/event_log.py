@@ -6,11 +6,12 @@ the meaning of its events.
 *Set back.* A store may lose the end of a log that it had acknowledged: a server loses its last second, or a file is replaced by
 its backup. Others may have appended since, so the log may be as long as before, or longer. A reader sees it in two ways:
 
-    read on   the last event that was taken is read once more: another event is in its place, or nothing is there
+    read on   the last events that were taken are read once more: another event is in the place of one, or nothing is there
     append    at an expected place: the log ends before that place (`lost`)
 
 The reader then forgets its place, and its owner forgets the state that the events had added up to. If the last event was
-trimmed, the log goes on behind it: then nothing was lost.
+trimmed, the log goes on behind it: then nothing was lost. The last event alone would not do: its writer, who notices the loss
+first, may append the same bytes again, and they get their old number if others have appended as much as was lost before it.
 
 *Damage.* The bytes of an event may have changed since they were written. Where each event is news of its own, the reader
 hands out `DAMAGED` in its place, and its owner goes on. Where events add up to a state, the log cannot be read on (`whole`):
@@ -19,6 +20,7 @@ a session without one of its turns would send other ids, and groups without a cl
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
@@ -29,6 +31,8 @@ from router.peers.channel import DAMAGED, Entry, SetBack
 
 PAGE: Final = 500
 """Events that are read at once."""
+COMPARED: Final = 8
+"""Events that are read once more. A store that loses no more than these since the last read is always seen to be set back."""
 
 
 class EventLog:
@@ -47,30 +51,38 @@ class EventLog:
         self.number = 0
         self._store = store
         self._whole = whole
-        self._taken: Entry | None = None
+        self._taken: deque[Entry] = deque(maxlen=COMPARED)
 
     def __repr__(self) -> str:
         return f"<EventLog {self.key}: {self.number} events>"
 
     def take(self, event: Entry) -> None:
         """Note that an event was applied: `read_on` goes on after it."""
-        self.number, self._taken = event.number, event
+        self.number = event.number
+        self._taken.append(event)
 
     async def read_on(self) -> Sequence[Event] | SetBack:
         """Return the next events; none at the end of the log. After `SetBack` the log begins anew.
 
         Raises DamagedRecordError if the log has to be whole.
         """
-        known = self._taken
-        if known is None:
+        if not self._taken:
             return await self.next_page()
-        page, cut = await self._page(known.number - 1)
-        if not page or (page[0].number == known.number and page[0] != known and page[0].kind != DAMAGED):
-            self.number, self._taken = 0, None
-            return SetBack(known.number)
-        if page[0].number > known.number:
-            return page
-        return page[1:] or (await self.next_page() if cut else ())
+        oldest, cut = self._taken[0].number, False
+        try:
+            page = await self._store.read(self.key, after=oldest - 1, limit=len(self._taken) + PAGE)
+        except DamagedRecordError:  # it can be compared with none, so the last event has to do
+            page, cut = await self._page(self.number - 1)
+        there = {event.number: event for event in page}
+        first = page[0].number if page else 0
+        if not page or any(
+            known.number >= first and not _is_same(there.get(known.number), known) for known in self._taken
+        ):
+            lost, self.number = self.number, 0
+            self._taken.clear()
+            return SetBack(lost)
+        new = [event for event in page if event.number > self.number]
+        return new or (await self.next_page() if cut else ())
 
     async def next_page(self) -> Sequence[Event]:
         """Return the next events without a look whether the store was set back.
@@ -137,6 +149,11 @@ class EventLog:
     async def trim(self, before: int) -> None:
         """Forget the events before a number."""
         await self._store.trim(self.key, before)
+
+
+def _is_same(there: Event | None, known: Entry) -> bool:
+    """Return whether nothing says that the event is another one now."""
+    return there is not None and (there == known or there.kind == DAMAGED)
 
 
 async def readable(store: Store, key: str, damaged: Callable[[int], None]) -> AsyncIterator[Event]:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from middleware_hub.store import event_log
@@ -164,6 +164,69 @@ def test_whatever_happens_to_a_log_its_readers_hear_what_it_says(steps: list[Any
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(event_log, "PAGE", 3)
         asyncio.run(live(steps))
+
+
+async def live_again(steps: list[Any]) -> None:
+    store, lost_since = Fragile(), 0
+    reader, writer = Reader(store, whole=True), EventLog(store, KEY, whole=True)
+    for kind, one in steps:
+        if kind == "append":
+            for data in range(one):
+                await writer.append("said", f"{data}".encode())
+        elif kind == "read":
+            await read_whole(reader)
+            lost_since = 0
+        elif kind == "trim" and len(store.events) > one:
+            await writer.trim(store.events[one].number)
+        elif kind == "lose" and len(store.events) > one and lost_since + one <= 8:
+            lost_since += one
+            for number, event in enumerate(store.lose(one)):
+                await writer.append("said", event.data if number else b"new")
+    await read_whole(reader)
+    check(reader, store)
+
+
+async def read_whole(reader: Reader) -> None:
+    """Read to the end, and begin anew whenever the log says so."""
+    while found := await reader.log.read_on():
+        if isinstance(found, SetBack):
+            reader.heard.clear()
+            continue
+        for event in found:
+            reader.log.take(event)
+            reader.heard.append(event)
+
+
+@settings(max_examples=examples(600), deadline=None)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from(("append", "read")), st.integers(0, 9)),
+            st.tuples(st.just("lose"), st.integers(1, 8)),
+            st.tuples(st.just("trim"), st.integers(0, 4)),
+        ),
+        max_size=40,
+    )
+)
+@example(steps=[("append", 9), ("read", 0), ("lose", 8)])
+def test_events_that_are_written_again_after_a_loss_hide_none_of_the_others(steps: list[Any]) -> None:
+    """Their writers append the same bytes, which get their old numbers, behind one that is new."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(event_log, "PAGE", 3)
+        asyncio.run(live_again(steps))
+
+
+def test_the_last_event_is_written_again_at_its_old_number_behind_a_new_one() -> None:
+    async def work() -> None:
+        store = Fragile()
+        log = (await two_events(store, whole=False)).log
+        store.lose(2)
+        for data in (b"new", b"b"):
+            await log.append("said", data)
+        assert await log.read_on() == SetBack(2)
+        assert [event.data for event in await log.read_on()] == [b"new", b"b"]
+
+    asyncio.run(work())
 
 
 async def two_events(store: Fragile, *, whole: bool) -> Reader:
