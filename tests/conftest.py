@@ -10,6 +10,7 @@ import signal
 import sys
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -24,6 +25,9 @@ SHARE = 12
 """`make test` looks at one of so many examples."""
 DEAR = 48
 """And of those that take a tenth of a second each, at one of so many."""
+
+SLOW_BYTES = 7 << 30
+"""What a process of slow tests takes at the most: 5 GB with whole vocabularies, and 2 for the programs that it starts."""
 
 
 def examples(count: int, share: int = SHARE) -> int:
@@ -73,4 +77,5 @@ def pytest_collection_finish() -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return how many processes `-n auto` takes: one more than there are cores, because many tests wait for programs."""
     cores = os.cpu_count() or 1
-    return cores if SLOW else cores + 1  # whole vocabularies take gigabytes in each process
+    is_large = psutil.virtual_memory().total >= (cores + 1) * SLOW_BYTES
+    return cores + 1 if is_large or not SLOW else cores
