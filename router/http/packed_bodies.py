@@ -16,6 +16,9 @@ except ImportError:
     zstandard = None  # type: ignore[assignment]
 
 PIECE_BYTES = 1024 * 1024
+_FIRST_BYTES = 4096
+MOST_MEMBERS = 10_000
+_BROKEN_OFF = "it ends in the middle of what was compressed"
 _LARGEST_WINDOW = 8 * 1024 * 1024
 """What an unpacker of HTTP has to support (RFC 9659, 3), and the memory that a body can make this one take."""
 
@@ -63,20 +66,36 @@ def _errors() -> tuple[type[Exception], ...]:
 
 
 def _gzip(body: bytes) -> Iterator[bytes]:
-    """Unpack the members of a file, one after the other (RFC 1952, 2.2)."""
-    rest = body
-    while rest:
-        stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    """Unpack the members of a file, one after the other (RFC 1952, 2.2).
+
+    A stream copies what it was given and did not take. So it is given a little at first: there may be thousands of members.
+    """
+    at = members = 0
+    while at < len(body):
+        members += 1
+        if members > MOST_MEMBERS:
+            raise zlib.error(f"it has more than {MOST_MEMBERS} members")
+        stream, size = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS), _FIRST_BYTES
         while not stream.eof:
-            piece = stream.decompress(rest, PIECE_BYTES)
-            rest = stream.unconsumed_tail
-            if not piece and not rest and not stream.eof:
-                raise zlib.error("it ends in the middle of what was compressed")
+            part = body[at : at + size]
+            piece = stream.decompress(part, PIECE_BYTES)
+            if not piece and not part and not stream.eof:
+                raise zlib.error(_BROKEN_OFF)
+            at += len(part) - len(stream.unconsumed_tail) - len(stream.unused_data)
+            size = min(2 * size, PIECE_BYTES)
             yield piece
-        rest = stream.unused_data
 
 
 def _zstd(body: bytes) -> Iterator[bytes]:
-    reader = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).stream_reader(body, read_across_frames=True)
-    while piece := reader.read(PIECE_BYTES):
+    unpacks = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
+    reader = unpacks.stream_reader(body, read_across_frames=True)
+    piece = reader.read(PIECE_BYTES)
+    if body and not piece:
+        # The reader does not tell a frame that breaks off. Half a JSON object shows by itself; no body at all may mean `{}`.
+        frame = unpacks.decompressobj()
+        frame.decompress(body)
+        if not frame.eof:
+            raise zstandard.ZstdError(_BROKEN_OFF)
+    while piece:
         yield piece
+        piece = reader.read(PIECE_BYTES)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import random
 import tracemalloc
+import zlib
+from typing import Any
 
 import pytest
 import zstandard
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from router.errors import BadRequestError, BodyTooLargeError, UnsupportedEncodingError
 from router.http import packed_bodies
-from router.http.packed_bodies import PIECE_BYTES, unpacker
+from router.http.packed_bodies import MOST_MEMBERS, PIECE_BYTES, unpacker
 
 PACK = {"gzip": gzip.compress, "zstd": zstandard.compress}
 
@@ -59,6 +62,45 @@ def test_what_is_not_packed_is_told(encoding: str, body: bytes) -> None:
 def test_a_member_that_breaks_off_is_told() -> None:
     with pytest.raises(BadRequestError, match="in the middle"):
         unpacked("gzip", gzip.compress(b"abc" * 100)[:-9])
+
+
+def test_a_frame_of_zstd_that_breaks_off_before_its_first_byte_is_no_empty_body() -> None:
+    """A pause without a body is one of mode `abort`."""
+    packed = zstandard.compress(b'{"mode": "in_place"}' * 100)
+    for end in range(1, len(packed) - 4):
+        with pytest.raises(BadRequestError, match="cannot be unpacked as zstd"):
+            unpacked("zstd", packed[:end])
+    assert unpacked("zstd", zstandard.compress(b"")) == unpacked("zstd", b"") == b""
+
+
+def test_many_members_cost_no_more_than_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream copies what it leaves: a megabyte of empty members, each given the rest of the body, took seconds."""
+    given = 0
+
+    class Counted:
+        def __init__(self, wbits: int) -> None:
+            self._stream = decompressobj(wbits=wbits)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            nonlocal given
+            given += len(data)
+            return self._stream.decompress(data, most)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._stream, name)
+
+    decompressobj = zlib.decompressobj
+    monkeypatch.setattr(zlib, "decompressobj", Counted)
+    parts = [b"%d" % number for number in range(MOST_MEMBERS)]
+    packed = b"".join(map(gzip.compress, parts))
+    assert unpacked("gzip", packed) == b"".join(parts)
+    assert given <= MOST_MEMBERS * 4096
+    with pytest.raises(BadRequestError, match="more than 10000 members"):
+        unpacked("gzip", packed + gzip.compress(b""))
+    given = 0
+    large = gzip.compress(random.Random(0).randbytes(16 * PIECE_BYTES))
+    assert len(unpacked("gzip", large, 1 << 25)) == 16 * PIECE_BYTES
+    assert given < 3 * len(large)
 
 
 @pytest.mark.parametrize("encoding", ["", "identity", " Identity "])
