@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from router.engines.form.fleet_paths import CONTINUES, PAUSES
+
 MOST_REMOVED: Final = 10_000
 """How many removed workers are remembered, the latest ones."""
 _SHOWN: Final = 200
@@ -172,8 +174,8 @@ class FleetState:
             self._shorten()
         elif isinstance(event, CallBegan):
             self.calls[event.call] = event
-            if event.path in ("/pause_generation", "/continue_generation"):
-                self.paused = event.path == "/pause_generation"
+            if event.path in PAUSES or event.path in CONTINUES:
+                self.paused = event.path in PAUSES
         elif isinstance(event, CallOver):
             self.calls.pop(event.call, None)
             if event.version is not None and event.taken:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from router.engines.form.fleet_paths import CONTINUES, PAUSES
 from router.workers.worker import Worker
-
-_PAUSE, _CONTINUE = "/pause_generation", "/continue_generation"
 
 
 class FleetVersion:
@@ -36,14 +35,14 @@ class FleetVersion:
     def begins(self, call: str, path: str) -> None:
         """Note that a call to all workers begins, which changes weights, or begins or ends a pause."""
         self._calls[call] = path
-        if path == _PAUSE:
+        if path in PAUSES:
             self.pauses += 1
 
     def over(self, call: str, *, done: bool = True) -> None:
         """Note that such a call is over; `done`: a worker did it, or may have. A second time it has no effect."""
         path = self._calls.pop(call, None)
-        if done and path in (_PAUSE, _CONTINUE):
-            self._paused = path == _PAUSE
+        if done and (path in PAUSES or path in CONTINUES):
+            self._paused = path in PAUSES
 
     def called(self) -> None:
         """Note that a call has set versions: what replies have shown so far is older."""

@@ -277,6 +277,29 @@ def test_in_a_pause_a_request_shares_its_cache_with_nobody(served: Stack) -> Non
     assert whole
 
 
+@pytest.mark.parametrize(
+    ("begins", "ends"), [("/pause?mode=keep&clear_cache=false", "/resume"), ("/sleep?level=0", "/wake_up")]
+)
+def test_in_a_pause_by_vllms_own_calls_too(begins: str, ends: str) -> None:
+    """With `clear_cache=false`, and asleep at level 0, the worker keeps what older weights have computed."""
+    given: Json = {"interface": "vllm", "prefix_cache": True, "kv_salt": {"mode": "version"}}
+    with stack("qwen", styles=("cumulative",), **given) as served:
+        update(served, "1")
+        text = "A prompt that is sent before, in, and after a pause, of several tokens."
+        say(served, text, None)
+        assert say(served, text, None)[1] > 0
+        assert served.post(begins, {}).status == 200
+        asking = Asking(served.url, {"text": text, "sampling_params": sampled()})
+        until(lambda: served.workers[0].in_flight)
+        update(served, "2")
+        assert served.post(ends, {}).status == 200
+        reply = asking.answer().json()
+        assert reply["meta_info"]["cached_tokens"] == 0
+        assert kv_versions(served, text + reply["text"]) == ["2"], "its own weights computed its prompt"
+        assert [say(served, text, None)[1] > 0 for _ in range(2)] == [False, True]
+        settle(served)
+
+
 def test_while_an_update_is_on_its_way_a_request_shares_its_cache_with_nobody() -> None:
     """The worker may have the new weights already, or not yet."""
     with stack("qwen", styles=("cumulative",), prefix_cache=True, kv_salt={"mode": "version"}) as served:

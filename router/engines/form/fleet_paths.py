@@ -54,6 +54,11 @@ class FleetPath(msgspec.Struct, frozen=True):
         return path.startswith(begin) if parameter else path == self.path
 
 
+PAUSES = frozenset({"/pause_generation", "/pause", "/sleep"})
+"""Calls with which a pause begins, of all engines: only those with `pauses` of the fleet's own engine are calls to all workers."""
+CONTINUES = frozenset({"/continue_generation", "/resume", "/wake_up"})
+"""Those with which it ends."""
+
 COMMON = (
     FleetPath(
         "/pause_generation",
