@@ -3,7 +3,8 @@
 It is what the replies show (`reported`), else what the workers say. A trainer may update workers past the router, which then
 learns of it from their replies: a worker's own word is as old as the last call, or as its registration. While a call changes
 the weights, while the fleet is paused, and while workers are known to have different versions, no one version is that of all:
-a request that is sent now may be computed with older or with newer weights.
+a request that is sent now may be computed with older or with newer weights. So it is while nobody knows the version that a
+worker has: it may have been restarted, or has not answered an update, and the next probe tells it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class FleetVersion:
         self._workers = workers
         self._calls: dict[str, str] = {}  # that change the fleet and are not over: their paths
         self._paused = False
-        self._outdated: dict[str, str | None] = {}  # by URL: what replies had shown when a call set versions
+        # By URL, as are the next two: what replies had shown when a call set versions, or a worker may have been restarted.
+        self._outdated: dict[str, str | None] = {}
+        self._doubts: dict[str, int] = {}  # how often each may have been, as far as is noted
+        self._telling: set[str] = set()  # whose version was known
 
     def begins(self, call: str, path: str) -> None:
         """Note that a call to all workers begins, which changes weights, or begins or ends a pause."""
@@ -65,7 +69,12 @@ class FleetVersion:
     @property
     def settled(self) -> bool:
         """Whether one version is that of all workers, as far as is known. (That version may be unknown.)"""
-        return not self._calls and not self._paused and len(self._told()) < 2
+        if self._calls or self._paused:
+            return False
+        told, workers = self._told(), self._workers()
+        self._telling = {one.url for one in workers if one.version is not None or one.url in self._telling}
+        unknown = (one for one in workers if one.routable and self._version(one) is None)
+        return len(told) < 2 and not any(one.url in self._telling for one in unknown)
 
     @property
     def current(self) -> str | None:
@@ -76,5 +85,8 @@ class FleetVersion:
         return {version for one in self._workers() if one.routable and (version := self._version(one)) is not None}
 
     def _version(self, worker: Worker) -> str | None:
-        shown = self.shown(worker.url)
-        return worker.version if shown is None or shown == self._outdated.get(worker.url) else shown
+        url, shown = worker.url, self.shown(worker.url)
+        if worker.doubts != self._doubts.get(url, 0):
+            self._doubts[url] = worker.doubts
+            self._outdated[url] = shown
+        return worker.version if shown is None or shown == self._outdated.get(url) else shown
