@@ -55,7 +55,7 @@ class FleetPath(msgspec.Struct, frozen=True):
 
 
 PAUSES = frozenset({"/pause_generation", "/pause", "/sleep"})
-"""Calls with which a pause begins, of all engines: only those with `pauses` of the fleet's own engine are calls to all workers."""
+"""Calls with which a pause begins, of all engines. In front of the workers of another one they are paths like any other."""
 CONTINUES = frozenset({"/continue_generation", "/resume", "/wake_up"})
 """Those with which it ends."""
 

@@ -60,7 +60,7 @@ def test_workers_that_never_tell_a_version_are_no_obstacle() -> None:
 
 
 def test_what_a_removed_worker_had_is_no_obstacle(pool: WorkerPool) -> None:
-    one, other = both(pool)
+    _, other = both(pool)
     fleet = FleetVersion(pool.list)
     assert fleet.settled
     pool.may_have_restarted(other)
