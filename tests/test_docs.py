@@ -145,6 +145,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @every_page
+def test_a_table_has_a_head_and_rows(page: Path) -> None:
+    lines = ["", *prose(page).splitlines(), ""]
+    for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
+        if re.fullmatch(r"\|( *:?-+:? *\|)+", line):
+            assert before.startswith("|") and after.startswith("|"), f"{before!r}, {line!r}, {after!r}"
+
+
+@every_page
 def test_pictures_exist_and_have_a_description(page: Path) -> None:
     for words, target in _PICTURE.findall(prose(page)):
         assert (page.parent / target).is_file(), target
