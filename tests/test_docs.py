@@ -149,7 +149,7 @@ def test_a_table_has_a_head_and_rows(page: Path) -> None:
     lines = ["", *prose(page).splitlines(), ""]
     for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
         if re.fullmatch(r"\|( *:?-+:? *\|)+", line):
-            assert before.startswith("|") and after.startswith("|"), f"{before!r}, {line!r}, {after!r}"
+            assert {before[:1], after[:1]} == {"|"}, (before, line, after)
 
 
 @every_page
