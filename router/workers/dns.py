@@ -122,6 +122,9 @@ class WorkerDns:
             self._refused.pop(url, None)
             if url in self._own:
                 self._own.discard(url)
+                if self._membership.was_added(url):
+                    logger.info("worker %s stays: %s has its address no more, and a call has added it", url, name)
+                    continue
                 logger.info("worker %s drains: %s has its address no more", url, name)
                 self._membership.lost(url)
         new = [url for url in self._found[name] or () if url not in self._seen or url in self._refused]

@@ -45,6 +45,8 @@ class FleetMembership:
         self._names = names
         self._adding: list[str] = []
         """URLs that are being added now. Another name of one of them is that worker already."""
+        self._called: set[str] = set()
+        """URLs of workers that calls have added, as far as this router has heard since it started."""
         self._pool = pool
         self._admission = admission
         peers.log.hear(WorkerAdded, self._added)
@@ -125,6 +127,10 @@ class FleetMembership:
         with suppress(NotFoundError):
             self._pool.remove(url)
 
+    def was_added(self, url: str) -> bool:
+        """Return whether a call has added the worker at a (normalized) URL, at any router, and none has removed it since."""
+        return url in self._called or bool(self.peers.log.state.workers.get(url))
+
     def was_removed(self, url: str) -> bool:
         """Return whether a call has removed this worker, at any router, and none has added it since."""
         return self.peers.log.state.workers.get(url) is False
@@ -160,6 +166,7 @@ class FleetMembership:
         url = normalize_url(event.url)
         if not own:
             url = await self._known_as(url)
+        self._called.add(url)
         found = ProbeResult(
             event.complaint,
             version=event.version,
@@ -199,6 +206,7 @@ class FleetMembership:
         return False
 
     async def _removed(self, event: WorkerRemoved, _: int, own: bool) -> None:
+        self._called.discard(event.url)
         try:
             self._pool.remove((await self.find(event.url)).id)
         except NotFoundError:

@@ -113,6 +113,25 @@ def test_those_of_other_engines_are_left_out_and_those_of_the_command_line_stay(
             assert three not in states(router), "a call has removed it"
 
 
+def test_what_a_call_has_added_stays_though_it_was_found_first(found: Addresses) -> None:
+    """A trainer registers its engines, whose address leaves the name while they load weights, for example."""
+    found += ADDRESSES[:2]
+    with fleet("sglang", "sglang") as workers, routed(workers) as router:
+        one, two = (worker.url for worker in workers)
+        until(lambda: states(router) == {one: "healthy", two: "healthy"})
+        assert router.post("/add_worker", {"url": one}).status == 200
+        found[:] = [ADDRESSES[2]]
+        until(lambda: two not in states(router))
+        asked = found.asked
+        until(lambda: found.asked > asked + 2)
+        assert states(router)[one] == "healthy"
+        found[:] = ADDRESSES[:2]
+        until(lambda: two in states(router))
+        for call in ("add", "remove"):
+            assert router.post(f"/{call}_worker", {"url": two}).status == 200
+        until(lambda: two not in states(router), "a call has removed it")
+
+
 def test_only_allowed_addresses_are_workers(found: Addresses) -> None:
     found += ADDRESSES[:2]
     with fleet("sglang", "sglang") as workers, routed(workers, allow=("127.0.0.1/32",)) as router:

@@ -28,6 +28,7 @@ class Membership:
         self.refused: dict[str, str] = {}
         self.asked: list[str] = []
         self.removed: set[str] = set()
+        self.added: set[str] = set()
 
     async def here(self, url: str) -> str | None:
         return url if url in self.there else None
@@ -41,6 +42,9 @@ class Membership:
     def lost(self, url: str) -> None:
         self.there.remove(url)
         self.lost_ones.append(url)
+
+    def was_added(self, url: str) -> bool:
+        return url in self.added
 
     def was_removed(self, url: str) -> bool:
         return url in self.removed
