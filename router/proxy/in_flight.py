@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from os.path import commonprefix
 from typing import Any
 
 from router.engines.form.worker_request import WorkerRequest
@@ -21,6 +21,10 @@ from router.workers.worker import Worker
 
 RID_LENGTH = 32
 """Characters of an id that a worker makes up: a UUID in hexadecimal."""
+
+
+_MANY_LENGTHS = 24
+"""Of names, each of which is a look-up for each name of a request: a batch has thousands."""
 
 
 class InFlight:
@@ -112,6 +116,7 @@ class GenerationsInFlight:
         self._all: set[InFlight] = set()
         self._by_name: dict[str, list[tuple[InFlight, int]]] = {}
         self._names: list[str] = []  # sorted
+        self._lengths: Counter[int] = Counter()  # of them
         self._ending = 0
 
     def __len__(self) -> int:
@@ -123,6 +128,7 @@ class GenerationsInFlight:
         for position, name in enumerate(one.names):
             if name not in self._by_name:
                 insort(self._names, name)
+                self._lengths[len(name)] += 1
             self._by_name.setdefault(name, []).append((one, position))
         if self._ending:
             one.end()
@@ -135,6 +141,9 @@ class GenerationsInFlight:
             if not self._by_name[name]:
                 del self._by_name[name]
                 del self._names[bisect_left(self._names, name)]
+                self._lengths[len(name)] -= 1
+                if not self._lengths[len(name)]:
+                    del self._lengths[len(name)]
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -158,7 +167,8 @@ class GenerationsInFlight:
     def overlap(self, names: Iterable[str]) -> bool:
         """Return whether one of these names begins another one of them, or one in flight, or is begun by one.
 
-        A worker aborts all generations whose ids begin with the id of the one that is to end.
+        A worker aborts all generations whose ids begin with the id of the one that is to end. True also where it would take
+        long to tell, because the names in flight have very many lengths.
         """
         mine = sorted(set(names))
         if any(after.startswith(name) for name, after in pairwise(mine)):
@@ -170,14 +180,8 @@ class GenerationsInFlight:
         after = bisect_right(names, name)
         if after < len(names) and names[after].startswith(name):
             return True
-        at = bisect_left(names, name)
-        while at:
-            before = names[at - 1]
-            if name.startswith(before):
-                return True
-            shared = commonprefix((before, name))  # noqa: RUF071 - character by character is what is meant
-            at = bisect_right(names, shared, 0, at - 1)
-        return False
+        size, lengths = len(name), self._lengths
+        return len(lengths) > _MANY_LENGTHS or any(name[:n] in self._by_name for n in lengths if n < size)
 
     def alone(self, rids: Iterable[str], worker: Worker) -> list[str]:
         """Return those of a request's ids whose abort ends no other generation of the same worker."""
