@@ -88,7 +88,7 @@ class Completions:
         heavy = len(written) > LIGHT
         request = await offload(heavy, self._parsed, written)
         if self._models.must_ask(request.model):
-            await self._models.ask(scope)
+            await self._models.ask(scope, request.model)
         adapter = self._models.adapter_of(request.model)
         if adapter is not None:
             extra = {**request.extra, "lora_path": Raw(msgspec.json.encode(adapter))}

@@ -5,8 +5,8 @@
     SGLang   `BASE:ADAPTER` (`_parse_model_parameter` in `sglang/srt/entrypoints/openai/serving_base.py`, 0.5.23)
     vLLM     the adapter's name as it is listed (`vllm/entrypoints/openai/models/serving.py`, 0.32)
 
-A worker is asked when it becomes healthy. It is asked again for a name that is not listed, because vLLM loads adapters while it
-runs.
+A worker is asked when it becomes healthy. It is asked again for each name that is not listed, because vLLM loads adapters while
+it runs, perhaps by a call to another router. The same name is not asked for again for a while, because agents send any name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ logger = logging.getLogger(__name__)
 
 _PATH: Final = "/v1/models"
 _AGAIN_SECONDS: Final = 5.0
-"""The time between two questions for names that are not listed."""
+"""The time between two questions for one name that is not listed."""
+_FAILED_SECONDS: Final = 1.0
+"""The same if no worker answered."""
+_MOST_NAMES: Final = 1000
+"""Names whose last question is remembered."""
 _PATIENCE_SECONDS: Final = 1.0
 _VLLM: Final = "vllm"
 
@@ -59,17 +63,23 @@ class ServedModels:
         self._bases: set[str] = set()
         self._adapters: set[str] = set()
         self._vllm = self._sglang = False
-        self._asked = -math.inf
+        self._unlisted: dict[int, float] = {}  # by the hash of a name: when it is asked for again
+        self._loaded = -math.inf
         self._asking: asyncio.Task[None] | None = None
+        self._begun = self._done = 0  # questions
+        self._last = -math.inf  # when the last one was sent
+        self._answers = False  # to it
         self.check = WorkerCheck(EngineCall("GET", _PATH), self._learn)
 
     def must_ask(self, *models: str | None) -> bool:
         """Whether `ask` may change the result of `adapter_of` for one of these names."""
         if self._bases and not self._vllm:  # SGLang's rule needs no list of adapters
             return False
-        if not any(model and model not in self._bases and model not in self._adapters for model in models):
-            return False
-        return time.monotonic() - self._asked >= _AGAIN_SECONDS
+        now = time.monotonic()
+        return any(model and self._is_new(model) and self._unlisted.get(hash(model), now) <= now for model in models)
+
+    def _is_new(self, model: str) -> bool:
+        return model not in self._bases and model not in self._adapters
 
     def adapter_of(self, model: str) -> str | None:
         """Return the name of the adapter that `model` names; None if it names none."""
@@ -93,21 +103,32 @@ class ServedModels:
             (self._bases if card.parent is None else self._adapters).add(card.id)
             self._vllm = self._vllm or card.owned_by == _VLLM
             self._sglang = self._sglang or card.owned_by != _VLLM
-        self._asked = time.monotonic()
 
     async def loading(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a call that loads an adapter: a worker is asked again for the next name that is not known."""
+        """Serve a call that loads an adapter: a worker is asked again for names that are not known."""
         try:
             await app(scope, receive, send)
         finally:
-            self._asked = -math.inf
+            self._loaded = time.monotonic()
+            self._unlisted.clear()
 
-    async def ask(self, scope: Scope) -> None:
-        """Ask a worker for the client whose request `scope` is. Requests that come meanwhile wait for the same answer."""
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._answered(scope))
-            self._asking.add_done_callback(self._told)
-        await asyncio.shield(self._asking)
+    async def ask(self, scope: Scope, *models: str | None) -> None:
+        """Ask a worker what it serves, for the client whose request `scope` is, which names these models.
+
+        Requests that come meanwhile wait together for the next question: the present one may be older than an adapter.
+        """
+        wanted = self._begun + 1
+        while self._done < wanted:
+            if self._asking is None:
+                self._asking = asyncio.create_task(self._answered(scope))
+                self._asking.add_done_callback(self._told)
+            await asyncio.shield(self._asking)
+        if self._last <= self._loaded:
+            return
+        if len(self._unlisted) > _MOST_NAMES:
+            self._unlisted.clear()
+        pause = _AGAIN_SECONDS if self._answers else min(_FAILED_SECONDS, _AGAIN_SECONDS)
+        self._unlisted |= {hash(model): self._last + pause for model in models if model and self._is_new(model)}
 
     def _told(self, _: asyncio.Task[None]) -> None:
         self._asking = None
@@ -123,14 +144,17 @@ class ServedModels:
         return bytes(reply.body)
 
     async def _answered(self, scope: Scope) -> None:
-        self._asked = time.monotonic()
+        self._begun += 1
+        self._last, self._answers = time.monotonic(), False
         try:
             reply = await self._reply(scope)
+            if reply.status == 200:
+                self._answers = True
+                self._learn(reply.body)
         except (RouterError, UpstreamBrokenError, TimeoutError) as error:
             logger.info("no worker says which models it serves: %s", error)
-            return
-        if reply.status == 200:
-            self._learn(reply.body)
+        finally:
+            self._done = self._begun
 
     async def _reply(self, scope: Scope) -> WorkerReply:
         headers = [pair for pair in scope["headers"] if pair[0] == b"authorization"]

@@ -128,7 +128,7 @@ class Chats:
             session.require(Act.GENERATE)
         if self._models.must_ask(request.model, session.defaults.model):
             waits = True
-            await self._models.ask(scope)
+            await self._models.ask(scope, request.model, session.defaults.model)
             session.require(Act.GENERATE)
         request = session.defaults.complete(request, self._models.adapter_of)
         if self._media is not None:

@@ -149,7 +149,7 @@ class Controls:
                 raise BadRequestError(f"`logit_bias` has {token} in it, and the vocabulary is 0 to {limit - 1}")
         model = defaults.model or ""
         if self._models.must_ask(model):
-            await self._models.ask(scope)
+            await self._models.ask(scope, model)
         adapter = self._models.adapter_of(model)
         return defaults if adapter is None else msgspec.structs.replace(defaults, lora_path=adapter)
 

@@ -10,6 +10,7 @@ import pytest
 
 from router.config import StoreConfig
 from tests.support.agents import AgentSession, user
+from tests.support.asking import calls
 from tests.support.chat_models import chat_model
 from tests.support.client import Answer
 from tests.support.lives import Router
@@ -155,6 +156,42 @@ def test_an_adapter_that_is_loaded_through_the_router_is_found_at_once(vllm: Sta
         worker.control.adapters.append(f"fresh {number}")
         vllm.post("/load_lora_adapter", {"lora_name": f"fresh {number}", "lora_path": "somewhere"})
         assert turn(vllm, path, "chat/completions", model=f"fresh {number}").body["model"] == f"fresh {number}"
+
+
+@pytest.mark.parametrize("form", [*OPEN, "completions"])
+def test_an_adapter_that_was_loaded_elsewhere_is_found_though_others_were_asked_for(vllm: Stack, form: str) -> None:
+    """By a call to another router, or to a worker. Agents send any `model`, so a worker has always just been asked for one."""
+    (worker,) = vllm.workers
+    forms = {**FORMS, "completions": {"prompt": "hi"}}
+    for number in range(3):
+        name = f"{form} step {number}"
+        for model in ("gpt-4", "default", f"{form} other {number}"):
+            body = {**forms[form], "model": model}
+            assert post(vllm, f"/v1/{form}", body)[1].body.get("model") is None
+        worker.control.adapters.append(name)
+        assert post(vllm, f"/v1/{form}", {**forms[form], "model": name})[1].body["model"] == name
+        path = made(vllm, model=name)
+        assert vllm.get(path).json()["lora_path"] == name
+
+
+def test_names_that_are_not_listed_are_asked_for_once_in_a_while(vllm: Stack) -> None:
+    (worker,) = vllm.workers
+    path = made(vllm)
+
+    def asked(model: str) -> int:
+        before = len(calls(worker, "/v1/models"))
+        turn(vllm, path, "chat/completions", model=model)
+        return len(calls(worker, "/v1/models")) - before
+
+    assert [asked(model) for model in ("never", "never", "nowhere", "never", "nowhere", "a", "base")] == [
+        1,
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_an_adapter_that_nobody_knew_when_the_session_was_made_is_found(vllm: Stack) -> None:
