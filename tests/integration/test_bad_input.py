@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.support.depths import limited
 from tests.support.serving import dead_url
 from tests.support.stack import Stack, events, stack
 from worker.engine.script import Fault
@@ -218,7 +219,9 @@ def test_a_path_of_a_worker_that_samples_says_that_nothing_is_recorded(served: S
 
 
 @pytest.mark.parametrize("path", ["/generate", "/retrieve_from_text", "/radix_tree/explain"])
-@pytest.mark.parametrize("raw", [pytest.param(raw, id=name) for name, raw in RAW])
+@pytest.mark.parametrize(
+    "raw", [pytest.param(raw, id=name, marks=[limited] * (name == "very deep inside")) for name, raw in RAW]
+)
 def test_what_is_no_json_object_is_refused(served: Stack, path: str, raw: bytes) -> None:
     answer = served.post(path, None, raw=raw)
     assert answer.status == 400, answer.content
