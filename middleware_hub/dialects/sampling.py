@@ -24,7 +24,7 @@ from middleware_hub.dialects.fields import (
     check_depth,
     wrong,
 )
-from router.engines.form.request_checks import pattern_fault
+from router.engines.form.request_checks import check_stops, pattern_fault
 from router.errors import BadRequestError
 
 LARGEST = 2**31 - 1
@@ -137,6 +137,7 @@ def add_stops(sampling: dict[str, Any], key: str, stops: str | list[str] | None)
         raise BadRequestError(f"`{key}` has {len(listed)} strings: at most {_MOST_STOPS} can be watched for", param=key)
     if not all(listed):
         raise BadRequestError(f"`{key}` has an empty string in it: every text ends with one", param=key)
+    check_stops(key, listed)
     sampling["stop"] = listed
 
 

@@ -116,6 +116,9 @@ BAD_REQUESTS: list[tuple[str, Any, str]] = [
     ("no embeddings", {"input_embeds": []}, "input_embeds"),
     ("embeddings of nothing", {"input_embeds": [[]]}, "input_embeds"),
     ("a pattern that is none", {"text": "a", "sampling_params": {"stop_regex": "("}}, "unterminated subpattern"),
+    ("a stop string that takes long to encode", {"text": "a", "sampling_params": {"stop": "a" * 4097}}, "4096"),
+    ("one of two", {"text": "a", "sampling_params": {"stop": ["a", "\N{GRINNING FACE}" * 4097]}}, "4096"),
+    ("that of one of two prompts", {"text": ["a", "b"], "sampling_params": [{}, {"stop": ["a" * 4097]}]}, "4096"),
     ("one pattern of two", {"text": "a", "sampling_params": {"stop_regex": ["a", "*"]}}, "nothing to repeat"),
     (
         "a pattern of one of two prompts",
@@ -150,6 +153,7 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     ("chosen ids for all of a batch", {"text": ["a", "b"], "return_logprob": True, "token_ids_logprob": [1]}),
     ("no chosen ids", {"text": ["a", "b"], "return_logprob": True, "token_ids_logprob": []}),
     ("more logprob starts than prompts", {"text": ["a"], "return_logprob": True, "logprob_start_len": [0, 0]}),
+    ("long stop strings", {"text": "a", "sampling_params": {"stop": ["\N{GRINNING FACE}" * 4096, "a" * 4096]}}),
     ("a stop id that never comes", {"text": "a", "sampling_params": {"stop_token_ids": [151650]}}),
 ]
 

@@ -13,6 +13,9 @@ CHARACTERS_PER_TOKEN = 8
 LONGEST_NAME = 1024
 """Characters of a request id, or of a weight version: both are kept with every reply."""
 
+LONGEST_STOP = 4096
+"""Characters of a stop string. A worker encodes it, and serves nobody meanwhile: a million characters take SGLang seconds."""
+
 _STEP = 1 << 20
 _WITHIN_CHARACTERS = bytes(range(0x80, 0xC0))
 """The UTF-8 continuation bytes: every character has exactly one byte that is none of these."""

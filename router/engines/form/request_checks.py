@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec import Raw
 
 from router.engines.form.fields import typed
+from router.engines.form.limits import LONGEST_STOP
 from router.engines.json import is_list, is_nested
 from router.errors import BadRequestError
 
@@ -68,6 +69,8 @@ def check(
     for params in sampling:
         if "top_k" in params and any(value > _LARGEST for value in integers(params, "top_k")):
             raise BadRequestError(f"`top_k` must be at most {_LARGEST}")
+        if "stop" in params and len(memoryview(params["stop"])) > LONGEST_STOP:
+            check_stops("stop", _values(params, "stop"))
         if "stop_regex" in params:
             _check_patterns(params)
         if vocabulary is not None and "stop_token_ids" in params and "min_new_tokens" in params:
@@ -116,6 +119,12 @@ def _check_held_back(sampling: dict[str, Raw], vocabulary: int) -> None:
                 raise BadRequestError(
                     f"`stop_token_ids` has {token} in it, and the vocabulary is 0 to {vocabulary - 1}"
                 )
+
+
+def check_stops(key: str, stops: Iterable[Any]) -> None:
+    """Raise BadRequestError for a stop string that is too long."""
+    if any(isinstance(one, str) and len(one) > LONGEST_STOP for one in stops):
+        raise BadRequestError(f"`{key}` has a string of more than {LONGEST_STOP} characters", param=key)
 
 
 def _check_patterns(sampling: dict[str, Raw]) -> None:

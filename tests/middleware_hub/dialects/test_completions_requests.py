@@ -197,6 +197,7 @@ def test_a_stream_may_end_with_the_numbers_of_tokens() -> None:
         ({"n": 0}, "n"),
         ({"temperature": -1}, "temperature"),
         ({"stop": [""]}, "stop"),
+        ({"stop": ["a", "b" * 4097]}, "stop"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": 5}, "stream_options"),
         ({"model": 5}, "model"),

@@ -307,6 +307,7 @@ def test_sampling() -> None:
         ("temperature", -1),
         ("stop_sequences", "END"),
         ("stop_sequences", [""]),
+        ("stop_sequences", ["b" * 4097]),
         ("system", 5),
         ("messages", None),
         ("messages", []),

@@ -531,6 +531,7 @@ def test_schemas() -> None:
         ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens"),
         ({"generationConfig": {"candidateCount": 1000}}, "generationConfig.candidateCount"),
         ({"generationConfig": {"stopSequences": [""]}}, "generationConfig.stopSequences"),
+        ({"generationConfig": {"stopSequences": ["b" * 4097]}}, "generationConfig.stopSequences"),
         ({"generationConfig": {"logprobs": 2}}, "generationConfig.logprobs"),
         ({"generationConfig": {"topQ": 2}}, "generationConfig.topQ"),
         ({"generationConfig": {"responseModalities": ["IMAGE"]}}, "generationConfig.responseModalities"),

@@ -320,6 +320,7 @@ def test_of_two_limits_the_newer_field_wins() -> None:
         ("stop_regex", "("),
         ("stop_regex", "a" * 257),
         ("stop_regex", ["a"] * 33),
+        ("stop", ["a", "b" * 4097]),
         ("logit_bias", {"the": 1}),
         ("logit_bias", {"1": "a"}),
         ("ignore_eos", 1),
