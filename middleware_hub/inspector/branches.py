@@ -194,10 +194,13 @@ class Branches:
 def _turn(turn: dict[str, Any], chain: Chain, drift: ChainDrift | None) -> dict[str, Any]:
     """Return a turn with its figures."""
     start, end = turn["start"], turn["end"]
+    reasons = chain.reasons_between(start, end)
     if not turn["sampled"]:
-        return {**turn, "sampled_tokens": 0, "drifted": None if drift is None else 0, "logprob": None}
+        none = {"sampled_tokens": 0, "drifted": None if drift is None else 0, "logprob": None}
+        return {**turn, "reasons": reasons, **none}
     return {
         **turn,
+        "reasons": reasons,
         "sampled_tokens": end - start,
         "drifted": None if drift is None else drift.within(start, end),
         "logprob": chain.mean_logprob(start),

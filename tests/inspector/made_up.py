@@ -163,6 +163,7 @@ class MadeUp:
                     "role": "assistant" if sampled else "user",
                 }
                 | {"finish": ("length" if number == 5 else "stop") if sampled else None, "drifted": drifted}
+                | {"reasons": self.reasons if number == 1 else []}
                 | {"sampled_tokens": end - start if sampled else 0, "logprob": -1.5 - number / 100 if sampled else None}
             )
         return found

@@ -379,3 +379,17 @@ def test_keys_work_from_a_button_too(opened: Opened) -> None:
         expect(page.locator(".t.on")).not_to_have_attribute("data-i", str(before))
         page.keyboard.press("c")
         expect(page.get_by_label("Colour by")).to_have_value("logprob")
+
+
+def test_the_first_finding_says_why_a_branch_is_not_exact_and_where(opened: Opened) -> None:
+    made = MadeUp(600, reasons=("edited_turn", "template_mismatch"))
+    with serving(made.answers) as url:
+        page = opened(place(url, "conversation", made.id))
+        first, last = page.locator(".findings button").first, page.locator(".findings button").last
+        expect(first).to_have_text("template_mismatch in turn 1: a context is not what the chat template renders")
+        expect(last).to_have_text("edited_turn in turn 1: a sampled turn was edited")
+        expect(page.locator(".turn", has_text="inexact")).to_have_count(1)
+        first.click()
+        at(page, 100)
+        expect(page.locator(".details")).to_contain_text("template_mismatch: a context is not what")
+        expect(page.locator("[data-fact=exact] .bad")).to_have_text("template_mismatch")

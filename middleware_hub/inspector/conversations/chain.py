@@ -56,13 +56,20 @@ class Chain:
     Args:
         links: its spans, first one first, each with the number of its tokens in the chain.
         roles: of the contexts, if the messages are known.
+        remarks: reasons of single spans, beside those of their flags.
     """
 
-    def __init__(self, links: Sequence[tuple[TokenSpan, int]], roles: Mapping[TokenSpan, str] | None = None) -> None:
+    def __init__(
+        self,
+        links: Sequence[tuple[TokenSpan, int]],
+        roles: Mapping[TokenSpan, str] | None = None,
+        remarks: Mapping[TokenSpan, Sequence[str]] | None = None,
+    ) -> None:
         self.parts = [SpanSlice(span, span.offset, span.offset + take) for span, take in links if take]
         self.total = self.parts[-1].end if self.parts else 0
         self._starts = [part.start for part in self.parts]
         self._roles = roles or {}
+        self._remarks = remarks or {}
         self._flags = 0
         for span, _ in links:
             self._flags |= span.flags & ~SpanFlag.DOUBTFUL
@@ -134,6 +141,15 @@ class Chain:
         if self._lacks_logprobs:
             found.append("no_logprobs")
         return found
+
+    def reasons_between(self, start: int, end: int) -> list[str]:
+        """Return those of the reasons that the spans of a window have."""
+        found: dict[str, None] = {}
+        for span, _, _ in self.between(start, end):
+            found.update(dict.fromkeys((*reasons_of(span.flags), *self._remarks.get(span, ()))))
+            if span.sampled and span.logprobs is None:
+                found["no_logprobs"] = None
+        return list(found)
 
     @cached_property
     def _lacks_logprobs(self) -> bool:

@@ -34,6 +34,7 @@ class Branch:
         time: when it ended, in seconds since 1970.
         roles: of its contexts, if the messages are known.
         more: reasons that its spans do not have.
+        remarks: those of them that belong to one turn, by the turn's span.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Branch:
     reward: float | None = None
     more: tuple[str, ...] = ()
     roles: Mapping[TokenSpan, str] = field(default_factory=dict)
+    remarks: Mapping[TokenSpan, Sequence[str]] = field(default_factory=dict)
 
     def chain(self) -> Chain:
         """Take its spans, which then survive an eviction. Raises NotFoundError if it was evicted before."""
@@ -50,7 +52,7 @@ class Branch:
         found.reverse()
         if found[0][0].offset:
             raise NotFoundError(f"branch {self.id[:200]!r} is no longer remembered")
-        return Chain(found, self.roles)
+        return Chain(found, self.roles, self.remarks)
 
     def reasons(self, chain: Chain) -> list[str]:
         """Return why it is not exact, or not in every way."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -31,7 +31,15 @@ from middleware_hub.media.part import IMAGE, image_parts
 from middleware_hub.sessions.registry import SessionRegistry
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
-from middleware_hub.spans.chain import INEXACT, STORE_UNREACHABLE, TokenSpan, links, reasons_of, version_names
+from middleware_hub.spans.chain import (
+    INEXACT,
+    STORE_UNREACHABLE,
+    UNKNOWN_REPLY,
+    TokenSpan,
+    links,
+    reasons_of,
+    version_names,
+)
 from middleware_hub.store.errors import StoreUnreachableError
 from router.errors import RouterError
 
@@ -72,6 +80,8 @@ class SessionConversation:
                 seen[context] = None
         if session.stale:
             reasons[STORE_UNREACHABLE] = None
+        if session.lost and any(one.terminal and one.has_unsampled() for one in checkpoints):
+            reasons[UNKNOWN_REPLY] = None
         metadata = session.metadata or {}
         return {
             "id": self.id,
@@ -115,17 +125,21 @@ class SessionConversation:
         more: dict[str, None] = {}
         rewards = dict(self._session.reward_info)
         roles: dict[TokenSpan, str] = {}
+        remarks: dict[TokenSpan, Sequence[str]] = {}
         for turn in reversed(lineage):
-            more.update(dict.fromkeys(self._session.trie.reasons_of(turn)))
+            remarks[turn.span] = self._session.trie.reasons_of(turn)
+            more.update(dict.fromkeys(remarks[turn.span]))
             rewards.update(turn.reward or {})
             context, asked = turn.span.parent, turn.node.parent
             if turn is not lineage[-1] and context is not None and not context.sampled and asked is not None:
                 roles[context] = asked.role or "context"
         if self._session.stale:
             more[STORE_UNREACHABLE] = None
+        if self._session.lost and checkpoint.has_unsampled():
+            more[UNKNOWN_REPLY] = None
         ended = checkpoint.time or self._session.created_at
         label = _content(checkpoint.node.message)[:PREVIEW] or checkpoint.id
-        return Branch(checkpoint.id, checkpoint.span, ended, label, reward_of(rewards), tuple(more), roles)
+        return Branch(checkpoint.id, checkpoint.span, ended, label, reward_of(rewards), tuple(more), roles, remarks)
 
     def named(self, name: str) -> bool:
         session = self._session

@@ -202,7 +202,6 @@ def _chain(
         if turn is not None:
             answers[turn.id] = at
         messages.append(node.message if turn is None or not turn.reasoning else _with_reasoning(node.message, turn))
-    unsampled = any(node.role == "assistant" and id(node) not in sampled for node in path)
     missed = {}
     if passed_over is not None:
         doubtful = (turn for turn in turns if STORE_UNREACHABLE in turn.reasons)
@@ -215,7 +214,7 @@ def _chain(
         "tools_digest": tools_of(setting).hex() if offers_tools(setting) else None,
         "side_request": head is not None and checkpoint.root.beside(head),
     }
-    return _Chain(spans, turns, messages, answers, unsampled, missed, beginning)
+    return _Chain(spans, turns, messages, answers, checkpoint.has_unsampled(), missed, beginning)
 
 
 def _pictures(chain: _Chain) -> tuple[tuple[MediaSpan, int | None, int | None], ...]:

@@ -125,6 +125,11 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
             yield found
             found = found.parent
 
+    def has_unsampled(self) -> bool:
+        """Whether one of the assistant's messages on its path was not sampled here."""
+        sampled = {id(turn.node) for turn in self.lineage()}
+        return any(node.role == "assistant" and id(node) not in sampled for node in self.node.ancestors())
+
 
 class MessageNode(msgspec.Struct, gc=False, eq=False):
     """One message of a conversation.

@@ -49,25 +49,39 @@ export function clock(seconds) {
     + `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
 }
 
-/** What a reason for not being exact means, in one line. */
+/** What a reason means, in one line: that something is not exact, or a remark about it. */
 export const REASONS = {
+  engine_mismatch: "the engine's ids, here or before, do not spell their text",
+  template_mismatch: "a context is not what the chat template renders",
+  unknown_parent: "a request named a parent that is not known",
+  unknown_reply: "a reply was lost, or one that its caller lists is not in it",
+  store_unreachable: "the store could not be asked, and may know more",
+  media_missing: "the file of an image is not held any more",
   retokenized: "a part was encoded again from its text",
   cut_in_token: "the text was cut inside a sampled token",
   split_character: "a character of several tokens was cut",
-  engine_mismatch: "the engine's ids do not spell its text",
   version_uncertain: "the weights changed while it was sampled",
   no_logprobs: "the engine sent no logprobs",
-  multimodal: "it holds more than text",
-  template_mismatch: "a context is not what the chat template renders",
-  store_unreachable: "the store could not be asked, and may know more",
-  unknown_parent: "a request named a parent that is not known",
-  unknown_reply: "a reply that its caller lists is not in it",
   edited_turn: "a sampled turn was edited",
-  ambiguous_parent: "another recorded reply went further",
-  tail_left_out: "the hidden end of a reply was left out",
-  media_missing: "the file of an image is not held any more",
+  rewritten_turn: "a sampled turn was written anew",
+  prefix_changed: "a sampled reply stands behind other messages now",
+  left_out: "the token that a turn stopped with was left out",
+  setting: "tools or options differ from those of the turn before",
+  rewritten: "the conversation was rendered again",
+  rendered_whole: "the whole conversation was rendered, not only what is new",
+  template_error: "the template refuses what is new by itself, so the whole was rendered again",
+  spliced: "rendered again, and earlier turns kept their ids",
+  divergence: "not all earlier turns kept their ids: text between them has changed",
+  scaffold: "not all earlier turns kept their ids: the template opens one in an unknown way",
+  sentinel_collision: "not all earlier turns kept their ids: the template drops or repeats one",
+  unfaithful: "not all earlier turns kept their ids: those of one may not spell its text",
+  system_in_place: "a system message is written as the user's",
+  arguments_text: "arguments that are no JSON object are written as text",
   media_orientation: "an image is not stored upright, and engines differ in whether they turn it",
 };
+
+/** Reasons for which something is not exact. With the others alone it is. */
+export const INEXACT = new Set(["engine_mismatch", "template_mismatch", "unknown_parent", "unknown_reply", "store_unreachable", "media_missing", "retokenized"]);
 
 /** How a generation ended: [word, whether something is wrong with it, what it means]. */
 export function ending(finish) {

@@ -4,7 +4,7 @@ import { h } from "../lib/dom.js";
 import { spelled, utf8 } from "../lib/glyphs.js";
 import { facts, held, spoken, thumbnail, tokensOf } from "../lib/images.js";
 import { nameOf, turnCount } from "../lib/turns.js";
-import { count, ending, float } from "../lib/words.js";
+import { REASONS, count, ending, float } from "../lib/words.js";
 
 /** One line about a token, for those who hear the page. */
 export function sentence(token, head) {
@@ -34,6 +34,7 @@ export function details(token, head, link) {
     ["in this part", turn ? `${count(token.index - turn.start + 1)} of ${count(turn.end - turn.start)}` : "–"],
     ["turn ended", word ? h("span", { class: wrong ? "mark bad" : "", title: meaning }, word) : "–"],
     ["request id", turn?.request_id ?? "–"],
+    ...(turn?.reasons ?? []).map((reason, place) => [place ? "" : "remarks", [h("b", null, reason), ": ", REASONS[reason] ?? ""]]),
   ];
   if (token.special) rows.splice(3, 0, ["special", "yes"]);
   const title = h("h2", null, "Token ", count(token.index));

@@ -1,13 +1,17 @@
-// What an engineer looks for first in a branch: turns that were cut off, the turn with most drift, new weights on the way.
+// What an engineer looks for first in a branch: why it is not exact, turns that were cut off, the turn with most drift, new weights.
 
 import { h } from "../lib/dom.js";
 import { nameOf, sampledOf } from "../lib/turns.js";
-import { ending, float, percent, plural } from "../lib/words.js";
+import { INEXACT, REASONS, ending, float, percent, plural } from "../lib/words.js";
 
 /** `[{turn, text, grave}]`, the gravest first; `turn` is the place of a part. */
 export function findings(head) {
   const found = [];
   const turns = head.turns.map((turn, number) => ({ ...turn, number, name: nameOf(head.turns, number) }));
+  const remarks = head.reasons.map((reason) => ({ reason, those: turns.filter((turn) => turn.reasons?.includes(reason)) })).filter(({ those }) => those.length)
+    .map(({ reason, those: [first, ...others] }) => ({ turn: first.number, grave: INEXACT.has(reason),
+      text: `${reason} in ${others.length ? `${others.length + 1} places, first in ` : ""}${first.name}: ${REASONS[reason] ?? "see the list of reasons"}` }));
+  found.push(...remarks.filter(({ grave }) => grave));
   const ended = Map.groupBy ? Map.groupBy(turns, (turn) => turn.finish) : grouped(turns);
   for (const [finish, those] of ended) {
     const [word, wrong] = ending(finish);
@@ -30,7 +34,7 @@ export function findings(head) {
     const least = scored.reduce((best, turn) => (turn.logprob < best.logprob ? turn : best));
     found.push({ turn: least.number, text: `least likely: ${least.name}, mean logprob ${float(least.logprob, 2)}` });
   }
-  return found;
+  return [...found, ...remarks.filter(({ grave }) => !grave)];
 }
 
 function grouped(turns) {

@@ -1,14 +1,15 @@
 // Small signs that several views have.
 
 import { h } from "../lib/dom.js";
-import { REASONS, clock, ago } from "../lib/words.js";
+import { INEXACT, REASONS, clock, ago } from "../lib/words.js";
+
+/** A sign for each reason. Those for which something is not exact stand out. */
+export const signs = (reasons) => reasons.map((reason) => h("span", { class: `mark ${INEXACT.has(reason) ? "bad" : ""}`, title: REASONS[reason] }, reason));
 
 /** Whether something is exact, and why it is not, or not in every way. */
 export function exactness(exact, reasons = []) {
-  const doubts = (kind) => reasons.map((reason) => h("span", { class: `mark ${kind}`, title: REASONS[reason] }, reason));
-  if (exact) return h("span", { class: "marks" }, h("span", { class: "mark good" }, "exact"), doubts(""));
-  if (!reasons.length) return h("span", { class: "mark bad" }, "not exact");
-  return h("span", { class: "marks" }, doubts("bad"));
+  if (exact) return h("span", { class: "marks" }, h("span", { class: "mark good" }, "exact"), signs(reasons));
+  return h("span", { class: "marks" }, !reasons.some((reason) => INEXACT.has(reason)) && h("span", { class: "mark bad" }, "not exact"), signs(reasons));
 }
 
 /** That a branch leaves a reply in its middle, and how much of the reply it keeps. */

@@ -8,6 +8,7 @@ import { exactness, trouble, versions, when } from "./marks.js";
 import { tokenIds } from "./search.js";
 
 const POLL = 2000; // ms
+const ELSEWHERE = ["retokenized", "media_missing", "media_orientation"]; // reasons of an answer, and of no conversation
 const PAGE = 50;
 const MOST = 200; // rows of one answer
 const SINCE = [["", "any time"], ["600", "10 min"], ["3600", "an hour"], ["86400", "a day"]];
@@ -40,7 +41,7 @@ class Overview {
     field("q", "Search", { type: "search", placeholder: "text, id, or ids: 12, 7", class: "wide" }),
     choice("kind", "Kind", [["", "all"], ["text", "text"], ["session", "sessions"]]),
     choice("exact", "Exactness", [["", "all"], ["true", "exact"], ["false", "not exact"]]),
-    choice("reason", "Reason", [["", "any"], ...Object.keys(REASONS).map((reason) => [reason, reason])]),
+    choice("reason", "Reason", [["", "any"], ...Object.keys(REASONS).filter((reason) => !ELSEWHERE.includes(reason)).map((reason) => [reason, reason])]),
     field("namespace", "Namespace"),
     field("version", "Version", { class: "narrow" }),
     field("reward_min", "Reward from", { type: "number", step: "any", class: "narrow" }),

@@ -5,6 +5,7 @@ import { drawn } from "../lib/glyphs.js";
 import { facts, named, spoken, thumbnail, tokensOf } from "../lib/images.js";
 import { numbers, sampledOf } from "../lib/turns.js";
 import { count, ending, percent, plural } from "../lib/words.js";
+import { signs } from "./marks.js";
 
 /** The element of a row of a strip; without tokens if they are not `here` yet. */
 export function drawRow(strip, number, here) {
@@ -30,6 +31,7 @@ function turnHead(head, number) {
     images > 0 && h("span", { class: "dim" }, plural(images, "image")),
     turn.sampled && turn.version !== null && turn.version !== undefined && h("span", { class: "dim" }, `version ${turn.version}`),
     word && h("span", { class: wrong ? "mark bad" : "dim", title: meaning }, word),
+    signs(turn.reasons ?? []),
     turn.drifted > 0 && h("span", { class: "mark drift" }, `${percent(turn.drifted, sampledOf(turn))} drift`));
 }
 

@@ -3,7 +3,7 @@
 import { h } from "../lib/dom.js";
 import { LongList } from "../lib/list.js";
 import { nameOf, numbers, sampledOf } from "../lib/turns.js";
-import { ending, float, percent, plural, short } from "../lib/words.js";
+import { INEXACT, ending, float, percent, plural, short } from "../lib/words.js";
 
 const HEIGHT = 34;
 
@@ -37,7 +37,8 @@ export class Turns {
     const [word, wrong] = ending(turn.finish);
     const length = turn.end - turn.start;
     const share = turn.drifted > 0 ? percent(turn.drifted, sampledOf(turn)) : "";
-    const read = [nameOf(this.head.turns, number), turn.role, plural(length, "token"), wrong && word, share && `${share} drift`,
+    const why = (turn.reasons ?? []).filter((reason) => INEXACT.has(reason)).join(", ");
+    const read = [nameOf(this.head.turns, number), turn.role, plural(length, "token"), why, wrong && word, share && `${share} drift`,
       typeof turn.logprob === "number" && `mean logprob ${float(turn.logprob, 2)}`];
     return h("button", {
       type: "button",
@@ -49,7 +50,7 @@ export class Turns {
     h("span", { class: "turn-number" }, numbers(this.head.turns)[number] || ""),
     h("span", { class: "turn-role" }, turn.role),
     h("span", { class: "turn-bar" }, h("i", { class: turn.sampled ? "sampled" : "", style: { width: `${Math.max(2, (100 * length) / this.longest)}%` } })),
-    h("span", { class: "turn-marks" }, wrong && h("span", { class: "mark bad" }, word), share && h("span", { class: "mark drift" }, share)),
+    h("span", { class: "turn-marks" }, why && h("span", { class: "mark bad", title: why }, "inexact"), wrong && h("span", { class: "mark bad" }, word), share && h("span", { class: "mark drift" }, share)),
     h("span", { class: "turn-tokens" }, short(length)));
   }
 }
