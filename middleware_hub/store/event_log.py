@@ -69,6 +69,7 @@ class EventLog:
         if not self._taken:
             return await self.next_page()
         oldest, cut = self._taken[0].number, False
+        page: Sequence[Event]
         try:
             page = await self._store.read(self.key, after=oldest - 1, limit=len(self._taken) + PAGE)
         except DamagedRecordError:  # it can be compared with none, so the last event has to do
