@@ -290,7 +290,9 @@ def began_with(span: TokenSpan | None, take: int) -> str | None:
     for part, count in links(span, take):
         if count and part.versions is not None:
             found = part
-    return None if found is None else found.kv_version or version_names(found.versions)[0]
+    if found is None:
+        return None
+    return version_names(found.versions)[0] if found.kv_version is None else found.kv_version
 
 
 def chain_ids(span: TokenSpan | None, take: int) -> bytes:

@@ -182,7 +182,7 @@ class CallSalts:
             version = self._began[place] if place < len(self._began) else None
             if version is None and not settled:
                 found.append(_Salt(_part("o", random_id()), "own"))
-            elif (named := version or current) is None:
+            elif (named := current if version is None else version) is None:
                 found.append(_Salt("u", "unknown"))
             else:
                 found.append(_Salt(_part("v", named), mode, named))

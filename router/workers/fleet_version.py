@@ -79,7 +79,8 @@ class FleetVersion:
     @property
     def current(self) -> str | None:
         """The version; None if nobody has told one."""
-        return self.reported() or next(iter(self._told()), None)
+        reported = self.reported()
+        return next(iter(self._told()), None) if reported is None else reported
 
     def _told(self) -> set[str]:
         return {version for one in self._workers() if one.routable and (version := self._version(one)) is not None}

@@ -256,6 +256,24 @@ def test_completions_have_a_salt(served: Stack) -> None:
     assert salt_of(served.workers[0].log[-1].body) is not None
 
 
+@pytest.mark.parametrize("mode", ["version", "rollout"])
+@pytest.mark.parametrize(
+    "version", ["default", "007", "", " ", "a b", "x" * 1024, "\N{GRINNING FACE}\n\0", "null", "1e3", "9" * 20]
+)
+def test_any_string_is_a_version(served: Stack, version: str, mode: str) -> None:
+    text = f"A conversation that begins under the version {version[:9]!r}, and goes on."
+    say(served, text, mode)
+    update(served, version)
+    first, cached, _ = say(served, text, mode)
+    assert cached == 0, "it begins anew: another version has computed what is cached"
+    second, more, _ = say(served, f"{first} On.", mode)
+    assert more > 0
+    update(served, "2")
+    third, _, _ = say(served, f"{second} On.", mode)
+    assert [turn["version"] for turn in served.retrieve(third)["turns"]] == [version, version, "2"]
+    assert kv_versions(served, third) == [version, version, "2" if mode == "version" else version]
+
+
 # -- while no version is that of all ------------------------------------------------------------------------------------
 
 

@@ -359,7 +359,7 @@ def new_weight_version(body: bytes) -> str | None:
         update = msgspec.json.decode(body, type=_WeightUpdate)
     except JSON_ERRORS:
         return None
-    version = update.new_version or update.weight_version
+    version = update.weight_version if update.new_version is None else update.new_version
     if version is not None and len(version) > LONGEST_NAME:
         raise BadRequestError(f"the weight version is longer than {LONGEST_NAME} characters")
     return version

@@ -256,6 +256,8 @@ def test_a_request_for_no_samples_is_refused(count: int) -> None:
 
 def test_a_weight_version_is_a_name() -> None:
     assert new_weight_version(b'{"new_version": "7"}') == "7"
+    assert new_weight_version(b'{"weight_version": "7"}') == "7"
+    assert new_weight_version(b'{"new_version": ""}') == "", "engines take it, and report it"
     with pytest.raises(BadRequestError, match="1024"):
         new_weight_version(b'{"new_version": "%s"}' % (b"7" * 1025))
 
