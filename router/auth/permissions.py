@@ -145,6 +145,8 @@ _SESSIONS = "sessions"
 _ENDS = ("/chat/completions", "/messages", "/messages/count_tokens")
 _ALIKE = 0.8
 """How much of two paths has to be equal. Less, and paths of workers that are not listed here would count as misspelt."""
+_LONGEST = 2048
+"""Characters of a path that may be a misspelt one, with the id of a session in it. To compare longer ones takes long."""
 _PART = len("/stats")
 """As many characters of a path are enough to find it by its beginning or its end."""
 
@@ -154,7 +156,7 @@ def meant_path(path: str) -> str | None:
 
     The router passes a path that is not its own to a worker, whose 404 names neither the router nor the path.
     """
-    if path in _KNOWN:
+    if path in _KNOWN or len(path) > _LONGEST:
         return None
     if path == "/":  # somebody opens the router's address in a browser
         return "/inspect"

@@ -45,6 +45,9 @@ from router.auth.permissions import meant_path
         ("/start_profile", None),
         ("", None),
         ("/other", None),
+        # What is longer than a path with the id of a session is not compared, because that takes long.
+        ("/session/" + "a" * 1000 + "/v1/messages", "/sessions/" + "a" * 1000 + "/v1/messages"),
+        ("/v1" * 20_000 + "/generate", None),
     ],
 )
 def test_what_is_meant(path: str, meant: str | None) -> None:
