@@ -393,3 +393,26 @@ def test_the_first_finding_says_why_a_branch_is_not_exact_and_where(opened: Open
         at(page, 100)
         expect(page.locator(".details")).to_contain_text("template_mismatch: a context is not what")
         expect(page.locator("[data-fact=exact] .bad")).to_have_text("template_mismatch")
+
+
+def test_a_text_that_turns_the_direction_turns_only_itself_in_a_choice(opened: Opened) -> None:
+    """An option holds no elements, so marks close it in."""
+    made = MadeUp(100, mark="\u202e")
+    with serving(made.answers) as url:
+        page = opened(place(url, "compare", search=f"?a={made.id}&b={made.id}"))
+        for label in ("A", "Branch"):
+            option = page.get_by_label(label, exact=True).first.locator("option:checked")
+            expect(option).to_have_text(re.compile("^(1\\. )?\u2068\u202e[^\u2069]+\u2069"))
+
+
+def test_who_asks_for_drift_behind_the_last_sees_its_colours(opened: Opened) -> None:
+    made = MadeUp(600)
+    with serving(made.answers) as url:
+        page = opened(place(url, "conversation", made.id))
+        page.wait_for_selector(".strip .t")
+        page.keyboard.press("End")
+        at(page, 599)
+        page.keyboard.press("d")
+        expect(page.get_by_label("Colour by")).to_have_value("drift")
+        expect(page.locator("p[aria-live]")).to_have_text("no further drift")
+        assert selected(page) == "599"

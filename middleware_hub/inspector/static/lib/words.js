@@ -16,6 +16,9 @@ export function bytes(size) {
   return `${value < 9.95 ? value.toFixed(1) : Math.round(value)} ${unit}`;
 }
 
+/** Text of others within a line of ours, where no element can be: its direction, and marks of directions in it, end with it. */
+export const isolated = (text) => `\u2068${text}\u2069`;
+
 /** "1 turn", "2 turns" */
 export const plural = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
 

@@ -7,7 +7,7 @@ import { LongList } from "../lib/list.js";
 import { conversationAt, href } from "../lib/route.js";
 import { lastUpTo } from "../lib/rows.js";
 import { Tokens, pathOf, query, source } from "../lib/source.js";
-import { count, float, plural } from "../lib/words.js";
+import { count, float, isolated, plural } from "../lib/words.js";
 import { showImage } from "./dialogs.js";
 import { exactness, trouble, versions } from "./marks.js";
 
@@ -45,11 +45,11 @@ function chooser(known, fields, first, second) {
     const element = h("select", { onchange: (event) => change({ [key]: event.target.value, [`${key}_branch`]: undefined }) },
       !whole && h("option", { value: "", selected: true, disabled: true }, "choose …"),
       sorted.map((one) => h("option", { value: one.id, selected: one.id === whole?.id },
-        `${group && one.group === group && key === "b" && one.id !== first?.id ? "same group: " : ""}${(one.title || one.id).slice(0, 60)} · ${plural(one.turns, "turn")} · ${one.id.slice(0, 40)}`)));
+        `${group && one.group === group && key === "b" && one.id !== first?.id ? "same group: " : ""}${isolated((one.title || one.id).slice(0, 60))} · ${plural(one.turns, "turn")} · ${one.id.slice(0, 40)}`)));
     return labelled(label, element);
   };
   const branches = (key, whole, chosen) => whole && labelled("Branch", h("select", { onchange: (event) => change({ [`${key}_branch`]: event.target.value }) },
-    whole.branches_list.map((one, place) => h("option", { value: one.id, selected: one.id === chosen }, `${place + 1}. ${one.label || one.id}`))));
+    whole.branches_list.map((one, place) => h("option", { value: one.id, selected: one.id === chosen }, `${place + 1}. ${isolated(one.label || one.id)}`))));
   return h("div", { class: "chooser" },
     h("div", { class: "bar" }, conversations("a", first, "A"), branches("a", first, fields.a_branch)),
     h("div", { class: "bar" }, conversations("b", second, "B"), branches("b", second, fields.b_branch)));

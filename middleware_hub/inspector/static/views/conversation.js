@@ -5,7 +5,7 @@ import { h, labelled, put, select } from "../lib/dom.js";
 import { conversationAt, href, replace } from "../lib/route.js";
 import { Tokens, pathOf, source } from "../lib/source.js";
 import { turnCount } from "../lib/turns.js";
-import { count, percent, plural } from "../lib/words.js";
+import { count, isolated, percent, plural } from "../lib/words.js";
 import { details, imageDetails, imageSentence, sentence } from "./details.js";
 import { showImage } from "./dialogs.js";
 import { Downloads } from "./downloads.js";
@@ -67,7 +67,7 @@ class Conversation {
     this.colours = colours;
     const branches = whole.branches_list.length > 1 && labelled("Branch", select(
       { class: "branch", onchange: (event) => (location.hash = conversationAt(whole.id, event.target.value, { by: this.mode })) },
-      whole.branches_list.map((one, place) => [one.id, `${place + 1}. ${one.label || one.id}`]), this.branch));
+      whole.branches_list.map((one, place) => [one.id, `${place + 1}. ${isolated(one.label || one.id)}`]), this.branch));
     const others = this.#compare();
     const wide = !matchMedia("(max-width: 700px)").matches;
     put(this.main,
@@ -232,11 +232,9 @@ class Conversation {
     const current = this.strip.selected >= 0 ? this.tokens.token(this.strip.selected)?.drift : null;
     const from = current ? (direction > 0 ? current.end : current.start - 1) : this.strip.selected;
     const next = await this.#nextDrift(from, direction);
+    this.colour("drift"); // whose legend says how much there is, also if it is none
     if (next === null) this.said.textContent = "no further drift";
-    else {
-      this.colour("drift");
-      this.strip.select(next, { centre: true });
-    }
+    else this.strip.select(next, { centre: true });
   }
 
   /** The first token of the next drift at or behind `from`, or before it. Only turns that have drift are asked for. */
