@@ -8,7 +8,9 @@ start, which finds it as long as neither a file of the folder nor a library has 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
+from stat import S_ISDIR
 
 import msgspec
 from tokenizers import Tokenizer as Backend
@@ -61,7 +63,9 @@ def load(path: str, *, trust_remote_code: bool) -> tuple[LoadedTokenizer, Backen
         BadRequestError: it cannot be loaded.
     """
     try:
-        there = Path(path).is_dir()
+        there = S_ISDIR(os.stat(path).st_mode)  # `Path.is_dir` keeps other errors to itself from Python 3.14 on
+    except (FileNotFoundError, NotADirectoryError):
+        there = False
     except OSError as error:  # this user may not look into the folder above it
         raise BadRequestError(f"--tokenizer-path {path}: {error.strerror}") from error
     # The content of a hub id may change, and foreign code may do anything.

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -270,7 +271,8 @@ def test_a_folder_that_another_process_makes_meanwhile_has_the_file_in_it(
     def looking(look: Callable[[str], bool]) -> Callable[[str], bool]:
         def looked(path: str) -> bool:
             found = look(path)
-            (tmp_path / "store").mkdir(exist_ok=True)
+            with suppress(FileExistsError):
+                os.mkdir(tmp_path / "store")
             return found
 
         return looked
