@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,3 +250,21 @@ def test_what_is_saved_is_what_is_retrieved(memory: Memory, opened: Opened, tmp_
     assert (tmp_path / "saved.parquet").read_bytes()[:4] == b"PAR1"
     page = opened((tmp_path / "saved.html").as_uri())
     assert [int(of["id"]) for of in walk(page, len(one.true["tokens"]))] == one.true["tokens"]
+
+
+def test_a_branch_that_ends_before_the_last_message_has_a_line_of_its_own(memory: Memory, opened: Opened) -> None:
+    """A reply whose ids do not spell its text ends its branch, and the next turn is rendered from its text."""
+    agent = AgentSession.make(memory.served)
+    first = agent.must(user("a"), says="One.")
+    memory.served.workers[0].script(text="Two.", finish="eos", fault="wrong_text")
+    bad = agent.must(user("a"), first.message, user("b"))
+    last = agent.must(user("a"), first.message, user("b"), bad.message, user("c"), says="Three.")
+    page = opened(place(memory.served.url, "conversation", f"session:{agent.name}"))
+    lines, current = page.locator(".tree li"), page.locator(".tree [aria-current]")
+    expect(lines).to_have_count(2)
+    expect(lines.first).to_contain_text("engine_mismatch")
+    for line, shown in (lines.first, bad), (lines.last, last):
+        line.get_by_role("link").click()
+        expect(page).to_have_url(re.compile(f"/{shown.generation}$"))
+        expect(current).to_have_count(1)
+        expect(line.locator("[aria-current]")).to_be_visible()

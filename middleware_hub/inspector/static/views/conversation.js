@@ -92,7 +92,7 @@ class Conversation {
           this.strip.element),
         this.panel),
       this.said);
-    [...this.main.querySelectorAll(".tree .on")].at(-1)?.scrollIntoView({ block: "nearest" });
+    (this.main.querySelector(".tree [aria-current]") ?? [...this.main.querySelectorAll(".tree .on")].at(-1))?.scrollIntoView({ block: "nearest" });
     this.turns.show();
     this.#explain();
     if (!head.total) this.strip.empty("This branch has no tokens.");

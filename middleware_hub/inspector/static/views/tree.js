@@ -1,4 +1,4 @@
-// The tree of a conversation: a line for each run of messages without a fork, indented behind forks.
+// The tree of a conversation: a line for each run of messages without a fork and without the end of a branch, indented behind both.
 
 import { h } from "../lib/dom.js";
 import { thumbnail } from "../lib/images.js";
@@ -10,8 +10,8 @@ const MOST = 200; // lines
 const DEEP = 6; // levels that are indented
 const PICTURES = 4; // thumbnails of a line
 
-/** Joins nodes with one child to their child: `[{nodes, depth, branches}]`, in the order of the tree. */
-export function runs(nodes) {
+/** Joins nodes with one child to their child, but for `ends`, where branches end: `[{nodes, depth, leaf}]`, in the order of the tree. */
+export function runs(nodes, ends) {
   const children = new Map();
   for (const node of nodes) {
     const key = node.parent ?? null;
@@ -24,7 +24,7 @@ export function runs(nodes) {
     const [first, depth] = waiting.pop();
     const run = [first];
     let below = children.get(first.id) ?? [];
-    while (below.length === 1) {
+    while (below.length === 1 && !ends.has(run.at(-1).id)) {
       run.push(below[0]);
       below = children.get(below[0].id) ?? [];
     }
@@ -37,19 +37,19 @@ export function runs(nodes) {
 /** The tree, with the branch that is shown marked. */
 export function tree(conversation, shown) {
   const named = new Map(conversation.branches_list.map((branch) => [branch.id, branch]));
-  const all = runs(conversation.tree ?? []);
+  const all = runs(conversation.tree ?? [], named);
   const lines = all.slice(0, MOST).map((run) => {
     const last = run.nodes.at(-1);
     const passes = run.nodes[0].branch_of ?? [];
-    const branch = run.leaf ? named.get(last.branch_of?.[0]) : null;
     const on = passes.includes(shown);
-    const target = on ? shown : passes[0];
+    const branch = run.leaf ? named.get(last.branch_of?.[0]) : named.get(last.id);
+    const target = !run.leaf && branch ? branch.id : on ? shown : passes[0];
     const tokens = run.nodes.reduce((sum, node) => sum + node.tokens, 0);
     const cut = run.nodes.find((node) => node.cuts)?.cuts;
     const images = run.nodes.reduce((sum, node) => sum + (node.images ?? 0), 0);
     const pictures = run.nodes.flatMap((node) => node.pictures ?? []).slice(0, PICTURES);
     return h("li", { class: on ? "on" : "", style: { "--depth": Math.min(run.depth, DEEP) } },
-      h("a", { href: conversationAt(conversation.id, target), "aria-current": on && run.leaf ? "true" : null },
+      h("a", { href: conversationAt(conversation.id, target), "aria-current": on && branch && target === shown ? "true" : null },
         h("span", { class: "preview" }, h("span", { class: "dim" }, `${last.role} `), h("bdi", null, (last.preview || run.nodes[0].preview || "(no text)").trim() || "(white space)")),
         h("span", { class: "dim facts" }, `${run.nodes.length > 1 ? `${run.nodes.length} parts · ` : ""}${short(tokens)} tokens`,
           branch && branch.reward !== null && branch.reward !== undefined && ` · reward ${float(branch.reward, 2)}`,
