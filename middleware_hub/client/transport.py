@@ -44,6 +44,8 @@ BROKEN = (aiohttp.ClientError, OSError, TimeoutError)
 """The errors of aiohttp if a connection cannot be made, or breaks."""
 _NEVER_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _COMMENT = b": x-radix-saved:"
+_dice = random.SystemRandom()
+"""Not the generator of Python's `random`: environments seed that one for each rollout, and draw their games from it."""
 T = TypeVar("T")
 
 
@@ -273,7 +275,7 @@ def _retry_after(answer: aiohttp.ClientResponse) -> float:
 
 def _spread(seconds: float) -> float:
     """Return these seconds, or up to half as much again: clients refused at the same time do not return at the same time."""
-    return seconds * random.uniform(1.0, 1.5)
+    return seconds * _dice.uniform(1.0, 1.5)
 
 
 def _broken_stream() -> IncompleteStreamError:
