@@ -120,9 +120,12 @@ def _door(url: str) -> tuple[str, int]:
 
 
 def _plain(address: str) -> str:
-    """Return an IPv4 address that is written as an IPv6 one as itself."""
-    mapped = getattr(ipaddress.ip_address(address.partition("%")[0]), "ipv4_mapped", None)
-    return address if mapped is None else str(mapped)
+    """Return an IPv4 address that is written as an IPv6 one as itself, and 0.0.0.0, to which servers bind, as where it leads."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    found = getattr(found, "ipv4_mapped", None) or found
+    if found.is_unspecified:
+        return "127.0.0.1" if found.version == 4 else "::1"
+    return address if found.version == 6 else str(found)
 
 
 def _is_localhost(url: str) -> bool:

@@ -72,6 +72,8 @@ def test_names_of_this_machine_are_one_worker() -> None:
             assert await names.known_as(local, [one]) == one
             assert await names.known_as(one, [local]) == local
             assert await names.known_as(f"http://[::ffff:127.0.0.1]:{port}", [one]) == one
+            assert await names.known_as(f"http://0.0.0.0:{port}", [one]) == one
+            assert await names.known_as(local, [f"http://0.0.0.0:{port}"]) == f"http://0.0.0.0:{port}"
             for other in (f"http://127.0.0.2:{port}", f"http://127.0.0.1:{port - 1}", f"https://127.0.0.1:{port}"):
                 assert await names.known_as(other, [one, local]) == other
             assert await names.distinct([one, local]) == {one: one, local: one}
