@@ -26,13 +26,16 @@ RID_LENGTH = 32
 _MANY_LENGTHS = 24
 """Of names, each of which is a look-up for each name of a request: a batch has thousands."""
 
+_FEW = 4
+"""Short ids of a request that are compared one after the other with all that is in flight. More are compared in order."""
+
 
 class InFlight:
     """One request to `/generate`, from its first attempt to its last.
 
     Attributes:
         names: what the client calls each generation; empty where it cannot name them (`n > 1`).
-        rids: what the worker calls them in the present attempt, by position in `names`, without those not sent again.
+        renamed: whether a worker has one of them under another id than its name.
         call: what is sent, in its first attempt; None where it does not matter.
         tenant: the owner.
         worker: the worker that has it, or had it last.
@@ -56,7 +59,7 @@ class InFlight:
     ) -> None:
         """`rids`: the worker's ids, if they are not `names`."""
         self.names = tuple(names)
-        self.rids: dict[int, str] = dict(enumerate(names if rids is None else rids))
+        self.rids = dict(enumerate(names if rids is None else rids))
         self.tenant = tenant
         self.worker: Worker | None = None
         self.prefill: Worker | None = None
@@ -70,6 +73,17 @@ class InFlight:
         self.some_to_end: set[int] = set()
         self._all_to_end = False
         self._changed: asyncio.Event | None = None  # made when something waits for it
+
+    @property
+    def rids(self) -> dict[int, str]:
+        """What the worker calls them in the present attempt, by position in `names`, without those not sent again."""
+        return self._rids
+
+    @rids.setter
+    def rids(self, rids: dict[int, str]) -> None:
+        names = self.names
+        self._rids = rids
+        self.renamed = not names or any(names[at : at + 1] != (rid,) for at, rid in rids.items())
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -190,8 +204,8 @@ class GenerationsInFlight:
         for rid in rids:
             (long if len(rid) >= RID_LENGTH else short).append(rid)
         found = [rid for rid in long if not self.shares_prefix(rid, worker)]
-        if not short:
-            return found
+        if len(short) <= _FEW:
+            return [*found, *(rid for rid in short if not self.shares_prefix(rid, worker))]
         # The rule of `shares_prefix`, for thousands of ids at once.
         there = [one for one in self._all if worker in (one.worker, one.prefill)]
         if all(one.names for one in there):
@@ -204,14 +218,20 @@ class GenerationsInFlight:
 
     def shares_prefix(self, rid: str, worker: Worker) -> bool:
         """Return whether an abort of this id would (or might) end another generation of the same worker, too."""
+        found = (entry for name in self._beginning(rid) for entry in self._by_name[name])
         if len(rid) >= RID_LENGTH:
             # Under the same name there may be a generation whose later attempt has a longer id.
-            found = (entry for name in self._beginning(rid) for entry in self._by_name[name])
             return any(worker in (one.worker, one.prefill) and one.rids.get(at) not in (None, rid) for one, at in found)
+        for one, at in found:
+            other = one.rids.get(at, rid)
+            if other != rid and other.startswith(rid) and worker in (one.worker, one.prefill):
+                return True
         # A short id may also begin an id that was made up, here for a later attempt or by the worker (`n > 1`).
-        there = [one for one in self._all if worker in (one.worker, one.prefill)]
-        rids = [other for one in there for other in one.rids.values()]
-        return not all(one.names for one in there) or any(r != rid and r.startswith(rid) for r in rids)
+        renamed = (one for one in self._all if one.renamed and worker in (one.worker, one.prefill))
+        return any(
+            not one.names or any(other != rid and other.startswith(rid) for other in one.rids.values())
+            for one in renamed
+        )
 
     @staticmethod
     def _of(tenant: str | None, found: Sequence[tuple[InFlight, int]]) -> list[tuple[InFlight, int]]:

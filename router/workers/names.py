@@ -120,7 +120,7 @@ def _door(url: str) -> tuple[str, int]:
 
 
 def _plain(address: str) -> str:
-    """Return an IPv4 address that is written as an IPv6 one as itself, and 0.0.0.0, to which servers bind, as where it leads."""
+    """Return IPv4 that is written as IPv6 as itself, and 0.0.0.0, to which servers bind, as the address to which it leads."""
     found = ipaddress.ip_address(address.partition("%")[0])
     found = getattr(found, "ipv4_mapped", None) or found
     if found.is_unspecified:

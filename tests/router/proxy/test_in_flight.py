@@ -152,3 +152,16 @@ def test_names_that_share_their_beginnings_take_no_time() -> None:
         in_flight.over(one)
     assert not in_flight.overlap(names), "it is told exactly again"
     assert in_flight.overlap([*names, "aaAb"])
+
+
+def test_clients_that_leave_all_at_once_hold_nobody_up_for_long() -> None:
+    """With ids of their own, which are short: what each leaves was compared with a sorted list of all, made anew."""
+    in_flight, worker = GenerationsInFlight(), Worker("http://a:1")
+    for number in range(4000):
+        request = InFlight([f"run7-{number:04}"])
+        request.worker = worker
+        in_flight.begin(request)
+    begun = time.thread_time()
+    for number in range(500):
+        assert in_flight.alone([f"run7-{number:04}"], worker)
+    assert time.thread_time() - begun < 1
