@@ -40,6 +40,12 @@ class SessionExistsError(RouterError):
     status = 409
     type = "session_exists"
 
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"there is a session {name!r} already: choose another `session_id`, or leave it out. DELETE /sessions/{name} "
+            "forgets the one that is there"
+        )
+
 
 class SessionOverError(RouterError):
     """The session was finalized or aborted and takes no more turns."""

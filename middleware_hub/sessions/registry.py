@@ -215,13 +215,13 @@ class SessionRegistry:
         if self.archive is not None:
             await self.archive.undo(session.tenant, session.id)
         if await self.reach(session.tenant, session.id) is not None:
-            raise SessionExistsError(f"there is a session {session.id!r} already")
+            raise SessionExistsError(session.id)
 
     def add(self, session: Session) -> Session:
         """Add a session. Raises SessionExistsError, and CapacityError if there is no room."""
         name = session.tenant, session.id
         if name in self._sessions:
-            raise SessionExistsError(f"there is a session {session.id!r} already")
+            raise SessionExistsError(session.id)
         self.require_room(session)
         self._sessions[name] = session
         self._metrics.sessions.labels("created").inc()

@@ -224,7 +224,7 @@ class Archive:
 
     async def _create(self, session: Session, beside: Sequence[Event]) -> None:
         newest = await self._newest(session.tenant, session.id)
-        there = SessionExistsError(f"there is a session {session.id!r} already")
+        there = SessionExistsError(session.id)
         if newest is not None and not self._over(newest):
             if await self._load(session.tenant, newest) is not None:
                 raise there

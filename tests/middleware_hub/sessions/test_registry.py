@@ -52,7 +52,7 @@ def test_a_name_belongs_to_a_tenant() -> None:
         assert shop.store.get("me", "s") is mine
         assert shop.store.get("them", "s") is theirs
         assert shop.store.of("me") == [mine]
-        with pytest.raises(SessionExistsError):
+        with pytest.raises(SessionExistsError, match="choose another `session_id`, or leave it out"):
             shop.open("s", "me")
         with pytest.raises(UnknownSessionError):
             shop.store.get("", "s")
