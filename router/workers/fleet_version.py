@@ -71,10 +71,17 @@ class FleetVersion:
         """Whether one version is that of all workers, as far as is known. (That version may be unknown.)"""
         if self._calls or self._paused:
             return False
-        told, workers = self._told(), self._workers()
-        self._telling = {one.url for one in workers if one.version is not None or one.url in self._telling}
-        unknown = (one for one in workers if one.routable and self._version(one) is None)
-        return len(told) < 2 and not any(one.url in self._telling for one in unknown)
+        told: set[str | None] = set()
+        telling: set[str] = set()
+        for one in self._workers():
+            if one.version is not None or one.url in self._telling:
+                telling.add(one.url)
+            if one.routable:
+                version = self._version(one)
+                if version is not None or one.url in telling:
+                    told.add(version)
+        self._telling = telling
+        return len(told) < 2 and None not in told
 
     @property
     def current(self) -> str | None:
