@@ -119,9 +119,8 @@ class ServedModels:
         """
         wanted = self._begun + 1
         while self._done < wanted:
-            if self._asking is None:
+            if self._asking is None or self._asking.done():  # to await one that is done would not let the loop go on
                 self._asking = asyncio.create_task(self._answered(scope))
-                self._asking.add_done_callback(self._told)
             await asyncio.shield(self._asking)
         if self._last <= self._loaded:
             return
@@ -129,9 +128,6 @@ class ServedModels:
             self._unlisted.clear()
         pause = _AGAIN_SECONDS if self._answers else min(_FAILED_SECONDS, _AGAIN_SECONDS)
         self._unlisted |= {hash(model): self._last + pause for model in models if model and self._is_new(model)}
-
-    def _told(self, _: asyncio.Task[None]) -> None:
-        self._asking = None
 
     async def listing(self, scope: Scope) -> bytes:
         """Return what a worker lists. Raises RouterError."""
