@@ -6,6 +6,8 @@ import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from router.random_ids import AT_ONCE, random_id
 
 
@@ -21,6 +23,9 @@ def test_threads_get_different_ids() -> None:
     assert len(set(found)) == len(found)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:This process .* is multi-threaded:DeprecationWarning"
+)  # the child only draws and writes
 def test_a_forked_process_gets_other_ids() -> None:
     random_id()  # others are drawn and wait
     ours, theirs = os.pipe()
