@@ -116,7 +116,7 @@ class _Aborted:
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not for generations that are to end."""
-        self._in_flight.rids = {}  # no worker has any of it now, so there is nothing to abort
+        self._in_flight.rename({})  # no worker has any of it now, so there is nothing to abort
         try:
             async with asyncio.timeout(seconds):
                 await self._in_flight.until_to_end(self._positions())

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from email.utils import parsedate_to_datetime
-from itertools import islice
 from urllib.parse import quote
 
 from starlette.types import Scope
@@ -94,8 +93,11 @@ def first_values(headers: HeaderList) -> dict[bytes, bytes]:
     replies of the training, for example. Other names pass, such as those of replies, which a client may send back.
     """
     found = dict(reversed(headers))
-    for name in islice((name for name in reversed(found) if name.startswith(_OURS)), _MOST_CHECKED):
-        _check(name.decode("latin-1"))
+    left = _MOST_CHECKED
+    for name in reversed(found):
+        if left and name.startswith(_OURS):
+            left -= 1
+            _check(name.decode("latin-1"))
     return found
 
 

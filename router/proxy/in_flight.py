@@ -35,7 +35,8 @@ class InFlight:
 
     Attributes:
         names: what the client calls each generation; empty where it cannot name them (`n > 1`).
-        renamed: whether a worker has one of them under another id than its name.
+        rids: what the worker calls them in the present attempt, by position in `names`, without those not sent again.
+        renamed: whether a worker may have one of them under another id than its name.
         call: what is sent, in its first attempt; None where it does not matter.
         tenant: the owner.
         worker: the worker that has it, or had it last.
@@ -59,7 +60,9 @@ class InFlight:
     ) -> None:
         """`rids`: the worker's ids, if they are not `names`."""
         self.names = tuple(names)
-        self.rids = dict(enumerate(names if rids is None else rids))
+        given = self.names if rids is None else tuple(rids)
+        self.rids = dict(enumerate(given))
+        self.renamed = not self.names or given != self.names
         self.tenant = tenant
         self.worker: Worker | None = None
         self.prefill: Worker | None = None
@@ -75,17 +78,6 @@ class InFlight:
         self._changed: asyncio.Event | None = None  # made when something waits for it
 
     @property
-    def rids(self) -> dict[int, str]:
-        """What the worker calls them in the present attempt, by position in `names`, without those not sent again."""
-        return self._rids
-
-    @rids.setter
-    def rids(self, rids: dict[int, str]) -> None:
-        names = self.names
-        self._rids = rids
-        self.renamed = not names or any(names[at : at + 1] != (rid,) for at, rid in rids.items())
-
-    @property
     def workers(self) -> tuple[Worker, ...]:
         """The workers that have it now."""
         return tuple(worker for worker in (self.prefill, self.worker) if worker is not None)
@@ -93,7 +85,11 @@ class InFlight:
     def send_next(self, request: WorkerRequest, positions: Sequence[int]) -> None:
         """Make this the request of the next attempt. `positions`: its generations, in its order."""
         self.request, self.body, self.positions = request, request.body, positions
-        self.rids = dict(zip(positions, request.rids, strict=True))
+        self.rename(dict(zip(positions, request.rids, strict=True)))
+
+    def rename(self, rids: dict[int, str]) -> None:
+        """Note what the worker calls them from now on."""
+        self.rids, self.renamed = rids, True
 
     def end(self, positions: Iterable[int] | None = None) -> None:
         """Stop sending these generations (None: all): a client or a call to all workers ended them."""

@@ -122,7 +122,7 @@ class Legs:
             sent = msgspec.structs.replace(sent, fields=decode_object(body), _printed=b"")
         if sent is not None and sent.samples > 1:
             sent = sent.again(range(sent.replies))
-            self._in_flight.rids = dict(enumerate(sent.rids))
+            self._in_flight.rename(dict(enumerate(sent.rids)))
             body = sent.body
         return sent, body
 

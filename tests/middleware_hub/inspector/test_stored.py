@@ -112,6 +112,7 @@ def test_a_session_of_which_turns_cannot_be_read_says_so() -> None:
         id="a",
         trie=MessageTrie(),
         stale=True,
+        lost=0,
         metadata=None,
         reward_info={},
         defaults=RequestDefaults(lora_path="a"),
