@@ -16,7 +16,7 @@ from router.app import RouterApp, create_app
 from router.config import RouterConfig, ServerConfig, WorkersConfig
 from tests.support.serving import serving
 
-PROBED = frozenset({"/server_info", "/model_info", "/ping"})
+PROBED = frozenset({"/server_info", "/model_info", "/ping", "/version"})
 """Where a router asks a worker who it is, and how."""
 
 MODEL = {"model_path": "m"}
