@@ -18,8 +18,10 @@ from tests.support.stack import Stack, stack
 
 TOOL = {"type": "function", "function": {"name": "value", "parameters": {"type": "object", "properties": {}}}}
 CALL = '<tool_call>\n{"name": "value", "arguments": {}}\n</tool_call>'
-SAID = f"<think>\nI look it up, and up again.\n</think>\n\nLet me see...\n{CALL}"
+SAID = "<think>\nI look it up, and up again.\n</think>\n\nLet me see..."
+CALLED = f"{SAID}\n{CALL}"
 ROLLOUTS, TURNS = 4, 3
+QWEN3 = str(templates.folder() / "qwen3.jinja")
 
 Said = dict[str, Any]
 
@@ -51,23 +53,24 @@ def rollout(served: Stack) -> list[Said]:
         turn = {"prompt_token_ids": reply["prompt_token_ids"], "generation_token_ids": choice["token_ids"]}
         turn["generation_log_probs"] = [one["logprob"] for one in listed]
         turns.append(turn)
-        reasoning = said["reasoning_content"]
-        (call,) = said["tool_calls"]
-        echo = {"role": "assistant", "content": said["content"], "tool_calls": [call], **turn}
+        reasoning, calls = said["reasoning_content"], said.get("tool_calls") or []
+        echo = {"role": "assistant", "content": said["content"], "tool_calls": calls, **turn}
         echo |= {"reasoning_content": reasoning, "reasoning": reasoning}
-        messages = [*messages, echo, {"role": "tool", "tool_call_id": call["id"], "content": '{"value":386}'}]
+        messages = [*messages, echo, {"role": "user", "content": "Go on."}]
+        for call in calls:
+            messages[-1] = {"role": "tool", "tool_call_id": call["id"], "content": '{"value":386}'}
     return turns
 
 
+@pytest.mark.parametrize("text", [CALLED, SAID], ids=["calls", "texts"])
 @pytest.mark.parametrize("interface", ["vllm", "sglang"])
-def test_rollouts_that_say_the_same_in_other_tokens(interface: Any) -> None:
-    """All at once, and of one prompt: the id of a call says which of them goes on."""
-    template = str(templates.folder() / "qwen3.jinja")
-    with stack("qwen", styles=("incremental",), sessions={"chat_template": template}, interface=interface) as served:
+def test_rollouts_that_say_the_same_in_other_tokens(interface: Any, text: str) -> None:
+    """All at once, and of one prompt: the id of a call says which of them goes on, or the tokens that the message tells."""
+    with stack("qwen", styles=("incremental",), sessions={"chat_template": QWEN3}, interface=interface) as served:
         (worker,) = served.workers
         chance = random.Random(interface)
         for _ in range(ROLLOUTS * TURNS):
-            worker.script(spelled(served.spelling, SAID, chance))
+            worker.script(spelled(served.spelling, text, chance))
         with ThreadPoolExecutor(ROLLOUTS) as pool:
             rollouts = list(pool.map(rollout, [served] * ROLLOUTS))
         log = {(tuple(one.input_ids), tuple(one.output_ids)): one for one in worker.log}
@@ -81,3 +84,23 @@ def test_rollouts_that_say_the_same_in_other_tokens(interface: Any) -> None:
                 context = turn["prompt_token_ids"] + turn["generation_token_ids"]
         assert not log
         assert served.idle()
+
+
+@pytest.mark.parametrize("told", ["abc", [1.5], ["1"], [2**40], [-1], [], None, [[1]]])
+def test_what_is_told_of_tokens_and_is_none_counts_nothing(told: Any) -> None:
+    """The newest of the equal replies goes on."""
+    with stack("qwen", styles=("incremental",), sessions={"chat_template": QWEN3}) as served:
+        (worker,) = served.workers
+        chance = random.Random(1)
+        for _ in range(3):
+            worker.script(spelled(served.spelling, SAID, chance))
+        asked: list[Said] = [{"role": "user", "content": "What is it worth?"}]
+        for _ in range(2):
+            said = served.post("/v1/chat/completions", {"messages": asked}).json()["choices"][0]["message"]
+        echo = {**said, "prompt_token_ids": told, "generation_token_ids": told}
+        answer = served.post(
+            "/v1/chat/completions", {"messages": [*asked, echo, {"role": "user", "content": "Go on."}]}
+        )
+        assert answer.status == 200, answer.content
+        newest = worker.log[1].input_ids + worker.log[1].output_ids
+        assert worker.log[2].input_ids[: len(newest)] == newest

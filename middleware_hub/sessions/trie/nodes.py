@@ -10,7 +10,7 @@ import msgspec
 from middleware_hub.chat.call_ids import is_of
 from middleware_hub.chat.keys import call_ids
 from middleware_hub.chat.messages import Message, MessageKey
-from middleware_hub.spans.chain import TokenSpan
+from middleware_hub.spans.chain import ID_BYTES, TokenSpan, chain_ids, pack_ids
 from middleware_hub.spans.hidden_tail import HiddenToken
 
 
@@ -281,8 +281,8 @@ class PreparedTurn(msgspec.Struct, frozen=True, gc=False):
 def choose(node: MessageNode, echo: Message, reply: str = "") -> tuple[Checkpoint, bool]:
     """Return the sample of a node to continue, and whether the request may mean another.
 
-    The sample is the one of the id `reply`, else the one whose calls the echo has, by their ids, else the newest with the
-    reasoning of the echo, which clients may have stripped, else the newest.
+    The sample is the one of the id `reply`, else the one whose calls the echo has, by their ids, else the one whose tokens it
+    has, else the newest with the reasoning of the echo, which clients may have stripped, else the newest.
     """
     equal = samples = node.samples or []
     if reply and (named := next((sample for sample in samples if sample.span.named(reply)), None)):
@@ -291,10 +291,32 @@ def choose(node: MessageNode, echo: Message, reply: str = "") -> tuple[Checkpoin
         called = [sample for sample in samples if any(is_of(name, sample.id) for name in call_ids(echo))]
         if called:
             return called[-1], False
+    if len(samples) > 1 and (told := _told_ids(echo)):
+        meant = next((sample for sample in reversed(samples) if _has(sample, told)), None)
+        if meant is not None:
+            return meant, False
     if len(samples) > 1 and (reasoning := echo.get("reasoning_content")):
         alike = [sample for sample in samples if sample.reasoning.strip() == reasoning.strip()]
         equal = [sample for sample in alike if sample.reasoning == reasoning] or alike or samples
     return equal[-1], len(equal) > 1
+
+
+def _told_ids(echo: Message) -> bytes | None:
+    """Return the tokens up to the end of a turn, packed, which NeMo Gym keeps in the message; None if it does not tell them."""
+    prompt, sampled = echo.get("prompt_token_ids"), echo.get("generation_token_ids")
+    if type(prompt) is not list or type(sampled) is not list:
+        return None
+    try:
+        return pack_ids(prompt) + pack_ids(sampled)
+    except (TypeError, OverflowError):  # no ids
+        return None
+
+
+def _has(sample: Checkpoint, told: bytes) -> bool:
+    """Whether these are the tokens up to the end of a sample. What is cheap to compare comes first."""
+    span = sample.span
+    whole = (span.offset + span.count) * ID_BYTES == len(told)
+    return whole and told.endswith(span.ids) and chain_ids(span, span.count) == told
 
 
 def edited_messages(node: MessageNode, depth: int) -> Iterator[EditedMessage]:
