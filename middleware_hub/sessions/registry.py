@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from middleware_hub.chat.errors import CapacityError, SessionExistsError, SessionOverError, UnknownSessionError
@@ -130,9 +131,9 @@ class SessionRegistry:
             found = self._sessions.get(name)
             if found is None:
                 loading = self._loading.get(name)
-                if loading is None:
+                if loading is None or loading.done():  # to await one that is done would not let the loop go on
                     loading = self._loading[name] = asyncio.create_task(self._load(archive, name))
-                    loading.add_done_callback(lambda _: self._loading.pop(name, None))
+                    loading.add_done_callback(partial(self._loaded, name))
                 found = await asyncio.shield(loading)
                 if found is None:
                     return None
@@ -144,6 +145,10 @@ class SessionRegistry:
                 continue
             if self._sessions.get(name) is found:
                 return found
+
+    def _loaded(self, name: tuple[str, str], done: asyncio.Task[Session | None]) -> None:
+        if self._loading.get(name) is done:
+            del self._loading[name]
 
     async def _load(self, archive: Archive, name: tuple[str, str]) -> Session | None:
         found = await archive.find(*name)

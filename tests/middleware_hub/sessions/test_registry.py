@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -144,5 +144,48 @@ def test_only_what_was_exported_makes_room() -> None:
         assert [session.id for session in shop.store] == ["fresh", "more"]
         assert (shop.counted("evicted"), shop.store.tokens) == (1, 6)
         assert fresh.trie.head is not None
+
+    run(work())
+
+
+class Archive:
+    """Finds one session, when `go` is set, as often as it is asked."""
+
+    def __init__(self) -> None:
+        self.go, self.comes, self.asked = asyncio.Event(), asyncio.Event(), 0
+
+    async def find(self, tenant: str, name: str) -> Session:
+        self.asked += 1
+        self.comes.set()
+        await self.go.wait()
+        return Session(name, tenant, canonical, ttl=100.0)
+
+    async def refresh(self, _: Session) -> bool:
+        return True
+
+
+@pytest.mark.timeout(60)
+def test_a_session_that_makes_room_as_soon_as_it_was_read_is_read_again() -> None:
+    """Whoever asks for it in the same pass of the event loop gets it, and holds nobody up."""
+
+    async def work() -> None:
+        shop, archive = Shop(), Archive()
+        shop.store.archive = cast(Any, archive)
+
+        async def comes_with_it() -> Session | None:
+            await archive.go.wait()
+            (there,) = shop.store
+            shop.store._end(there)
+            return await shop.store.reach("", "s")
+
+        first = asyncio.create_task(shop.store.reach("", "s"))
+        await archive.comes.wait()
+        second = asyncio.create_task(comes_with_it())
+        await asyncio.sleep(0)
+        archive.go.set()
+        assert await first is not None
+        found = await second
+        assert archive.asked == 2
+        assert found is shop.store.find("", "s")
 
     run(work())
