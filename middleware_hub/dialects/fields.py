@@ -10,6 +10,7 @@ from msgspec import Raw
 
 from middleware_hub.media.errors import MultimodalUnsupportedError
 from router.engines.form.fields import parse_object
+from router.engines.form.limits import AdapterPath
 from router.engines.json import JSON_ERRORS, decode_any, is_null, json_fault
 from router.errors import BadRequestError
 
@@ -78,7 +79,8 @@ ANYTHING: Kind[Any] = Kind(Any, "JSON")
 RAW_OBJECT: Kind[dict[str, Raw]] = Kind(dict[str, Raw], "an object")
 RAWS: Kind[list[Raw]] = Kind(list[Raw], "a list of objects")
 OBJECTS: Kind[list[dict[str, Any]]] = Kind(list[dict[str, Any]], "a list of objects")
-_ADAPTER: Kind[str | list[Any]] = Kind(str | list[Any], "a string")
+ADAPTER: Kind[str] = Kind(AdapterPath, "a string")
+_ADAPTER: Kind[str | list[Any]] = Kind(AdapterPath | list[Any], "a string")
 
 
 class StreamOptions(msgspec.Struct):

@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import Raw
 
 from middleware_hub.chat.keys import NAMED
-from middleware_hub.dialects.fields import INTEGER, RAW_OBJECT, STRING, STRINGS, Fields, Kind
+from middleware_hub.dialects.fields import ADAPTER, INTEGER, RAW_OBJECT, STRING, STRINGS, Fields, Kind
 from middleware_hub.dialects.sampling import LARGEST, finish, read_sampling, sampling_names, schema_text
 from middleware_hub.dialects.template_variables import read_kwargs
 from middleware_hub.sessions.request_defaults import RequestDefaults
@@ -45,7 +45,7 @@ def read_defaults(fields: Fields) -> tuple[RequestDefaults, int | None]:
         sampling_params=sampling,
         pin=_pinned(pinned or (), given, sampling),
         model=fields.take("model", STRING) or None,
-        lora_path=fields.take("lora_path", STRING) or None,
+        lora_path=fields.take("lora_path", ADAPTER) or None,
         extra_key=fields.take("extra_key", STRING),
         priority=fields.take("priority", INTEGER),
         chat_template_kwargs=read_kwargs(fields),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 from msgspec import Raw
 
@@ -12,6 +14,9 @@ CHARACTERS_PER_TOKEN = 8
 
 LONGEST_NAME = 1024
 """Characters of a request id, or of a weight version: both are kept with every reply."""
+
+AdapterPath = Annotated[str, msgspec.Meta(max_length=4096)]
+"""A `lora_path`, as long as Linux takes a path. It is kept with every reply, too."""
 
 LONGEST_STOP = 4096
 """Characters of a stop string. A worker encodes it, and serves nobody meanwhile: a million characters take SGLang seconds."""

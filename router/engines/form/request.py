@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from router.engines.form import media, request_checks, segments
 from router.engines.form.fields import parse_object, read_ids, read_texts, typed
-from router.engines.form.limits import LONGEST_NAME, PROMPT_LIMITS, PromptLimits
+from router.engines.form.limits import LONGEST_NAME, PROMPT_LIMITS, AdapterPath, PromptLimits
 from router.engines.form.segments import Segment
 from router.engines.form.worker_request import WorkerRequest
 from router.engines.json import JSON_ERRORS, NULL, is_list, is_null
@@ -29,7 +29,7 @@ _TYPED: dict[str, tuple[Any, str]] = {
     "return_trajectory": (bool, "true or false"),
     "routed_experts_start_len": (int, "an integer"),
     "rid": (str | list[str | None], "a string, or a list of them"),
-    "lora_path": (str | list[str | None], "a string, or a list of them"),
+    "lora_path": (AdapterPath | list[AdapterPath | None], "a string, or a list of them"),
 }
 T = TypeVar("T")
 

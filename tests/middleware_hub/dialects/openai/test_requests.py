@@ -645,6 +645,13 @@ def test_what_is_no_request_is_refused(body: bytes) -> None:
     refused(PARSE, body)
 
 
+def test_an_adapter_is_no_longer_than_a_path() -> None:
+    """It is kept with each reply."""
+    asked = {"messages": [{"role": "user", "content": "a"}], "lora_path": "x" * 4096}
+    assert bytes(PARSE(json.dumps(asked).encode()).extra["lora_path"]) == json.dumps(asked["lora_path"]).encode()
+    assert refused(PARSE, {**asked, "lora_path": "x" * 4097}).details["param"] == "lora_path"
+
+
 MANGLED = st.fixed_dictionaries(
     {
         "messages": st.lists(

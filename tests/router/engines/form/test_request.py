@@ -235,7 +235,10 @@ def test_an_error_names_its_place() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("rid", 5), ("rid", {"a": 5}), ("rid", "x" * 1025), ("rid", ["a", "x" * 1025]), ("lora_path", 5)],
+    [
+        *[("rid", 5), ("rid", {"a": 5}), ("rid", "x" * 1025), ("rid", ["a", "x" * 1025])],
+        *[("lora_path", 5), ("lora_path", "x" * 4097), ("lora_path", ["a", "x" * 4097])],
+    ],
 )
 def test_invalid_names_are_refused(field: str, value: Any) -> None:
     with pytest.raises(BadRequestError, match=f"`{field}`"):
