@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -190,7 +191,8 @@ def test_the_garbage_collector_walks_one_object_for_each_conversation() -> None:
         texts = Texts(tree, spell)
         assert len((await texts.shelf("a")).order) == 200
         gc.collect()
-        assert len(gc.get_objects()) - before < 2 * 200
+        each = 1 if sys.version_info < (3, 14) else 8  # from then on it walks each dict, whatever is in it
+        assert len(gc.get_objects()) - before < (each + 1) * 200
         texts.forget()
 
     asyncio.run(work())
