@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import random
+import sys
 from collections.abc import Sequence
 from typing import Any
 
