@@ -60,6 +60,9 @@ class Storm:
     space: str
     random: random.Random
     lock: threading.Lock = field(default_factory=threading.Lock)
+    training: threading.Lock = field(default_factory=threading.Lock)
+    """One pauses for new weights at a time. Where another call ends such a pause, a worker's new weights wait for what runs; a
+    second one that pauses it then, and whose update comes after that one, would wait for the first, and the first for it."""
     got: list[Got] = field(default_factory=list)
     did: Counter[str] = field(default_factory=Counter)
     extra_samples: int = 0
@@ -234,11 +237,12 @@ def trouble(storm: Storm, chance: random.Random) -> None:
     elif what == "abort all":
         tell_all(storm, "/abort_request", {"abort_all": True})
     elif what == "pause":
-        mode = chance.choice(("abort", "retract", "in_place"))
-        tell_all(storm, "/pause_generation", {"mode": mode})
-        if chance.random() < 0.5:
-            update(storm, "/update_weights_from_disk", "weight_version", abort=False)
-        tell_all(storm, "/continue_generation", {})
+        mode, updates = chance.choice(("abort", "retract", "in_place")), chance.random() < 0.5
+        with storm.training if updates else contextlib.nullcontext():
+            tell_all(storm, "/pause_generation", {"mode": mode})
+            if updates:
+                update(storm, "/update_weights_from_disk", "weight_version", abort=False)
+            tell_all(storm, "/continue_generation", {})
     elif what == "update":
         update(storm, "/update_weight_version", "new_version", abort=chance.random() < 0.5)
     elif what == "update there":
