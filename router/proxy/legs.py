@@ -26,6 +26,7 @@ from router.engines.sglang.meeting import MeetingPlace, lacks_cache, with_meetin
 from router.engines.vllm.handover import LEASE_SECONDS, decode_body, prefill_body
 from router.errors import EndedInQueueError
 from router.http.headers import HeaderList
+from router.http.time_limits import end_now
 from router.http.upstream import Body, Headers, Take, UpstreamBrokenError, UpstreamFailure, UpstreamResponse
 from router.proxy.engine_upstream import EngineUpstream, WholeResponse
 from router.proxy.in_flight import InFlight
@@ -277,7 +278,7 @@ class Legs:
         self.failure, self.culprit = failure, self.prefill_target
         self._abandon(self._in_flight, self._decode)
         if self._waiting is not None:
-            self._waiting.reschedule(asyncio.get_running_loop().time())
+            end_now(self._waiting)
 
     def _check(self) -> None:
         if self.failure is not None:

@@ -26,7 +26,7 @@ from router.errors import BadRequestError, NoWorkerError
 from router.http.disconnect import ClientConnection
 from router.http.headers import HeaderList, retry_after
 from router.http.request_state import Caller, RequestPhase
-from router.http.time_limits import patience
+from router.http.time_limits import end_now, patience
 from router.http.upstream import (
     ClosedBeforeReplyError,
     ConnectFailedError,
@@ -428,9 +428,8 @@ class Proxy:
     def _give_up_on(self, worker: Worker) -> None:
         """Send the requests that a hanging worker has not begun to answer to another worker, if there is one."""
         if self._pool.routable:
-            now = asyncio.get_running_loop().time()
             for timeout in self._unanswered.get(worker, ()):
-                timeout.reschedule(now)
+                end_now(timeout)
 
     async def _took_too_long(self, request: OutboundRequest, attempts: Attempts, attempt: _Attempt) -> None:
         target, legs = attempt.culprit, attempt.legs

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from router.http import time_limits
-from router.http.time_limits import patience
+from router.http.time_limits import end_now, patience
 from router.http.upstream import AiohttpUpstream
 from router.workers.probe import Prober
 from tests.support.serving import read_request, serve_socket
@@ -108,3 +108,28 @@ def test_an_answer_that_was_there_before_the_router_looked_counts() -> None:
 
     with serve_socket(handle) as url:
         asyncio.run(main(url))
+
+
+async def sleeping(limit: asyncio.Timeout | patience, at_the_end: Callable[[], None]) -> None:
+    """Sleep within a limit. `at_the_end` is called while the block ends."""
+    async with limit:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            at_the_end()
+
+
+@pytest.mark.parametrize("limit", [lambda: asyncio.timeout(0), lambda: patience(0)], ids=["timeout", "patience"])
+def test_what_ends_by_itself_may_be_ended(limit: Callable[[], asyncio.Timeout | patience]) -> None:
+    """By somebody who hears of it in the same pass of the event loop, or later: others are to be ended after it."""
+
+    async def main() -> None:
+        one, other = limit(), asyncio.timeout(60)
+        with pytest.raises(TimeoutError):
+            await sleeping(one, lambda: end_now(one))
+        end_now(one)
+        asyncio.get_running_loop().call_soon(lambda: end_now(other))
+        with pytest.raises(TimeoutError):
+            await sleeping(other, lambda: None)
+
+    asyncio.run(main())
