@@ -61,8 +61,8 @@ class Storm:
     random: random.Random
     lock: threading.Lock = field(default_factory=threading.Lock)
     training: threading.Lock = field(default_factory=threading.Lock)
-    """One pauses for new weights at a time. Where another call ends such a pause, a worker's new weights wait for what runs; a
-    second one that pauses it then, and whose update comes after that one, would wait for the first, and the first for it."""
+    """One pauses at a time. If another call ended the pause, an update would wait for all that runs on a worker, which is never
+    done on a slow machine, or paused by a third call, whose own update waits for the first."""
     got: list[Got] = field(default_factory=list)
     did: Counter[str] = field(default_factory=Counter)
     extra_samples: int = 0
@@ -237,10 +237,10 @@ def trouble(storm: Storm, chance: random.Random) -> None:
     elif what == "abort all":
         tell_all(storm, "/abort_request", {"abort_all": True})
     elif what == "pause":
-        mode, updates = chance.choice(("abort", "retract", "in_place")), chance.random() < 0.5
-        with storm.training if updates else contextlib.nullcontext():
+        mode = chance.choice(("abort", "retract", "in_place"))
+        with storm.training:
             tell_all(storm, "/pause_generation", {"mode": mode})
-            if updates:
+            if chance.random() < 0.5:
                 update(storm, "/update_weights_from_disk", "weight_version", abort=False)
             tell_all(storm, "/continue_generation", {})
     elif what == "update":
