@@ -17,7 +17,9 @@ except ImportError:
 
 PIECE_BYTES = 1024 * 1024
 _FIRST_BYTES = 4096
+"""What a member of `gzip` is given at first; each time after that, twice as much."""
 MOST_MEMBERS = 10_000
+"""Members of one `gzip` body: a new one takes some microseconds, however short it is."""
 _BROKEN_OFF = "it ends in the middle of what was compressed"
 _LARGEST_WINDOW = 8 * 1024 * 1024
 """What an unpacker of HTTP has to support (RFC 9659, 3), and the memory that a body can make this one take."""

@@ -68,7 +68,10 @@ class FleetVersion:
 
     @property
     def settled(self) -> bool:
-        """Whether one version is that of all workers, as far as is known. (That version may be unknown.)"""
+        """Whether one version is that of all workers, as far as is known. (That version may be unknown.)
+
+        Each look notes which workers have told a version: one that never did is not waited for.
+        """
         if self._calls or self._paused:
             return False
         told: set[str | None] = set()
