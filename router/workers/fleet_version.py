@@ -31,10 +31,9 @@ class FleetVersion:
         self._workers = workers
         self._calls: dict[str, str] = {}  # that change the fleet and are not over: their paths
         self._paused = False
-        # By URL, as are the next two: what replies had shown when a call set versions, or a worker may have been restarted.
+        # By URL, as the next: what replies had shown when a call set versions, or a worker may have been restarted.
         self._outdated: dict[str, str | None] = {}
         self._doubts: dict[str, int] = {}  # how often each may have been, as far as is noted
-        self._telling: set[str] = set()  # whose version was known
 
     def begins(self, call: str, path: str) -> None:
         """Note that a call to all workers begins, which changes weights, or begins or ends a pause."""
@@ -68,22 +67,13 @@ class FleetVersion:
 
     @property
     def settled(self) -> bool:
-        """Whether one version is that of all workers, as far as is known. (That version may be unknown.)
-
-        Each look notes which workers have told a version: one that never did is not waited for.
-        """
+        """Whether one version is that of all workers, as far as is known. (It may be unknown: some engines never tell it.)"""
         if self._calls or self._paused:
             return False
         told: set[str | None] = set()
-        telling: set[str] = set()
         for one in self._workers():
-            if one.version is not None or one.url in self._telling:
-                telling.add(one.url)
-            if one.routable:
-                version = self._version(one)
-                if version is not None or one.url in telling:
-                    told.add(version)
-        self._telling = telling
+            if one.routable and ((version := self._version(one)) is not None or one.has_told_version):
+                told.add(version)
         return len(told) < 2 and None not in told
 
     @property

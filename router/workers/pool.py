@@ -220,7 +220,7 @@ class WorkerPool:
     ) -> None:
         """Note the result of a probe: a `complaint` if it was bad, and `absent` if there was no connection."""
         if version is not None or absent:
-            worker.version = version  # after an absence there may be a new process, with unknown weights
+            worker.note_version(version)  # after an absence there may be a new process, with unknown weights
         if absent:
             worker.doubts += 1
             worker.images.forget()
@@ -250,9 +250,9 @@ class WorkerPool:
             self.version = version
         for worker in self._workers.values():
             if worker.id in taken_by:
-                worker.version = version
+                worker.note_version(version)
             elif worker.id in unsure:
-                worker.version = None
+                worker.note_version(None)
         self._update_routable()
         self._room()
 
@@ -262,7 +262,7 @@ class WorkerPool:
 
     def may_have_restarted(self, worker: Worker) -> None:
         """Note that connections to the worker broke: a new process may be there, with unknown weights."""
-        worker.version = None
+        worker.note_version(None)
         worker.doubts += 1
         worker.told_ranks = False
         worker.images.forget()

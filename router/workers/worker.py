@@ -142,6 +142,7 @@ class Worker:
         inflight: the number of requests that it is serving, at all of them, and at ranks that it no longer has.
         rank_mismatches: the number of replies that came from another rank than the one that was asked.
         version: its weight version; None if unknown.
+        has_told_version: whether it has ever been known. Some engines never tell it.
         doubts: how often it may have been restarted, which made its version unknown.
         breaker: its circuit breaker.
         complaint: why its last probe was bad; None after a good one.
@@ -159,7 +160,7 @@ class Worker:
     __slots__ = (
         *("_bad", "_contact", "_good", "breaker", "complaint", "doubts", "id", "inflight"),
         *("abilities", "engine", "images", "kv_events", "outdated", "state", "stranger", "url", "version", "warning"),
-        *("bootstrap_port", "rank_mismatches", "role", "targets", "told_ranks"),
+        *("bootstrap_port", "has_told_version", "rank_mismatches", "role", "targets", "told_ranks"),
     )
 
     def __init__(self, url: str, breaker: Breaker | None = None) -> None:
@@ -174,6 +175,7 @@ class Worker:
         self.told_ranks = False
         self.rank_mismatches = 0
         self.version: str | None = None
+        self.has_told_version = False
         self.doubts = 0
         self.breaker = breaker or Breaker()
         self.complaint: str | None = None
@@ -222,6 +224,11 @@ class Worker:
             if self.state is WorkerState.SUSPECT and self._bad >= config.failure_threshold:
                 self.move_to(WorkerState.QUARANTINED)
         return self.state is not before
+
+    def note_version(self, version: str | None) -> None:
+        """Note its weight version; None if that is unknown now."""
+        self.version = version
+        self.has_told_version |= version is not None
 
     @property
     def was_away(self) -> bool:
