@@ -55,15 +55,17 @@ def canonical(message: Message, answers: CallIds = (), /) -> bytes:
     `None`, `""`, `[]` and an absent field are equal, a lone text part equals its string, and neither white space nor the order
     of keys counts in arguments, nor what a double loses of a number. `reasoning_content` does not count at all, because many
     clients drop it; nor do the `name` of an assistant, and the ids of calls: a result counts as that of the first, second, ...
-    of them.
+    of them, whatever name it has.
     """
     role, content, called = message.get("role"), message.get("content"), message.get("tool_calls")
+    answered = message.get("tool_call_id")
+    is_named_elsewhere = role == "assistant" or (answered is not None and answered in answers)
     said: list[Any] = [
         role,
         (content or None) if type(content) is str else _content(content),
-        None if role == "assistant" else message.get("name") or None,
+        None if is_named_elsewhere else message.get("name") or None,
         [said_by(call) for call in called] if called else [],
-        None if (answered := message.get("tool_call_id")) is None else _place(answered, answers),
+        None if answered is None else _place(answered, answers),
     ]
     return blake2b(_encode(said), digest_size=_DIGEST).digest()
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from router.config import StoreConfig
 from tests.integration.conftest import Stacks
+from tests.support import templates
 from tests.support.agents import AgentSession, Turn, ids_of, tool, user
 from tests.support.chat_models import chat_model
 from tests.support.shapes import ChatModel
@@ -105,6 +107,29 @@ def test_a_value_that_is_no_default_is_an_edit(serves: Serves) -> None:
     second = agent.must(user("a"), shown(first.message, tool_calls=[other]), tool(call, "done"), says="Done.")
     assert "edited_turn" in reasons(second)
     assert len(agent.finalize()) == 2
+
+
+NAMED = "{{- '\\n<tool_response>\\n' ~ (message.name | default('')) ~ ': ' }}"
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["the template writes no name", "the template writes it"])
+@pytest.mark.parametrize("names", [("Edit", None), (None, "Edit"), ("Edit", "edit")], ids=str)
+def test_the_name_of_a_result_is_that_of_its_call(
+    stacks: Stacks, tmp_path_factory: pytest.TempPathFactory, names: tuple[str | None, str | None], *, written: bool
+) -> None:
+    """Hermes Agent sends the name while it runs, and leaves it out when it resumes."""
+    source = templates.source("qwen3")
+    path = tmp_path_factory.getbasetemp() / f"named_{written}.jinja"
+    path.write_text(source.replace("{{- '\\n<tool_response>\\n' }}", NAMED) if written else source)
+    agent = agent_of(stacks("qwen3", chat_template=str(path), verify_rate=1.0))
+    first = agent.must(user("a"), says=THOUGHT + LOOK)
+    (call,) = first.message["tool_calls"]
+    before, after = (tool(call, "done") | ({"name": name} if name else {}) for name in names)
+    second = agent.must(user("a"), first.message, before, says=THOUGHT + "Done.")
+    third = agent.must(user("a"), first.message, after, second.message, user("b"), says="So.")
+    asked = Tokenizer.from_file(str(chat_model("qwen3") / "tokenizer.json")).decode(second.sent)
+    assert ("Edit: done" in asked) == (written and names[0] == "Edit")
+    continued(agent, second, third)
 
 
 JOINED = [

@@ -357,6 +357,8 @@ class MessageTrie:
                 renamed = {}
                 if child is not None and is_echo is not None and (key != child.key or message.get("tool_calls")):
                     renamed = _as_answered(child, key, message)
+            elif child is not None and message["role"] == "tool":
+                _name_as(child, message)
             node = child if child is not None else self._attach(node, key, message)
         if walked is not None:
             walked.ends_at(setting, node)
@@ -521,6 +523,15 @@ def _as_answered(node: MessageNode, key: MessageKey, echo: Message) -> dict[str,
             if name is not None:
                 renamed[name] = own
     return renamed
+
+
+def _name_as(node: MessageNode, echo: Message) -> None:
+    """Give an echo of a result the name that the result has: some templates write it, and it may be no part of the key."""
+    if "name" in echo or b'"name":' in node.message:
+        name = _decode(node.message).get("name")
+        echo.pop("name", None)
+        if name is not None:
+            echo["name"] = name
 
 
 def _write_over(node: MessageNode, answered: Message, echo: Message) -> None:

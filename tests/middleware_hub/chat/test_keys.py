@@ -130,6 +130,13 @@ def test_a_result_is_that_of_a_place_whatever_the_calls_are_named() -> None:
     assert len({*ours, *map(canonical, results)}) == 4
 
 
+def test_a_result_has_the_name_of_its_call() -> None:
+    """Hermes Agent sends it while it runs, and not when it resumes."""
+    result = {"role": "tool", "tool_call_id": "a", "content": "x"}
+    assert canonical({**result, "name": "look"}, ["a"]) == canonical(result, ["a"])
+    assert canonical({**result, "name": "look"}, ["b"]) != canonical(result, ["b"])
+
+
 def test_a_result_answers_the_last_calls_before_it() -> None:
     messages = [
         {"role": "assistant", "tool_calls": calls(("a", "f", {}))},
