@@ -4,11 +4,11 @@ A request passes two places, and both can be closed:
 
     app -> [front: SGLang's tokenizer manager] -> [scheduler: queued -> running] -> done
 
-The front is closed while the engine is paused, in any mode. A request that waits there cannot be aborted: SGLang sends the
-abort to a scheduler that does not know the request yet, so the request runs once the pause is over. A pause with mode
-`in_place` or `retract` closes the scheduler (so does `hold`, which SGLang does not have). An aborted sample ends at once if it
-is queued; if it is running it ends at its next token, which in a pause comes after the pause. `retract` puts running samples
-back into the queue.
+The front is closed while the engine is paused, in any mode, and while new weights wait for what is in flight. A request that
+waits there cannot be aborted: SGLang sends the abort to a scheduler that does not know the request yet, so the request runs
+once the front is open. A pause with mode `in_place` or `retract` closes the scheduler (so does `hold`, which SGLang does not
+have). An aborted sample ends at once if it is queued; if it is running it ends at its next token, which in a pause comes after
+the pause. `retract` puts running samples back into the queue.
 
 All state belongs to one event loop. After each burst of tokens a sample lets the others run; nothing sleeps.
 """
@@ -96,6 +96,10 @@ class EngineJob:
     released: bool = False  # `hold` no longer stops it
     clock: float = 0.0  # when its next token is due, by the loop's clock, if tokens take time
 
+    @property
+    def held_at_front(self) -> bool:
+        return self.stage is JobStage.FRONT and self.waiting and not self.dropped
+
 
 @dataclass(frozen=True)
 class JobProgress:
@@ -137,6 +141,7 @@ class EmbeddedEngine:
         self._held_rank: int | None = None
         self._front_closed = False
         self._scheduler_closed = False
+        self._updates = 0  # that wait for what is in flight
 
     @property
     def paused(self) -> bool:
@@ -226,7 +231,8 @@ class EmbeddedEngine:
             (sample.request.sampling.stream_interval or self._stream_interval) if stream else sample.plain_interval
         )
         passed_on = NOTHING
-        await self._pass(job, lambda: job.dropped or not self._front_closed)
+        while not self._passes_front(job):
+            await self._pass(job, lambda: self._passes_front(job))
         job.stage = JobStage.QUEUED
         while True:
             if sample.finish is None:
@@ -284,6 +290,9 @@ class EmbeddedEngine:
         sample.advance(burst, self.weight_version)
         await asyncio.sleep(self._wait(job) if self._token_delay else 0)
         self.progress.notify()
+
+    def _passes_front(self, job: EngineJob) -> bool:
+        return job.dropped or not (self._front_closed or self._updates)
 
     def _wait(self, job: EngineJob) -> float:
         now = asyncio.get_running_loop().time()
@@ -376,16 +385,21 @@ class EmbeddedEngine:
     async def update_weights(self, version: str | None, *, flush: bool = True) -> None:
         """Change the weights, and empty the cache if `flush` says so.
 
-        Without a pause they wait for all jobs in flight: SGLang takes a writer lock.
+        Without a pause they wait for all jobs in flight, and later jobs wait for them: SGLang takes a writer lock, which no
+        reader overtakes.
         """
-        if not self._front_closed:
-            await self.progress.wait_for(lambda: not self.jobs)
-        if version is not None:
-            self.weight_version = version
-        if flush:
-            self._clear()
-        logger.info("new weights, version %s", self.weight_version)
-        self.changed()
+        self._updates += 1
+        try:
+            if not self._front_closed:
+                await self.progress.wait_for(lambda: all(job.held_at_front for job in self.jobs.values()))
+            if version is not None:
+                self.weight_version = version
+            if flush:
+                self._clear()
+            logger.info("new weights, version %s", self.weight_version)
+        finally:
+            self._updates -= 1
+            self.changed()
 
     def idle(self) -> bool:
         """Return whether the cache may be flushed: nothing runs, and jobs wait for the end of a pause only."""

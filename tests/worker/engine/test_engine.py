@@ -9,6 +9,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from tests.support.asking import until
 from tests.support.vocabularies import vocabulary
 from tests.worker.talk import generate, request
 from worker.worker import EmbeddedWorker
@@ -134,6 +135,26 @@ def test_an_update_in_flight_makes_spans(worker: EmbeddedWorker, pool: ThreadPoo
     assert meta["weight_versions"] == [old, new]
     assert meta["weight_version"] == "7"
     assert worker.log[0].versions == ["default"] * 4 + ["7"] * 2
+
+
+def test_an_update_without_a_pause_is_not_overtaken(worker: EmbeddedWorker, pool: ThreadPoolExecutor) -> None:
+    """It waits for what is in flight, and later requests wait for it. Else it would wait for as long as there are any."""
+    short = {"max_new_tokens": 3}
+    worker.hold(after=2)
+    before = pool.submit(generate, worker, rid="before", sampling_params=short)
+    worker.wait_for_arrivals(1)
+    updating = pool.submit(request, worker, "/update_weights_from_disk", {"model_path": "x", "weight_version": "new"})
+    until(lambda: worker.calls)
+    after = [pool.submit(generate, worker, rid=rid, sampling_params=short) for rid in ("after1", "after2")]
+    worker.wait_for_arrivals(3)
+    assert not updating.done()
+    worker.release(1)
+    assert before.result(20)["meta_info"]["weight_version"] == "default"
+    assert updating.result(20)[0] == 200
+    worker.release()
+    for one in after:
+        spans = one.result(20)["meta_info"]["weight_versions"]
+        assert spans == [{"version": "new", "start": 0, "end": 3}]
 
 
 def test_an_update_aborts_everything_unless_the_request_says_no(
