@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.engines.form.fields import parse_object
-from router.engines.form.fleet_paths import COMMON, FleetPath
+from router.engines.form.fleet_paths import COMMON, FleetPath, asleep
 from router.engines.form.request import new_weight_version
 from router.engines.json import JSON_ERRORS
 from router.errors import BadRequestError, ForbiddenError, NoWorkerError
@@ -169,15 +169,18 @@ class Fleet:
                 begun = CallBegan(secrets.token_hex(8), path, aborts=aborts, updates=call.updates)
                 over = CallOver(begun.call)
                 done = False
+                paused: bool | None = None
                 self.version.begins(begun.call, path)
                 try:
                     heard = await self.peers.take_turn(begun)
                     answers = await self._send_to_all(call, begun)
                     done = any(answer.done or answer.unsure for answer in answers)
+                    paused = asleep(answer.body for answer in answers if answer.done) if known.pauses else None
                     if version is not None:
                         over = await self._updated(begun, version, answers, announced=known.names_version)
                 finally:
-                    self.version.over(begun.call, done=done)
+                    self.version.over(begun.call, done=done, paused=paused)
+                    over = replace(over, paused=paused)
                     # What begins after the answer has the new weights: the abort does not mean it.
                     wait = UNTIL_GONE if over.version is not None else MOMENT if aborts else 0.0
                     last = await asyncio.shield(self.peers.tell(over, seconds=wait))
@@ -247,7 +250,8 @@ class Fleet:
 
     async def _over_elsewhere(self, event: AbortsOver | CallOver, _: int, own: bool) -> None:
         if isinstance(event, CallOver):
-            self.version.over(event.call)  # perhaps of a router that is gone, for which this one tells it
+            # Perhaps of a router that is gone, for which this one tells it.
+            self.version.over(event.call, paused=event.paused)
         if own:
             return
         self._ending.pop(event.call, contextlib.ExitStack()).close()

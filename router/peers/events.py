@@ -80,7 +80,12 @@ class AbortsOver(ControlEvent, frozen=True):
 
 
 class CallOver(ControlEvent, frozen=True):
-    """A call to all workers is over. `version`: the weights of the workers (ids) in `taken` have it, perhaps of `unsure`."""
+    """A call to all workers is over.
+
+    Attributes:
+        version: the weights of the workers (ids) in `taken` have it, perhaps of `unsure`.
+        paused: whether workers are paused now; None where the path of the call says it.
+    """
 
     KIND = "call_over"
 
@@ -88,6 +93,7 @@ class CallOver(ControlEvent, frozen=True):
     version: str | None = None
     taken: tuple[str, ...] = ()
     unsure: tuple[str, ...] = ()
+    paused: bool | None = None
 
 
 class Abort(ControlEvent, frozen=True):
@@ -180,6 +186,8 @@ class FleetState:
             self.calls.pop(event.call, None)
             if event.version is not None and event.taken:
                 self.version = event.version
+            if event.paused is not None:
+                self.paused = event.paused
         elif isinstance(event, Snapshot):
             self.workers = dict(event.workers)
             self.version, self.paused = event.version, event.paused

@@ -41,11 +41,22 @@ class FleetVersion:
         if path in PAUSES:
             self.pauses += 1
 
-    def over(self, call: str, *, done: bool = True) -> None:
-        """Note that such a call is over; `done`: a worker did it, or may have. A second time it has no effect."""
+    def over(self, call: str, *, done: bool = True, paused: bool | None = None) -> None:
+        """Note that such a call is over. A second time it has no effect.
+
+        Args:
+            call: the call.
+            done: whether a worker did it, or may have.
+            paused: whether workers are paused now, if that is known. Else the path says what the call has done.
+        """
         path = self._calls.pop(call, None)
-        if done and (path in PAUSES or path in CONTINUES):
-            self._paused = path in PAUSES
+        if path is None:
+            return
+        if paused is None and done and (path in PAUSES or path in CONTINUES):
+            paused = path in PAUSES
+        if paused is not None:
+            self.pauses += paused and not (self._paused or path in PAUSES)
+            self._paused = paused
 
     def called(self) -> None:
         """Note that a call has set versions: what replies have shown so far is older."""

@@ -7,7 +7,7 @@ place does at engines.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -316,6 +316,42 @@ def test_in_a_pause_by_vllms_own_calls_too(begins: str, ends: str) -> None:
         assert kv_versions(served, text + reply["text"]) == ["2"], "its own weights computed its prompt"
         assert [say(served, text, None)[1] > 0 for _ in range(2)] == [False, True]
         settle(served)
+
+
+SLEEPS = [
+    ("/sleep?level=1", {}, "/wake_up?tags={tag}", lambda _: {}),
+    ("/release_memory_occupation", {}, "/resume_memory_occupation", lambda tag: {"tags": [tag]}),
+]
+
+
+@pytest.mark.parametrize(("begins", "given", "ends", "part"), SLEEPS)
+def test_a_worker_that_is_awake_in_part_is_paused(
+    begins: str, given: Json, ends: str, part: Callable[[str], Json], tmp_path: Path
+) -> None:
+    """vLLM's take their weights back, get new ones, and then take their cache back. All routers of a store know it."""
+    store = StoreConfig(url=f"sqlite:{tmp_path / 'store'}")
+    with (
+        EmbeddedWorker(chat_model("qwen3"), interface="vllm", prefix_cache=True) as worker,
+        running(worker, store, chat_model("qwen3")) as one,
+        running(worker, store, chat_model("qwen3")) as other,
+    ):
+        update(one, "1")
+        text = "A prompt that is sent before, in, and after a sleep, of several tokens."
+        say(one, text, "version")
+        assert say(other, text, "version")[1] > 0
+        assert one.post(begins, given).status == 200
+        assert one.post(ends.format(tag="weights"), part("weights")).status == 200
+        asked = {"text": text, "sampling_params": sampled()}
+        asking = [Asking(router.url, asked, headers={"x-kv-salt": "version"}) for router in (one, other)]
+        until(lambda: worker.in_flight == 2)
+        update(one, "2")
+        assert worker.in_flight == 2
+        assert one.post(ends.format(tag="kv_cache"), part("kv_cache")).status == 200
+        for router, asks in zip((one, other), asking, strict=True):
+            reply = asks.answer().json()
+            assert reply["meta_info"]["cached_tokens"] == 0
+            assert kv_versions(router, text + reply["text"]) == ["2"], "its own weights computed its prompt"
+        assert [say(router, text, "version")[1] > 0 for router in (one, other)] == [False, True]
 
 
 def test_while_an_update_is_on_its_way_a_request_shares_its_cache_with_nobody() -> None:

@@ -15,6 +15,7 @@ from worker.vllm.kept_caches import READ, KeptCaches
 from worker.vocabulary import EngineVocabulary
 
 _MODES: Mapping[str, PauseMode] = {"abort": "abort", "wait": "wait", "keep": "in_place"}
+_MEMORY = frozenset({"weights", "kv_cache"})
 _NO_TRANSFER = "Weight transfer not configured. Please set weight_transfer_config to enable weight transfer."
 
 
@@ -23,6 +24,7 @@ class VllmControl(EngineControl):
 
     Attributes:
         transferring: whether weights are being transferred, between `start_weight_update` and `finish_weight_update`.
+        asleep: the parts of its memory that it has given away.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class VllmControl(EngineControl):
     ) -> None:
         super().__init__(engine, vocabulary, tokenizer_path, options)
         self.transferring = False
+        self.asleep: frozenset[str] = frozenset()
         routes: dict[str, tuple[tuple[str, ...], Handler]] = {
             "/health": (GET, self._health),
             "/ping": (BOTH, self._health),
@@ -200,12 +203,22 @@ class VllmControl(EngineControl):
         await exchange.answer(200, {"results": [None]})
 
     async def _sleep(self, exchange: HttpExchange) -> None:
+        level = int(exchange.query.get("level", ["1"])[0])
         await self._engine.pause("abort")
-        await exchange.answer(200, {"status": "sleeping", "level": int(exchange.query.get("level", ["1"])[0])})
+        if level:
+            self.asleep = _MEMORY
+            self._engine.flush()
+        await exchange.answer(200, {"status": "sleeping", "level": level})
 
     async def _wake_up(self, exchange: HttpExchange) -> None:
-        self._engine.resume()
-        await exchange.answer(200, {"status": "awake", "tags": exchange.query.get("tags")})
+        """Take parts of the memory back. A worker that has all of it goes on, whatever has paused it."""
+        tags = exchange.query.get("tags")
+        parts = _MEMORY if tags is None else frozenset(tags) - {"scheduling"}
+        if tags is None or parts <= self.asleep:
+            self.asleep -= parts
+        if not self.asleep:
+            self._engine.resume()
+        await exchange.answer(200, {"status": "sleeping" if self.asleep else "awake", "tags": tags})
 
 
 def _object(exchange: HttpExchange) -> dict[str, Any] | None:

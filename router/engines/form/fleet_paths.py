@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -29,7 +29,7 @@ class FleetPath(msgspec.Struct, frozen=True):
         transfer: whether it may take any time.
         updates: whether it changes the weights, or their version, so that there is one at a time.
         names_version: whether the version that it brings is that of the fleet from then on.
-        pauses: whether it begins or ends a pause.
+        pauses: whether it may begin or end a pause.
         lasting: whether it is still right when its worker gets it late.
         prefill_first: whether decode workers get it after the prefill workers have done it.
         wants_object: whether a body without anything has to be an object.
@@ -58,6 +58,17 @@ PAUSES = frozenset({"/pause_generation", "/pause", "/sleep"})
 """Calls with which a pause begins, of all engines. In front of the workers of another one they are paths like any other."""
 CONTINUES = frozenset({"/continue_generation", "/resume", "/wake_up"})
 """Those with which it ends."""
+_ASLEEP = {"sleeping": True, "awake": False}
+
+
+def asleep(answers: Iterable[Any]) -> bool | None:
+    """Return whether a worker is asleep, and so paused, by their answers to a call; None if none of them says so.
+
+    vLLM's wake up by parts, with `tags`. They stay paused until they have all of their memory, and then any pause is over.
+    """
+    said = [_ASLEEP.get(str(one.get("status"))) for one in answers if isinstance(one, dict)]
+    return max((one for one in said if one is not None), default=None)
+
 
 COMMON = (
     FleetPath(
@@ -69,8 +80,9 @@ COMMON = (
     # A worker that hung may still run the pause later.
     FleetPath("/continue_generation", pauses=True, lasting=True, prefill_first=True, wants_object=True),
     FleetPath("/flush_cache", "GET POST"),
-    FleetPath("/release_memory_occupation", "GET POST", transfer=True),
-    FleetPath("/resume_memory_occupation", "GET POST", transfer=True),
+    # For vLLM these are a pause and its end.
+    FleetPath("/release_memory_occupation", "GET POST", transfer=True, pauses=True),
+    FleetPath("/resume_memory_occupation", "GET POST", transfer=True, pauses=True),
     FleetPath("/update_weights_from_{source}", aborts=_if_asked, transfer=True, updates=True, names_version=True),
     FleetPath(
         "/update_weight_version",

@@ -174,13 +174,13 @@ def _release_memory(body: Body, worker: KnownWorker) -> EngineExchange | EngineA
     if tags not in (None, [], ["kv_cache"]):
         return _refusal(f"a vLLM worker releases all of its memory, or the `kv_cache`, not {tags!r} alone")
     path = "/release_kv_cache_memory" if tags else "/sleep?level=1"
-    return _in_dev_mode(worker, "sleep (with --enable-sleep-mode)", _post(path))
+    return _in_dev_mode(worker, "sleep (with --enable-sleep-mode)", _post(path), done=_status)
 
 
 def _resume_memory(body: Body, worker: KnownWorker) -> EngineExchange | EngineAnswer:
     tags = body.get("tags") or []
     query = "?" + urlencode([("tags", tag) for tag in tags]) if isinstance(tags, list) and tags else ""
-    return _in_dev_mode(worker, "sleep (with --enable-sleep-mode)", _post(f"/wake_up{query}"))
+    return _in_dev_mode(worker, "sleep (with --enable-sleep-mode)", _post(f"/wake_up{query}"), done=_status)
 
 
 class _Adapter(_Steps):
@@ -267,6 +267,11 @@ def _post(target: str, body: Body | None = None) -> EngineCall:
 
 def _empty(_: Any) -> EngineAnswer:
     return EngineAnswer(200, b"")
+
+
+def _status(said: Any) -> EngineAnswer:
+    """Pass on whether a worker is asleep, or only its cache: then its pause goes on."""
+    return EngineAnswer(200, msgspec.json.encode(said) if isinstance(said, dict) else b"")
 
 
 def _message(text: str) -> _Done:

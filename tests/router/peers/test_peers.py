@@ -396,6 +396,17 @@ def test_a_version_that_no_worker_took_is_not_the_fleets() -> None:
     assert state.version == "7"
 
 
+def test_workers_that_are_awake_in_part_are_paused() -> None:
+    state = FleetState()
+    for path, paused in (("/sleep", True), ("/wake_up", True), ("/wake_up", False)):
+        state.apply(CallBegan(path, path))
+        state.apply(CallOver(path, paused=paused))
+        assert state.paused is paused
+    state.apply(CallBegan("1", "/pause"))
+    state.apply(CallOver("1"))
+    assert state.paused, "an older router does not say it"
+
+
 def test_an_announcement_holds_from_its_beginning() -> None:
     """The store counts from when it takes it, which may be long before its answer is here."""
 

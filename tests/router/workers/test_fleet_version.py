@@ -59,6 +59,27 @@ def test_workers_that_never_tell_a_version_are_no_obstacle() -> None:
     assert (fleet.settled, fleet.current) == (True, None)
 
 
+def test_a_pause_is_what_the_workers_say(pool: WorkerPool) -> None:
+    fleet = FleetVersion(pool.list)
+    for number, (path, said, paused) in enumerate(
+        [
+            ("/sleep", True, True),
+            ("/wake_up", True, True),
+            ("/wake_up", False, False),
+            ("/resume_memory_occupation", None, False),
+            ("/release_memory_occupation", True, True),
+            ("/update_weight_version", None, True),
+            ("/resume_memory_occupation", False, False),
+        ]
+    ):
+        fleet.begins(str(number), path)
+        assert not fleet.settled
+        fleet.over(str(number), paused=said)
+        fleet.over(str(number), paused=not paused)
+        assert (fleet.paused, fleet.settled) == (paused, not paused), number
+    assert fleet.pauses == 2, "a reply shows in which of them it was sent"
+
+
 def test_what_a_removed_worker_had_is_no_obstacle(pool: WorkerPool) -> None:
     _, other = both(pool)
     fleet = FleetVersion(pool.list)
