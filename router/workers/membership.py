@@ -178,7 +178,8 @@ class FleetMembership:
             bootstrap_port=event.bootstrap_port,
         )
         if found.role is not None:
-            self._roles.name(url, found.role, found.bootstrap_port)
+            note = self._roles.name if found.engine is None else self._roles.heard
+            note(url, found.role, found.bootstrap_port)
         if own:
             self._admission.take_in(url, found)
             return

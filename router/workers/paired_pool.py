@@ -38,6 +38,7 @@ class PairedPool(WorkerPool):
         super().__init__(policy, **options)
         self.prefills = WorkerPool(prefill_policy, **{**options, "max_inflight": None})
         self.prefills.on_room = self._room
+        self.prefills.on_drained = self._forget_if_drained
         self.prefills.on_engine = lambda name: self.on_engine(name)
         self.prefills.on_quarantine = lambda worker: self.on_quarantine(worker)
         self._always_apart = apart
@@ -88,7 +89,10 @@ class PairedPool(WorkerPool):
             self._move(worker, found.role)
         if found.bootstrap_port is not None:
             worker.bootstrap_port = found.bootstrap_port
-        super().introduced(worker, found)
+        if self._side(worker) is self.prefills:
+            self.prefills.introduced(worker, found)
+        else:
+            super().introduced(worker, found)
 
     def probed(
         self, worker: Worker, complaint: str | None, version: str | None = None, *, absent: bool = False
@@ -139,6 +143,13 @@ class PairedPool(WorkerPool):
                 raise self.no_worker_error() from None  # the prefill workers' pool does not know that it is of one kind
             raise
         return lease
+
+    def _forget_if_drained(self, worker: Worker) -> None:
+        """Forget a worker wherever it is now: its role may have been switched since its last request began."""
+        if self._side(worker) is self.prefills:
+            self.prefills._forget_if_drained(worker)
+        else:
+            super()._forget_if_drained(worker)
 
     def _side(self, worker: Worker) -> WorkerPool:
         return self.prefills if worker.id in self.prefills._workers else self

@@ -152,6 +152,8 @@ class WorkerPool:
         self.joined: Callable[[Lease, RouteQuery, AbstractSet[str], bool], Lease] | None = None
         """Completes a lease, called with the arguments of `lease`; None while no request needs a second worker."""
         self.on_breaker = on_breaker
+        self.on_drained: Callable[[Worker], None] = self._forget_if_drained
+        """Called when a request of a draining worker is over."""
         self.on_quarantine: Callable[[Worker], None] = _nothing
         """Called when a worker is quarantined, which is to end its requests in flight too."""
 
@@ -380,7 +382,7 @@ class WorkerPool:
             self._pins.released(query)
         assert target.inflight >= 0, target
         if worker.state is WorkerState.DRAINING:
-            self._forget_if_drained(worker)
+            self.on_drained(worker)
         if self.on_room is not None:
             self.on_room()
 

@@ -111,6 +111,38 @@ def test_who_waits_for_room_is_not_told_of_room_that_never_was() -> None:
     assert second.worker is not first.worker
 
 
+@pytest.mark.parametrize(("was", "becomes"), [(PREFILL, DECODE), (DECODE, PREFILL)])
+@pytest.mark.parametrize("removed_first", [False, True])
+def test_a_worker_that_drains_is_gone_after_its_last_request_whatever_its_role_was_then(
+    was: WorkerRole, becomes: WorkerRole, removed_first: bool
+) -> None:
+    pool = make_pool(2, 2)
+    leases = [pool.lease(QUERY) for _ in range(2)]
+    worker = pool.get(f"http://{was.value}0:1")
+    if removed_first:
+        pool.remove(worker.id)
+    pool.introduced(worker, ProbeResult(role=becomes))
+    pool.remove(worker.id)
+    assert worker in pool.list()
+    for lease in leases:
+        lease.release()
+    assert worker not in pool.list()
+    assert worker.state is WorkerState.GONE
+
+
+@pytest.mark.parametrize("role", [PREFILL, DECODE])
+def test_ranks_that_a_worker_of_either_role_has_after_a_restart_are_targets(role: WorkerRole) -> None:
+    pool = make_pool(1, 1)
+    worker = pool.get(f"http://{role.value}0:1")
+    for ranks in (3, 2):
+        pool.introduced(worker, ProbeResult(ranks=ranks))
+        leases = [pool.lease(QUERY) for _ in range(ranks)]
+        legs = [leg for lease in leases for leg in (lease, lease.prefill) if leg is not None]
+        assert sorted(leg.target.rank for leg in legs if leg.worker is worker) == list(range(ranks))
+        for lease in leases:
+            lease.release()
+
+
 def test_the_gate_of_versions_holds_for_both() -> None:
 
     pool = make_pool(1, 1, health=HealthConfig(version_gate=True))
