@@ -167,8 +167,8 @@ class JoinedReply:
     def _joined(fields: dict[str, Raw], prefilled: PrefillReply) -> bytes:
         meta = decode_object(fields["meta_info"])
         for key, value in prefilled.lists.items():
-            if key in meta:
-                own = bytes(meta[key]).strip()
+            if key in meta or _OF_PROMPT[0] in meta:
+                own = bytes(meta.get(key, Raw())).strip()
                 inner = b"" if own in _EMPTY else own[1:-1]
                 meta[key] = Raw(b"[%b]" % (b"%b,%b" % (value, inner) if inner else value))
         for key in _ROWS:

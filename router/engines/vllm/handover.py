@@ -35,9 +35,13 @@ def prefill_body(request: WorkerRequest) -> bytes:
 
 
 def decode_body(request: WorkerRequest, transfers: list[Raw | None]) -> bytes:
-    """Return the request that reads the caches. `transfers`: the `kv_transfer_params` of the reply to each prompt."""
+    """Return the request that reads the caches. `transfers`: the `kv_transfer_params` of the reply to each prompt.
+
+    It asks for no logprobs of the prompt, which its worker does not compute: vLLM 0.32.0 would return what its memory holds.
+    """
     found: Any = transfers if request.batch else transfers[0]
-    fields = {**request.fields, "kv_transfer_params": Raw(msgspec.json.encode(found))}
+    fields = {key: value for key, value in request.fields.items() if key != "logprob_start_len"}
+    fields["kv_transfer_params"] = Raw(msgspec.json.encode(found))
     return msgspec.structs.replace(request, fields=fields, _printed=b"").body
 
 
