@@ -63,6 +63,7 @@ class Legs:
     Attributes:
         prefill: the worker of the first leg.
         prefill_target: its rank there.
+        decode_target: that of the second leg.
         culprit: the target at fault, if it fails.
         avoided: the other target, if that may be at fault as well.
         failure: that of the prefill leg, if it came before the reply of the decode worker.
@@ -100,11 +101,11 @@ class Legs:
         self._prefill_lease = lease.prefill
         self.prefill_target: Target = lease.prefill.target
         self.prefill: Worker = lease.prefill.worker
-        self._decode_target: Target = lease.target
+        self.decode_target: Target = lease.target
         self._decode: Worker = lease.worker
         self._at_once = at_once
         self._sent, self._body = self._single(sent, body)
-        self.culprit = self._decode_target
+        self.culprit = self.decode_target
         self.avoided: Target | None = None
         self.status = 0
         self.headers: Headers = []
@@ -144,7 +145,7 @@ class Legs:
         else:
             body = await self._one_after_the_other(headers, fresh=fresh)
         decoded = self._body if body is None else body
-        response = self._response = await self._send(self._decode_target, headers, decoded, fresh=fresh)
+        response = self._response = await self._send(self.decode_target, headers, decoded, fresh=fresh)
         self.status, self.headers, self.stream = response.status, response.headers, response.stream
 
     async def read(self) -> bytes:
@@ -179,7 +180,7 @@ class Legs:
                     raise LegRefusedError(self._ended())
                 if lacks_cache(first):
                     logger.warning("worker %s: %s", self._decode.url, first[:_SHOWN].decode("utf-8", "replace"))
-                    self.culprit, self.avoided = self.prefill_target, self._decode_target
+                    self.culprit, self.avoided = self.prefill_target, self.decode_target
                     raise UpstreamBrokenError("its decode worker did not get the cache of the prompt from it")
             self._settle()
             return None
@@ -201,7 +202,12 @@ class Legs:
         """Let the reply of the decode worker, an abort's or an error, stand for both, whatever becomes of the prefill leg."""
         self._begun = True
         if self.failure is not None:
-            self.failure, self.culprit = None, self._decode_target
+            self.failure, self.culprit = None, self.decode_target
+
+    @property
+    def both_late(self) -> bool:
+        """Whether both legs are under way: either may wait for the other one."""
+        return self._first_leg is not None and not self._first_leg.done()
 
     def close(self) -> None:
         self._waiting = None
@@ -302,7 +308,7 @@ class Legs:
             raise UpstreamBrokenError("its reply to a prefill cannot be read")
         if self._aborted():
             raise LegRefusedError(self._ended())
-        self.culprit = self._decode_target
+        self.culprit = self.decode_target
         return decode_body(sent, [one.transfer for one in self._prefilled])
 
     async def _send(self, target: Target, headers: Headers, body: Body, *, fresh: bool) -> UpstreamResponse:

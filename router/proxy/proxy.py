@@ -432,17 +432,32 @@ class Proxy:
                 end_now(timeout)
 
     async def _took_too_long(self, request: OutboundRequest, attempts: Attempts, attempt: _Attempt) -> None:
-        target, legs = attempt.culprit, attempt.legs
-        if legs is not None and legs.prefill.state is WorkerState.QUARANTINED:
-            target = legs.prefill_target
+        legs = attempt.legs
+        target, avoided = (attempt.culprit, None) if legs is None else self._late_leg(request, attempts, legs)
         worker = target.worker
         if worker.state is WorkerState.QUARANTINED:
             # It could not read a recall. It finds its connection closed when it goes on.
+            if legs is not None and request.in_flight is not None and legs.both_late:
+                self._abandon(request.in_flight, attempt.lease.worker)
             self._failed(attempts, target, "timeout", f"no reply, and it is quarantined: {worker.complaint}", gone=True)
             return
         if request.in_flight is not None:
             await self._recall(request.in_flight)
-        self._failed(attempts, target, "timeout", f"no reply within {self._config.request_timeout} s")
+        message = f"no reply within {self._config.request_timeout} s"
+        self._failed(attempts, target, "timeout", message, avoided=avoided)
+
+    def _late_leg(self, request: OutboundRequest, attempts: Attempts, legs: Legs) -> tuple[Target, Target | None]:
+        """Return which of both legs took too long, and the other one if that may be at fault as well."""
+        both = legs.decode_target, legs.prefill_target
+        for one in both:
+            if one.worker.state is WorkerState.QUARANTINED:
+                return one, None
+        if not legs.both_late:
+            return legs.culprit, None
+        one, other = both
+        if self._pool.has_other(attempts.exclude | {one.worker.id}, request.query.rank):
+            return one, other
+        return other, one
 
     def _goes_on_elsewhere(self, attempts: Attempts, target: Target, status: int, body: bytes) -> bool:
         """Return whether another worker is asked, because this one seems to have no `/generate`.

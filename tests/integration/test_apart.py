@@ -25,6 +25,7 @@ from tests.support.pictures import data_url, digest, picture
 from tests.support.serving import serve
 from tests.support.stack import Stack, stack
 from worker.models.ngram import shipped_image_tokenizer
+from worker.options import Role
 from worker.worker import EmbeddedWorker
 
 PROMPT = "Once upon a time"
@@ -424,6 +425,52 @@ def test_the_second_pair_has_another_decode_worker_if_there_is_one() -> None:
         until(lambda: all(not one["load"] for one in call(f"{url}/workers").json()["workers"]))
 
 
+def several(entered: ExitStack, prefills: int, decodes: int, **workers: Any) -> tuple[str, dict[str, EmbeddedWorker]]:
+    """Return a router in front of so many workers, and the workers by URL."""
+    roles: list[Role] = [*["prefill"] * prefills, *["decode"] * decodes]  # type: ignore[list-item]
+    every = [entered.enter_context(EmbeddedWorker(disaggregation_mode=role)) for role in roles]
+    urls = tuple(worker.url for worker in every)
+    return fleet(entered, urls=urls, apart=True, **workers), {worker.url: worker for worker in every}
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_either_worker_may_be_the_one_that_takes_too_long(counts: tuple[int, int], stream: bool) -> None:
+    """While both legs are under way, nobody knows. So the next pair has others, as far as there are any."""
+    with ExitStack() as entered:
+        url, workers = several(entered, *counts, policy="consistent_hashing", request_timeout=1.0)
+        asked = {"text": PROMPT, "sampling_params": SHORT, "stream": stream}
+        first = call(f"{url}/generate", asked, headers={"x-session-id": "a"})
+        names = [
+            name
+            for name, count in zip(("x-router-prefill-worker", "x-router-worker"), counts, strict=True)
+            if count > 1
+        ]
+        for name in names:
+            hung = workers[first.headers[name]]
+            hung.fault("no_answer")
+            answer = call(f"{url}/generate", asked, headers={"x-session-id": "a"})
+            assert answer.status == 200, answer.content
+            assert answer.headers[name] != hung.url
+            until(lambda: not any(worker.in_flight for worker in workers.values()))
+            until(lambda: all(not one["load"] for one in call(f"{url}/workers").json()["workers"]))
+
+
+def test_a_decode_worker_is_told_that_its_prefill_worker_hangs() -> None:
+    with ExitStack() as entered:
+        health = HealthConfig(interval=0.1, timeout=1.0, failure_threshold=1)
+        url, workers = several(entered, 2, 1, policy="consistent_hashing", health=health)
+        asked = {"text": PROMPT, "sampling_params": SHORT}
+        first = call(f"{url}/generate", asked, headers={"x-session-id": "a"})
+        hung, decode = (workers[first.headers[name]] for name in ("x-router-prefill-worker", "x-router-worker"))
+        with hung.hanging():
+            answer = call(f"{url}/generate", asked, headers={"x-session-id": "a"})
+            assert answer.status == 200, answer.content
+            assert len(calls(decode, "/abort_request")) == 1
+            assert not decode.in_flight
+        until(lambda: all(one["is_healthy"] and not one["load"] for one in call(f"{url}/workers").json()["workers"]))
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_another_pair_serves_what_a_dead_worker_lost(pairs: Stack, role: str) -> None:
     worker = (pairs.prefills if role == "prefill" else pairs.workers)[0]
@@ -532,15 +579,26 @@ def test_workers_that_do_all_are_refused_beside_them() -> None:
         assert roles(asked) == {}
 
 
-def test_a_switched_role_is_found() -> None:
+@pytest.mark.parametrize("way", ["urls", "flags", "calls", "named by calls"])
+def test_a_switched_role_is_found(way: str) -> None:
     with ExitStack() as entered:
         one = entered.enter_context(EmbeddedWorker(disaggregation_mode="prefill"))
         two = entered.enter_context(EmbeddedWorker(disaggregation_mode="decode"))
-        url = fleet(entered, urls=(one.url, two.url), health=HealthConfig(interval=0.05))
-        one.switch_role("decode")
-        two.switch_role("prefill")
-        until(lambda: roles(url) == {one.url: "decode", two.url: "prefill"}, lambda: roles(url))
-        assert call(f"{url}/generate", {"text": PROMPT, "sampling_params": SHORT}).status == 200
+        workers: dict[str, Any] = {"health": HealthConfig(interval=0.05)}
+        if way == "urls":
+            workers |= {"urls": (one.url, two.url)}
+        elif way == "flags":
+            workers |= {"apart": True, "prefill": ((one.url, one.port),), "decode": (two.url,)}
+        url = fleet(entered, **workers)
+        if "calls" in way:
+            for worker, role in ((one, "prefill"), (two, "decode")):
+                named = {"worker_type": role} if way == "named by calls" else {}
+                assert call(f"{url}/workers", {"url": worker.url, **named}).status == 202
+        for first, second in (("decode", "prefill"), ("prefill", "decode")):
+            one.switch_role(first)  # type: ignore[arg-type]
+            two.switch_role(second)  # type: ignore[arg-type]
+            until(lambda: roles(url) == {one.url: first, two.url: second}, lambda: roles(url), 5)  # noqa: B023
+            assert call(f"{url}/generate", {"text": PROMPT, "sampling_params": SHORT}).status == 200
 
 
 def test_each_role_has_a_policy() -> None:

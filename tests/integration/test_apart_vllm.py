@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from router.app import create_app
-from router.config import RadixConfig, RouterConfig, WorkersConfig
+from router.config import HealthConfig, RadixConfig, RouterConfig, WorkersConfig
 from tests.support.asking import Asking, until
 from tests.support.client import Answer, call
 from tests.support.serving import serve
@@ -73,6 +74,16 @@ def test_samples_and_batches_have_a_cache_each(pair: Pair, stream: bool) -> None
     assert all(record.body.get("n", 1) == 1 for record in pair.prefill.log)
 
 
+def test_logprobs_of_the_prompt_are_the_prefill_workers(pair: Pair) -> None:
+    """A decode worker has not computed them, and is not asked for them."""
+    answer = pair.generate(return_logprob=True, logprob_start_len=0, top_logprobs_num=2)
+    assert answer.status == 200, answer.content
+    meta = answer.json()["meta_info"]
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == pair.prefill.log[0].input_ids
+    assert len(meta["input_top_logprobs"]) == len(pair.prefill.log[0].input_ids)
+    assert len(meta["output_token_logprobs"]) == len(meta["output_top_logprobs"]) == 8
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_worker_that_dies_is_named(pair: Pair, role: str) -> None:
     worker: EmbeddedWorker = getattr(pair, role)
@@ -92,6 +103,37 @@ def test_an_abort_in_the_prefill_ends_it_there(pair: Pair) -> None:
     pair.prefill.release()
     assert asking.answer().json()["meta_info"]["finish_reason"]["type"] == "abort"
     assert pair.decode.log == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_decode_worker_that_hangs_while_its_prompt_is_prefilled_is_left_out(stream: bool) -> None:
+    """The prefill worker, of which there is no other, is not at fault."""
+    options: dict[str, Any] = {"interface": "vllm", "kv_connector": True}
+    with ExitStack() as entered:
+        prefill, *decodes = (entered.enter_context(EmbeddedWorker(vocabulary("qwen"), **options)) for _ in range(3))
+        workers = WorkersConfig(
+            apart=True,
+            prefill=((prefill.url, None),),
+            decode=tuple(worker.url for worker in decodes),
+            policy="consistent_hashing",
+            health=HealthConfig(interval=0.1, timeout=1.0, failure_threshold=1),
+        )
+        radix = RadixConfig(tokenizer_path=str(vocabulary("qwen")))
+        url = entered.enter_context(serve(create_app(RouterConfig(workers=workers, radix=radix))))
+        asked, headers = {"text": PROMPT, "sampling_params": SHORT, "stream": stream}, {"x-session-id": "a"}
+        first = call(f"{url}/generate", asked, headers=headers)
+        hung = next(worker for worker in decodes if worker.url == first.headers["x-router-worker"])
+        prefill.hold()
+        asking = Asking(url, asked, headers=headers)
+        prefill.wait_for_arrivals(1)
+        received = prefill.received
+        with hung.hanging():
+            until(lambda: prefill.received > received)
+            prefill.release()
+            answer = asking.answer()
+            assert answer.status == 200, answer.content
+            assert answer.headers["x-router-worker"] != hung.url
+        prefill.kept_caches.forget()
 
 
 def test_a_worker_without_a_role_is_refused(pair: Pair) -> None:
