@@ -20,14 +20,24 @@ import contextlib
 import contextvars
 import logging
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 import zmq
 import zmq.asyncio
+from msgspec.structs import replace
 from zmq.utils.monitor import recv_monitor_message
 
-from router.engines.form.kv_events import END_OF_REPLAY, KvBatch, KvSource, UnreadableBatchError, parts, read_batch
+from router.engines.form.kv_events import (
+    END_OF_REPLAY,
+    BlockRemoved,
+    KvBatch,
+    KvEvent,
+    KvSource,
+    UnreadableBatchError,
+    parts,
+    read_batch,
+)
 from router.kv_cache.index import KvIndex
 from router.workers.worker import KvFollowing, KvState
 
@@ -48,6 +58,17 @@ LONGEST_WAIT_SECONDS = 60.0
 """The pauses before a failed subscription starts over: each is twice the one before."""
 STEADY_SECONDS = 60.0
 """A subscription that held for so long starts over as after a first failure."""
+WARN_SECONDS = 60.0
+"""Of batches that cannot be read, of which a worker may publish thousands in a second, one is logged in so long."""
+
+
+def _steps(event: KvEvent) -> Iterator[KvEvent]:
+    """Split an event into consecutive events of at most `_BLOCKS_PER_STEP` blocks."""
+    if not isinstance(event, BlockRemoved):
+        yield from parts(event, _BLOCKS_PER_STEP)
+        return
+    for start in range(0, len(event.block_hashes), _BLOCKS_PER_STEP):
+        yield replace(event, block_hashes=event.block_hashes[start : start + _BLOCKS_PER_STEP])
 
 
 class KvSubscriptions:
@@ -147,6 +168,7 @@ class _Subscription:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)  # a batch waits until the batches before it are replayed
     state: KvState = KvState.CONNECTING
     error: str | None = None
+    warned: float | None = None  # when a batch that could not be read was logged, by the loop's clock
 
     async def run(self) -> None:
         """Follow the cache until cancelled, and start over after each failure."""
@@ -256,6 +278,7 @@ class _Subscription:
                 if number >= self.next and (batch := self._read(number, frames[-1])) is not None:
                     await self._apply(number, batch)
                 first = False
+                await asyncio.sleep(0)  # see `_listen`
         except TimeoutError:
             logger.warning("worker %s does not answer at %s", self.url, endpoint)
             self.counts["replay_timeouts"] += 1
@@ -265,13 +288,19 @@ class _Subscription:
 
     def _read(self, number: int, payload: bytes) -> KvBatch | None:
         try:
-            return read_batch(payload)
+            batch = read_batch(payload)
         except UnreadableBatchError as error:
-            logger.warning("worker %s: %s", self.url, error)
+            now = asyncio.get_running_loop().time()
+            if self.warned is None or now - self.warned > WARN_SECONDS:
+                self.warned = now
+                logger.warning("worker %s, rank %d: %s", self.url, self.rank, error)
+            self.error = str(error)
             self.counts["unreadable"] += 1
             self._start_over()
             self.next = number + 1
             return None
+        self.error = None
+        return batch
 
     async def _apply(self, number: int, batch: KvBatch) -> None:
         if number == 0:
@@ -283,7 +312,7 @@ class _Subscription:
         self.last = batch.ts
         self.counts["batches"] += 1
         for event in batch.events:
-            for part in parts(event, _BLOCKS_PER_STEP):
+            for part in _steps(event):
                 self.index.apply(self.url, (part,), self.rank)
                 await asyncio.sleep(0)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from router.config.workers import MOST_RANKS
 from router.engines.engine import Engine
 from router.engines.sglang.engine import SGLANG
 from router.kv_cache.index import KvIndex
@@ -43,8 +44,8 @@ class KvWatch:
         self._index = index
         self._asked: set[str] = set()
         self._again: dict[str, _Again] = {}
-        self._targets: dict[str, int] = {}
-        """How many targets each worker was that was asked."""
+        self._known: dict[str, tuple[int, int]] = {}
+        """How many targets each worker was that was asked, and how often it may have been restarted until then."""
         self._none: set[str] = set()
         """The workers that publish nothing."""
         self._task: asyncio.Task[None] | None = None
@@ -78,17 +79,21 @@ class KvWatch:
         self._again = {url: again for url, again in self._again.items() if url in well}
         now = asyncio.get_running_loop().time()
         new = (well - self._asked) | {url for url, again in self._again.items() if again.at <= now}
-        new |= {url for url in well & self._targets.keys() if self._targets[url] != len(workers[url].targets)}
-        self._targets = {url: len(workers[url].targets) for url in well}
+        known = {url: (len(workers[url].targets), workers[url].doubts) for url in well}
+        new |= {url for url in well & self._known.keys() if self._known[url] != known[url]}
+        self._known = known
         self._asked = well
         await asyncio.gather(*(self._ask(subscriptions, workers[url]) for url in new))
         for url, worker in workers.items():
             worker.kv_events = self._following(subscriptions, url)
 
     def _following(self, subscriptions: KvSubscriptions, url: str) -> KvFollowing:
+        found = subscriptions.following(url)
+        if found is not None and found.state is KvState.CONNECTED:
+            return found
         if (again := self._again.get(url)) is not None:
             return KvFollowing(KvState.UNKNOWN, again.error)
-        if (found := subscriptions.following(url)) is not None:
+        if found is not None:
             return found
         return KvFollowing(KvState.NONE if url in self._none else KvState.UNKNOWN)
 
@@ -104,6 +109,9 @@ class KvWatch:
             return
         self._again.pop(url, None)
         source = None if info is None else reader.source(url, info)
+        if source is not None and source.ranks > MOST_RANKS:
+            logger.warning("worker %s has %d ranks, whose KV events are not followed", url, source.ranks)
+            source = None
         if source is None:
             logger.info("worker %s does not publish KV events (--kv-events-config)", url)
             subscriptions.stop(url)

@@ -222,6 +222,41 @@ def test_requests_get_their_turn_during_a_long_event() -> None:
     run(scenario)
 
 
+def test_requests_get_their_turn_during_a_long_removal() -> None:
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            await worker.publish(stored(0, *range(100_000)))
+            await router.batches(1)
+            await router.until(lambda: router.index.tree_size(URL) == 50_000)
+            await worker.publish(removed(*range(50_000)))
+            seen: set[int] = set()
+            while 0 not in seen:
+                seen.add(router.index.tree_size(URL))
+                await asyncio.sleep(0)
+            assert len(seen) >= 50
+
+    run(scenario)
+
+
+def test_requests_get_their_turn_during_a_long_replay() -> None:
+    """Of a worker whose batches have nothing in them: receiving from a socket that has more does not suspend."""
+
+    async def scenario() -> None:
+        async with publishing() as worker:
+            for _ in range(3_000):
+                await worker.publish(sent=False)
+            turns = 0
+            async with following((URL, worker.source())) as router:
+                await router.until(lambda: router.subscriptions.counts["batches"] > 0)
+                while router.subscriptions.counts["batches"] < 3_000:
+                    turns += 1
+                    await asyncio.sleep(0)
+            assert turns >= 2_900
+
+    run(scenario)
+
+
 def test_a_hash_is_signed() -> None:
     async def scenario() -> None:
         async with publishing() as worker, following((URL, worker.source())) as router:
@@ -454,6 +489,23 @@ def test_an_unreadable_batch_empties_the_cache(payload: bytes) -> None:
             assert not router.index.tracked(URL)
 
     run(scenario)
+
+
+def test_of_many_unreadable_batches_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            for _ in range(100):
+                await worker.publish(payload=b"?")
+            await router.until(lambda: router.counts.get("unreadable", 0) == 100)
+            found = router.subscriptions.following(URL)
+            assert found is not None
+            assert "no batch of KV events" in str(found.error)
+            await worker.publish(stored(10, 1, 2))
+            await router.until(lambda: router.subscriptions.following(URL) == KvFollowing(KvState.CONNECTED))
+
+    run(scenario)
+    assert len([one for one in caplog.records if "no batch of KV events" in one.message]) == 1
 
 
 def test_an_unreadable_batch_in_a_replay_empties_the_cache() -> None:

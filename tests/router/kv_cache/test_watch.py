@@ -171,6 +171,39 @@ def test_a_worker_with_other_ranks_than_before_is_asked_again() -> None:
     asyncio.run(main())
 
 
+def test_a_worker_that_may_have_been_restarted_is_asked_again() -> None:
+    """Its connections broke, and it was back before a probe found it away."""
+
+    async def main() -> None:
+        fleet = Fleet("http://127.0.0.1:1")
+        (url,) = fleet.workers
+        async with looking(fleet) as (look, subscriptions):
+            await look()
+            assert subscriptions.urls == {url}
+            fleet.workers[url].doubts += 1
+            fleet.told[url] = b"{}"
+            await look()
+            await look()
+            assert fleet.asked == [url, url]
+            assert not subscriptions.urls
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_says_it_has_very_many_ranks_is_not_followed() -> None:
+    """Each would take three sockets."""
+
+    async def main() -> None:
+        fleet = Fleet("http://127.0.0.1:1")
+        (url,) = fleet.workers
+        fleet.told[url] = b'{"kv_events":{"publisher":"zmq","endpoint_port_base":1,"dp_size":60000}}'
+        async with looking(fleet) as (look, subscriptions):
+            await look()
+            assert not subscriptions.urls
+
+    asyncio.run(main())
+
+
 def test_a_worker_that_goes_away_while_it_is_asked_is_asked_again() -> None:
     """What it said may be from before its restart, even if it is back at the next look."""
 
