@@ -14,6 +14,7 @@ What may be sent again, and how often:
 | 500, 502, 504 | the same | the same, and without another worker this is the reply |
 | 404, 405, 501 | the worker: it has no `/generate` | goes elsewhere, to each worker once; else this is the reply |
 | the same in an engine's own words | the worker, if another one answers | as with a 500 |
+| no reply, and the worker has another role by now | no worker | goes to any pair, three times at most |
 | 429, 503 | no worker: its rank is full | waits, goes elsewhere if it can, as often as `--retry-max-retries` says |
 
 A request whose client named a rank keeps to that rank.
@@ -141,6 +142,12 @@ class Attempts:
             self._stale = worker.id
         else:
             self._suspects.append(worker)
+
+    def switched(self, worker: Worker) -> None:
+        """Note that a worker was asked in a role that it did not have any more. It may get the request in its new one."""
+        self._failures.append(f"{worker.url}: its role was switched")
+        self._too_slow, self.reason = False, "lost"
+        self._lost += 1
 
     def goes_on_after_error(self, target: Target, status: int) -> bool:
         """Note a worker's error. Return whether another worker is asked; otherwise the error is the reply."""

@@ -31,7 +31,7 @@ from router.http.upstream import Body, Headers, Take, UpstreamBrokenError, Upstr
 from router.proxy.engine_upstream import EngineUpstream, WholeResponse
 from router.proxy.in_flight import InFlight
 from router.workers.pool import Lease
-from router.workers.worker import Target, Worker
+from router.workers.worker import Target, Worker, WorkerRole
 
 logger = logging.getLogger(__name__)
 
@@ -205,6 +205,13 @@ class Legs:
             self.failure, self.culprit = None, self.decode_target
 
     @property
+    def switched(self) -> Target | None:
+        """The target that no longer has the role in which it was asked, if there is one."""
+        if self.prefill.role is not WorkerRole.PREFILL:
+            return self.prefill_target
+        return None if self._decode.role is WorkerRole.DECODE else self.decode_target
+
+    @property
     def both_late(self) -> bool:
         """Whether both legs are under way: either may wait for the other one."""
         return self._first_leg is not None and not self._first_leg.done()
@@ -245,7 +252,9 @@ class Legs:
         status = answer.status
         if answer.stream and status == 200:
             status = refusal_status(answer.body) or 200
-        if status >= 500:  # it may only say that the other leg has ended, which says that itself
+        if status >= 500 and lacks_cache(answer.body):
+            self._fail(UpstreamBrokenError("it is a decode worker now"))
+        elif status >= 500:  # it may only say that the other leg has ended, which says that itself
             self._later(MOMENT, LegRefusedError(answer))
         elif status != 200:
             self._fail(LegRefusedError(answer))

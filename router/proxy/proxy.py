@@ -219,6 +219,7 @@ class Proxy:
         """
         self._pool = pool
         self._pool.on_quarantine = self._give_up_on
+        self._pool.on_switched = self._end_unanswered
         self._queue = queue
         self._upstream = upstream
         self._reader = reader
@@ -428,11 +429,19 @@ class Proxy:
     def _give_up_on(self, worker: Worker) -> None:
         """Send the requests that a hanging worker has not begun to answer to another worker, if there is one."""
         if self._pool.routable:
-            for timeout in self._unanswered.get(worker, ()):
-                end_now(timeout)
+            self._end_unanswered(worker)
+
+    def _end_unanswered(self, worker: Worker) -> None:
+        for timeout in self._unanswered.get(worker, ()):
+            end_now(timeout)
 
     async def _took_too_long(self, request: OutboundRequest, attempts: Attempts, attempt: _Attempt) -> None:
         legs = attempt.legs
+        if legs is not None and (switched := legs.switched) is not None:
+            if request.in_flight is not None:
+                await self._recall(request.in_flight)
+            attempts.switched(switched.worker)
+            return
         target, avoided = (attempt.culprit, None) if legs is None else self._late_leg(request, attempts, legs)
         worker = target.worker
         if worker.state is WorkerState.QUARANTINED:

@@ -167,6 +167,7 @@ class PairedPool(WorkerPool):
             new._update_routable()
         self._look_at_roles()
         self._room()
+        self.on_switched(worker)
 
     def _look_at_roles(self) -> None:
         """Lease pairs if, and only if, there are workers that need it."""

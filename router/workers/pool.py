@@ -156,6 +156,8 @@ class WorkerPool:
         """Called when a request of a draining worker is over."""
         self.on_quarantine: Callable[[Worker], None] = _nothing
         """Called when a worker is quarantined, which is to end its requests in flight too."""
+        self.on_switched: Callable[[Worker], None] = _nothing
+        """Called when a worker has another role, in which it does not answer what it was sent in its old one."""
 
     def add(self, url: str, role: WorkerRole = WorkerRole.REGULAR) -> Worker:
         """Register a worker, or take a draining one back, and return it. Adding a worker again changes nothing.

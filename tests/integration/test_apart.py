@@ -601,6 +601,28 @@ def test_a_switched_role_is_found(way: str) -> None:
             assert call(f"{url}/generate", {"text": PROMPT, "sampling_params": SHORT}).status == 200
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_worker_got_in_its_old_role_goes_to_another_pair(stream: bool, role: Role) -> None:
+    """A leg would wait there for the other leg for minutes. (SGLang switches idle workers alone.)"""
+    with ExitStack() as entered:
+        url, workers = several(entered, 2, 2, policy="consistent_hashing", health=HealthConfig(interval=2.0))
+        asked, headers = {"text": PROMPT, "sampling_params": SHORT, "stream": stream}, {"x-session-id": "a"}
+        first = call(f"{url}/generate", asked, headers=headers)
+        name = "x-router-prefill-worker" if role == "prefill" else "x-router-worker"
+        switched = workers[first.headers[name]]
+        switched.switch_role("decode" if role == "prefill" else "prefill")
+        begun = time.monotonic()
+        answer = call(f"{url}/generate", asked, headers=headers)
+        assert answer.status == 200, answer.content
+        assert b'"abort"' not in answer.content
+        assert answer.headers[name] != switched.url
+        assert time.monotonic() - begun < 20
+        until(lambda: not any(worker.in_flight for worker in workers.values()))
+        until(lambda: all(not one["load"] for one in call(f"{url}/workers").json()["workers"]))
+        until(lambda: [*roles(url).values()].count(role) == 1)
+
+
 def test_each_role_has_a_policy() -> None:
     with ExitStack() as entered:
         prefills = [entered.enter_context(EmbeddedWorker(disaggregation_mode="prefill")) for _ in range(2)]
