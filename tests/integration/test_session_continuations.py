@@ -229,3 +229,36 @@ class TestExact:
         assert more.sent[: len(cut.sent)] == cut.sent
         last = agent.finalize()[-1]
         assert (last["exact"], last["reasons"], ids_of(last)) == (True, ["cut_in_token"], more.chain)
+
+
+@pytest.mark.parametrize("begun", ["<think>\nHm", "<think>\n", "<think>"])
+def test_a_thought_that_a_client_begins_twice_is_begun_twice(opens: Opens, begun: str) -> None:
+    """Best of N from one beginning: no sample is asked with what another one has thought."""
+    agent = opens("qwen3")
+    prefill = {"role": "assistant", "content": begun}
+    cut = agent.must(user("a"), prefill, says=", maybe", finish="length", continue_final_message=True)
+    assert (cut.message["content"] or "", cut.message["reasoning_content"].strip()) == ("", ", maybe")
+    again = agent.must(user("a"), prefill, says=", no.\n</think>\n\nYes.", continue_final_message=True)
+    assert again.sent == cut.sent
+    echo = {**prefill, "reasoning_content": cut.message["reasoning_content"]}
+    more = agent.must(user("a"), echo, says=" so.", continue_final_message=True)
+    assert more.sent == cut.chain
+    after = agent.must(user("a"), {**prefill, "content": f"{begun}Yes."}, user("b"), says="Well.")
+    assert after.sent[: len(again.chain)] == again.chain
+    found = agent.finalize()
+    turns = (cut, again, more, after)
+    assert sum(sum(one["response_mask"]) for one in found) == sum(len(turn.sampled) for turn in turns)
+    assert {tuple(ids_of(one)) for one in found} == {tuple(more.chain), tuple(after.chain)}
+    assert all(one["exact"] for one in found)
+
+
+def test_the_same_without_a_session(opens: Opens) -> None:
+    stack = opens("qwen3").stack
+    prefill = {"role": "assistant", "content": "<think>\nHm"}
+    body = {"messages": [user("begun twice"), prefill], "max_tokens": 4, "continue_final_message": True}
+    sent = []
+    for thought in (", maybe", ", no"):
+        stack.workers[0].script(text=thought, finish="length")
+        assert stack.post("/v1/chat/completions", body).status == 200
+        sent.append(stack.workers[0].log[-1].input_ids)
+    assert sent[0] == sent[1]

@@ -196,6 +196,7 @@ class MessageTrie:
         *,
         parent: str | None = None,
         reply: str = "",
+        begun: str = "",
         is_echo: IsEcho | None = None,
     ) -> PreparedTurn:
         """Walk down along a conversation and add the nodes that are missing.
@@ -206,6 +207,8 @@ class MessageTrie:
             setting: the key of the tools and options that render it.
             parent: the id of the generation to continue, for requests that match several. It wins wherever it is.
             reply: the id of the sample that the last turn of the assistant says it is. It decides among equal samples.
+            begun: the content of the last message, if it is a thought to be continued. A sample of that message is continued
+                only if the message has what the sample thought, too: else the thought is begun once more.
             is_echo: recognizes echoes of the sampled messages of siblings; without it, only keys count.
         """
         if self.closed:
@@ -213,6 +216,8 @@ class MessageTrie:
         node = self._walk(setting, messages, is_echo)
         deepest: MessageNode | None = node
         context = False
+        if begun and node.samples and messages[-1].get("content") == begun and not _thought(node, messages[-1]):
+            deepest, context = node.parent, True
         while deepest is not None and not deepest.samples:
             context = context or deepest.role == "assistant"
             deepest = deepest.parent
@@ -581,3 +586,9 @@ def _named_by(node: MessageNode) -> tuple[bytes, MessageKey]:
 def _said(node: MessageNode, reasoning: str) -> KeyedMessage:
     message: Message = _decode(node.message)
     return KeyedMessage({**message, "reasoning_content": reasoning} if reasoning else message, node.key)
+
+
+def _thought(node: MessageNode, message: Message) -> bool:
+    """Whether a sample of a message thought what the message has as its reasoning."""
+    reasoning = message.get("reasoning_content") or ""
+    return any(sample.reasoning.strip() == reasoning.strip() for sample in node.samples or ())

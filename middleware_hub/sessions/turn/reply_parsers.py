@@ -92,6 +92,17 @@ class ReplyParsers:
             reader = ResumedParser(reader, self._reader(starts_inside=beginning.inside), beginning.text)
         return ReplyParser(partial(parsing.of, tools), reader)
 
+    def begun(self, request: ChatRequest) -> str:
+        """Return the content of the message to continue if it opens reasoning and does not close it; else nothing."""
+        if self._reader is None or not (request.continue_final and request.separate_reasoning):
+            return ""
+        content = request.messages[-1].get("content")
+        if not isinstance(content, str) or self._reader.last_opening(content) < 0:
+            return ""
+        reader = self._reader(starts_inside=False)
+        reader.feed(content)
+        return content if reader.inside else ""
+
     def of_turn(self, request: ChatRequest) -> SampledParser:
         """Return a parser for the whole text of a turn, from behind its header on: with what the prompt has opened of it."""
         calls = partial(self._of(request).of, request.tools)
