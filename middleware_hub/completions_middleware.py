@@ -127,6 +127,12 @@ class Completions:
 
     def _parsed(self, body: bytes) -> CompletionRequest:
         request = parse(body, self._limits)
+        if request.bare and isinstance(request.prompts[0], str) and self._tokenizer.adds_bos:
+            raise BadRequestError(
+                "`add_special_tokens` cannot be false with a text, because this tokenizer begins each with"
+                f" {self._tokenizer.vocabulary.spell(self._tokenizer.bos)}: give token ids in `prompt`",
+                param="add_special_tokens",
+            )
         for prompt in request.prompts:
             if not isinstance(prompt, str):
                 with _prompt_named():

@@ -68,6 +68,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
         token_ids: whether the client wants the ids of prompt and reply.
         tokens_as_ids: whether logprobs name each token by its id, not by its text.
         echo: whether the reply's text begins with the prompt's.
+        bare: whether a text gets no special tokens in front of it.
         extra: further top-level fields for the worker, raw (`lora_path`, `return_trajectory`, ...).
     """
 
@@ -79,6 +80,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream_usage: bool = False
     logprobs: int | None = None
     echo: bool = False
+    bare: bool = False
     token_ids: bool = False
     tokens_as_ids: bool = False
     model: str = ""
@@ -170,6 +172,7 @@ def parse(body: bytes, limits: PromptLimits = PROMPT_LIMITS) -> CompletionReques
         stream_usage=bool(options is not None and options.include_usage),
         logprobs=logprobs,
         echo=echo,
+        bare=fields.take("add_special_tokens", BOOLEAN) is False,
         token_ids=fields.take("return_token_ids", BOOLEAN) or False,
         tokens_as_ids=fields.take("return_tokens_as_token_ids", BOOLEAN) or False,
         model=fields.take("model", STRING) or "",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 from msgspec import Raw
@@ -59,18 +60,32 @@ _REFUSED = {
 
 
 class Kind(Generic[T]):
-    """A type that fields have, and its name in error messages."""
+    """A type that fields have, and its name in error messages.
+
+    `whole`: its integers may also be written as floats (`8.0`, `1e3`), as by clients whose numbers are all doubles.
+    """
 
     __slots__ = ("decode", "expected")
 
-    def __init__(self, kind: Any, expected: str) -> None:
+    def __init__(self, kind: Any, expected: str, *, whole: bool = False) -> None:
         decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
-        self.decode = decoder.decode
+        self.decode: Callable[[bytes | Raw], T] = decoder.decode
+        if whole:
+            self.decode = partial(_decode_whole, kind, decoder)
         self.expected = expected
 
 
+def _decode_whole(kind: Any, decoder: msgspec.json.Decoder[T], raw: bytes | Raw) -> T:
+    try:
+        return decoder.decode(raw)
+    except msgspec.ValidationError:
+        if b'"' in bytes(raw):  # a decoder that is not strict reads numbers in strings, too
+            raise
+        return cast(T, msgspec.json.decode(raw, type=kind, strict=False))
+
+
 BOOLEAN: Kind[bool] = Kind(bool, "true or false")
-INTEGER: Kind[int] = Kind(int, "an integer")
+INTEGER: Kind[int] = Kind(int, "an integer", whole=True)
 NUMBER: Kind[float] = Kind(float, "a number")
 STRING: Kind[str] = Kind(str, "a string")
 STRINGS: Kind[list[str]] = Kind(list[str], "a list of strings")
@@ -87,6 +102,7 @@ class StreamOptions(msgspec.Struct):
     """`stream_options` of a chat or a completion."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 STREAM_OPTIONS: Kind[StreamOptions] = Kind(StreamOptions, "an object")

@@ -33,7 +33,7 @@ _LONGEST_PATTERN = 256
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 STOP: Kind[str | list[str]] = Kind(str | list[str], "a string, or a list of strings")
-_IDS: Kind[list[int]] = Kind(list[int], "a list of token ids")
+_IDS: Kind[list[int]] = Kind(list[int], "a list of token ids", whole=True)
 _BIASES: Kind[dict[str, float]] = Kind(dict[str, float], "an object of token ids and numbers")
 
 
@@ -92,6 +92,7 @@ _REFUSED = {
     "use_beam_search": "a beam has no sampled tokens",
     "truncate_prompt_tokens": "a prompt is never cut here",
     "prompt_logprobs": "those are /generate's, with `logprob_start_len`",
+    "logprob_token_ids": "those are /generate's, with `token_ids_logprob`",
     "prompt_embeds": "a prompt is text or token ids",
 }
 """vLLM's fields that are not supported here. Dropping them silently would surprise the client."""
@@ -108,7 +109,8 @@ def sampling_names() -> list[str]:
 def read_sampling(fields: Fields) -> dict[str, Any]:
     """Read everything but a dialect's own limit on new tokens. Raises BadRequestError."""
     for key in fields.present(_REFUSED):
-        if fields.take(key, ANYTHING):
+        asked = fields.take(key, ANYTHING)
+        if asked or (key == "prompt_logprobs" and asked == 0):  # which asks for the logprobs of the tokens alone
             raise BadRequestError(f"`{key}` is not supported: {_REFUSED[key]}", param=key)
     sampling: dict[str, Any] = {}
     for key in fields.present(_PARAMETERS):

@@ -142,6 +142,11 @@ class Tokenizer:
 
     # Encoding ------------------------------------------------------------------------------------------------------------
 
+    @property
+    def adds_bos(self) -> bool:
+        """Whether a start has tokens in front of its text."""
+        return bool(self.bos) and self._mode != "never"
+
     def encode_start(self, text: str) -> list[int]:
         """Return the ids that the worker itself would make of this text, without anything appended."""
         return unpack_ids(self._packed_start(text))

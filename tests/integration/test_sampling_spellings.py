@@ -49,3 +49,25 @@ def test_the_top_k_of_a_session_is_no_other(served: Stack) -> None:
     path = "/sessions/NAME/v1/chat/completions"
     assert ask(served, path, CHAT, sampling_params={"top_k": 0}) in (-1, None)
     assert ask(served, path, {**CHAT, "top_k": 5}, sampling_params={"top_k": 0}) == 5
+
+
+LIMIT = {"/v1/completions": "max_tokens", "/sessions/NAME/v1/responses": "max_output_tokens"}
+
+
+@pytest.mark.parametrize("path", [path for path in DOORS if path != "/generate"])
+def test_whole_numbers_may_be_written_as_floats(served: Stack, path: str) -> None:
+    """As by clients whose numbers are all doubles; engines take them, too. No number is read out of a string."""
+    limit, url = LIMIT.get(path, "max_tokens"), path
+    if "NAME" in path:
+        url = path.replace("NAME", served.post("/sessions", {}).json()["session_id"])
+    floats = {limit: 3.0, "min_tokens": 1e0, "seed": 7.0, "stop_token_ids": [9.0], "top_k": 5.0}
+    answer = served.post(url, {**DOORS[path], **floats})
+    assert answer.status == 200, answer.content
+    sent = served.workers[0].log[-1].body
+    sampling = sent.get("sampling_params", sent)
+    names = ("max_new_tokens", "max_tokens"), ("min_new_tokens", "min_tokens"), ("sampling_seed", "seed")
+    found = [next(sampling[name] for name in pair if name in sampling) for pair in names]
+    found += [sampling["top_k"], *sampling["stop_token_ids"]]
+    assert (found, {type(one) for one in found}) == ([3, 1, 7, 5, 9], {int})
+    for wrong in ({limit: 3.5}, {limit: "3"}, {"seed": True}, {"stop_token_ids": [9.5]}, {"stop_token_ids": ["9"]}):
+        assert served.post(url, {**DOORS[path], **wrong}).status == 400, wrong

@@ -57,6 +57,11 @@ _BOOKKEEPING = (
 """Fields for OpenAI's own use. `prediction` is to save time only."""
 _HINTS = ("verbosity", "moderation")
 """Fields that have no effect here, which the reply says."""
+_SHOWN_ELSEWHERE = (
+    "return_prompt_text return_cached_tokens_details return_spec_tokens_details return_input_ids_in_sglext"
+    " return_output_ids_in_sglext".split()
+)
+"""What a reply of an engine's own endpoint shows besides."""
 _SEARCH = "web_search_options"
 """Asks for a search of OpenAI's, also if it is `{}`."""
 
@@ -111,6 +116,11 @@ def _read(fields: Fields) -> ChatRequest:
     fields.drop(_BOOKKEEPING)
     searches = fields.take(_SEARCH, ANYTHING) is not None
     ignored = (*fields.ignored(_HINTS), *((_SEARCH,) if searches else ()))
+    ignored += tuple(key for key in fields.present(_SHOWN_ELSEWHERE) if fields.take(key, BOOLEAN))
+    if options is not None and options.continuous_usage_stats:
+        ignored += ("stream_options.continuous_usage_stats",)
+    continues = fields.take("continue_final_message", BOOLEAN) or False
+    _check_rendering(fields, continues=continues)
     choice, allowed = _choice(fields, offered, sampling)
     return ChatRequest(
         messages=(),
@@ -123,7 +133,7 @@ def _read(fields: Fields) -> ChatRequest:
         samples=fields.take_within("n", 1, MOST_SAMPLES) or 1,
         stream=fields.take("stream", BOOLEAN) or False,
         stream_usage=bool(options is not None and options.include_usage),
-        continue_final=fields.take("continue_final_message", BOOLEAN) or False,
+        continue_final=continues,
         parallel_calls=fields.take("parallel_tool_calls", BOOLEAN) is not False and not old_calls,
         old_calls=old_calls,
         separate_reasoning=fields.take("separate_reasoning", BOOLEAN) is not False,
@@ -137,6 +147,23 @@ def _read(fields: Fields) -> ChatRequest:
         model=fields.take("model", STRING) or "",
         extra=fields.rest(),
     )
+
+
+def _check_rendering(fields: Fields, *, continues: bool) -> None:
+    """Raise BadRequestError for one of vLLM's fields that would give another prompt, or another text, than is given here."""
+    if fields.take("add_generation_prompt", BOOLEAN) is False and not continues:
+        raise BadRequestError(
+            "`add_generation_prompt` can be false only with `continue_final_message`: any other reply begins behind the"
+            " template's generation prompt",
+            param="add_generation_prompt",
+        )
+    if fields.take("add_special_tokens", BOOLEAN):
+        raise BadRequestError(
+            "`add_special_tokens` cannot be true: a prompt has the special tokens that the chat template writes",
+            param="add_special_tokens",
+        )
+    if fields.take("echo", BOOLEAN):
+        raise BadRequestError("`echo` cannot be true: a reply has only the text that was sampled", param="echo")
 
 
 def _message(place: str, wrote: dict[str, Any]) -> tuple[Message]:
