@@ -30,6 +30,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from router.engines.form.kv_events import (
     END_OF_REPLAY,
+    AllBlocksCleared,
     BlockRemoved,
     KvBatch,
     KvEvent,
@@ -48,6 +49,9 @@ _QUEUED = 10_000
 
 _BLOCKS_PER_STEP = 1_000
 """Blocks that are applied before other tasks get their turn: a millisecond or two."""
+
+_EVENT = 8
+"""An event takes as long as so many blocks of one. SGLang's workers have a block, and an event, for each token by default."""
 
 _HEARTBEAT_MS = 5_000
 """Heartbeats detect a worker whose machine is gone: it does not close its connection."""
@@ -311,10 +315,14 @@ class _Subscription:
         self.next = number + 1
         self.last = batch.ts
         self.counts["batches"] += 1
+        done = 0
         for event in batch.events:
             for part in _steps(event):
                 self.index.apply(self.url, (part,), self.rank)
-                await asyncio.sleep(0)
+                done += _EVENT if isinstance(part, AllBlocksCleared) else _EVENT + len(part.block_hashes)
+                if done >= _BLOCKS_PER_STEP:
+                    done = 0
+                    await asyncio.sleep(0)
 
     def _start_over(self) -> None:
         self.next = 0

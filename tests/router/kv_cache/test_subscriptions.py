@@ -222,6 +222,22 @@ def test_requests_get_their_turn_during_a_long_event() -> None:
     run(scenario)
 
 
+def test_requests_get_their_turn_during_many_events() -> None:
+    """A worker of SGLang has an event for each page: by default, for each token."""
+
+    async def scenario() -> None:
+        async with publishing() as worker, following((URL, worker.source())) as router:
+            await worker.subscribed()
+            await worker.publish(*(stored(number, number, number) for number in range(10_000)))
+            seen: set[int] = set()
+            while 10_000 not in seen:
+                seen.add(router.index.tree_size(URL))
+                await asyncio.sleep(0)
+            assert len(seen) >= 50
+
+    run(scenario)
+
+
 def test_requests_get_their_turn_during_a_long_removal() -> None:
     async def scenario() -> None:
         async with publishing() as worker, following((URL, worker.source())) as router:
