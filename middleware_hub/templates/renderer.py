@@ -179,16 +179,17 @@ class Renderer:
 
     @cached_property
     def roles_of_parts(self) -> frozenset[str]:
-        """The roles whose text may be a list of parts: the template renders one part as it renders its text.
+        """The roles whose text may be a list of parts: the template renders one part as it renders its text, and a second one.
 
-        For other roles a space joins the parts, as in a worker.
+        For other roles a space joins the parts, as in a worker. Gemma 3 and LLaVA-NeXT write only the first part of some roles.
         """
         called, found = calling('{"a": 1}' if self.wants_text else {"a": 1}), set()
+        part, second = ({"type": "text", "text": text} for text in ("text", self._end))
         for role in _ROLES:
-            as_text, as_parts = (
-                self.attempt(_spoken(role, content, called)) for content in ("text", [{"type": "text", "text": "text"}])
+            as_text, as_part, as_parts = (
+                self.attempt(_spoken(role, content, called)) for content in ("text", [part], [part, second])
             )
-            if as_text is not None and as_text == as_parts:
+            if as_text is not None and as_text == as_part and as_parts is not None and self._end in as_parts:
                 found.add(role)
         return frozenset(found)
 

@@ -413,6 +413,15 @@ def test_a_role_that_takes_no_parts_is_given_text() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "role"), [("gemma3", "system"), ("llava_next", "system"), ("llava_next", "assistant")]
+)
+def test_no_part_is_lost_where_a_template_writes_the_first_one_alone(name: str, role: str) -> None:
+    parts = {"role": role, "content": [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind."}]}
+    messages = [parts, user("Hi")] if role == "system" else [user("Hi"), parts, user("Go")]
+    assert "Be brief. Be kind." in made(name).whole(messages, None, {})
+
+
 def test_pictures_need_a_template_that_takes_them() -> None:
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
     assert "<|image_pad|>" in made("qwen3_5_think").whole(picture, None, {})
