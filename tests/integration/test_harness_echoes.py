@@ -391,31 +391,43 @@ def test_a_default_is_no_edit_in_anthropics_dialect(serves: Serves, stream: bool
     continued(agent, first, anthropic(agent, user("a"), echo, result, says="Done.", stream=stream))
 
 
+def responses(agent: AgentSession, items: list[Said], says: str, *, stream: bool) -> tuple[Turn, list[Said]]:
+    """Return a turn of the Responses API, and the items of its output."""
+    (worker,) = agent.stack.workers
+    before = len(worker.log)
+    worker.script(text=says, finish="eos")
+    tools = [{"type": "function", **EDIT["function"]}]  # type: ignore[dict-item]
+    body = {"model": "m", "input": items, "tools": tools, "stream": stream}
+    answer = agent.stack.post(f"{agent.path}/v1/responses", body)
+    assert answer.status == 200, answer.content
+    if stream:
+        lines = [line[6:] for line in answer.content.decode().splitlines() if line.startswith("data: {")]
+        output = json.loads(lines[-1])["response"]["output"]
+    else:
+        output = answer.json()["output"]
+    return Turn(answer, worker.log[before]), output
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_that_are_written_apart_are_one_turn_in_the_responses_api(serves: Serves, stream: bool) -> None:
     agent = AgentSession.make(serves())
-    (worker,) = agent.stack.workers
-    function = EDIT["function"]
-    tools = [{"type": "function", **function}]  # type: ignore[dict-item]
-
-    def ask(items: list[Said], says: str) -> Turn:
-        before = len(worker.log)
-        worker.script(text=says, finish="eos")
-        body = {"model": "m", "input": items, "tools": tools, "stream": stream}
-        answer = agent.stack.post(f"{agent.path}/v1/responses", body)
-        assert answer.status == 200, answer.content
-        return Turn(answer, worker.log[before])
-
-    first = ask([user("a")], f"{THOUGHT}I look.\n{LOOK}\n{SEE}")
-    if stream:
-        lines = [line[6:] for line in first.answer.content.decode().splitlines() if line.startswith("data: {")]
-        output = json.loads(lines[-1])["response"]["output"]
-    else:
-        output = first.answer.json()["output"]
+    first, output = responses(agent, [user("a")], f"{THOUGHT}I look.\n{LOOK}\n{SEE}", stream=stream)
     *front, one, other = output
     results = [{"type": "function_call_output", "call_id": call["call_id"], "output": "x"} for call in (one, other)]
-    second = ask([user("a"), *front, one, results[0], other, results[1]], "Done.")
-    continued(agent, first, second)
+    echo = [*front, one, results[0], other, results[1]]
+    continued(agent, first, responses(agent, [user("a"), *echo], "Done.", stream=stream)[0])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_thoughts_that_come_back_as_text_are_no_edit(serves: Serves, stream: bool, resumed: bool) -> None:
+    """Copilot CLI writes a message between thoughts and calls, whose text is the thoughts; it resumes without the thoughts."""
+    agent = AgentSession.make(serves())
+    first, (thought, call) = responses(agent, [user("a")], THOUGHT + LOOK, stream=stream)
+    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hm", "annotations": []}]}
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "x"}
+    echo = [text, call, result] if resumed else [thought, text, call, result]
+    continued(agent, first, responses(agent, [user("a"), *echo], "Done.", stream=stream)[0])
 
 
 @pytest.mark.parametrize("stream", [False, True])
