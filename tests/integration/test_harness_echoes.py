@@ -424,7 +424,11 @@ def test_thoughts_that_come_back_as_text_are_no_edit(serves: Serves, stream: boo
     """Copilot CLI writes a message between thoughts and calls, whose text is the thoughts; it resumes without the thoughts."""
     agent = AgentSession.make(serves())
     first, (thought, call) = responses(agent, [user("a")], THOUGHT + LOOK, stream=stream)
-    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hm", "annotations": []}]}
+    text = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "hm", "annotations": []}],
+    }
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "x"}
     echo = [text, call, result] if resumed else [thought, text, call, result]
     continued(agent, first, responses(agent, [user("a"), *echo], "Done.", stream=stream)[0])
