@@ -93,8 +93,8 @@ class ReplyParsers:
         return ReplyParser(partial(parsing.of, tools), reader)
 
     def begun(self, request: ChatRequest) -> str:
-        """Return the content of the message to continue if it opens reasoning and does not close it; else nothing."""
-        if self._reader is None or not (request.continue_final and request.separate_reasoning):
+        """Return the content of the last message, which is to be continued, if it opens reasoning and does not close it."""
+        if self._reader is None or not request.separate_reasoning:
             return ""
         content = request.messages[-1].get("content")
         if not isinstance(content, str) or self._reader.last_opening(content) < 0:

@@ -146,7 +146,7 @@ class Turns:
                 request.messages,
                 parent=key.parent,
                 reply=request.reply,
-                begun=self._parsers.begun(request),
+                begun=self._parsers.begun(request) if request.continue_final else "",
                 is_echo=self._composer.recognizer(session.trie.key, request),
             )
             if key.parent == NO_PARENT:  # all of the conversation is context
