@@ -405,6 +405,20 @@ def test_parts_are_joined_where_a_template_takes_only_text(name: str, takes: boo
     assert template.whole(lone, None, {}) == template.whole([user("Look")], None, {})
 
 
+@pytest.mark.parametrize("name", ["glm4moe", "deepseekv3", "gptoss", "llama3_1"])
+def test_fields_that_are_null_or_empty_are_none_at_all(name: str) -> None:
+    """GLM's template writes a null content as `None`, and DeepSeek's drops a text that has an empty list of calls."""
+
+    def whole(turn: Message, behind: Message) -> str:
+        return made(name).whole([user("Hi"), turn, behind], None, {})
+
+    spoken, calls = said("Fine."), said("", call("weather", x="y"))
+    assert "weather" in whole(calls, result("ok"))
+    assert whole({**calls, "content": None}, result("ok")) == whole(calls, result("ok"))
+    assert "Fine." in whole(spoken, user("Go"))
+    assert whole({**spoken, "tool_calls": [], "refusal": None}, user("Go")) == whole(spoken, user("Go"))
+
+
 def test_a_role_that_takes_no_parts_is_given_text() -> None:
     """GLM takes parts from users, and writes those of a tool as Python."""
     answer = {**result(""), "content": [{"type": "text", "text": "rain"}]}
