@@ -93,7 +93,7 @@ class ReplyParsers:
         return ReplyParser(partial(parsing.of, tools), reader)
 
     def begun(self, request: ChatRequest) -> str:
-        """Return the content of the last message, which is to be continued, if it opens reasoning and does not close it."""
+        """Return the content of the last message, which is to be continued, if it begins a thought without its end; else ""."""
         if self._reader is None or not request.separate_reasoning:
             return ""
         content = request.messages[-1].get("content")
