@@ -31,7 +31,7 @@ from router.http.upstream import Body, Headers, Take, UpstreamBrokenError, Upstr
 from router.proxy.engine_upstream import EngineUpstream, WholeResponse
 from router.proxy.in_flight import InFlight
 from router.workers.pool import Lease
-from router.workers.worker import Target, Worker, WorkerRole
+from router.workers.worker import Target, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +103,7 @@ class Legs:
         self.prefill: Worker = lease.prefill.worker
         self.decode_target: Target = lease.target
         self._decode: Worker = lease.worker
+        self._roles = self.prefill.role, self._decode.role
         self._at_once = at_once
         self._sent, self._body = self._single(sent, body)
         self.culprit = self.decode_target
@@ -207,9 +208,8 @@ class Legs:
     @property
     def switched(self) -> Target | None:
         """The target that no longer has the role in which it was asked, if there is one."""
-        if self.prefill.role is not WorkerRole.PREFILL:
-            return self.prefill_target
-        return None if self._decode.role is WorkerRole.DECODE else self.decode_target
+        both = self.prefill_target, self.decode_target
+        return next((one for one, role in zip(both, self._roles, strict=True) if one.worker.role is not role), None)
 
     @property
     def both_late(self) -> bool:
