@@ -52,3 +52,51 @@ def test_the_worker_gets_a_grammar_in_the_model_s_own_form(
             assert (thinking["end"], gap["value"]) == ("</think>", "\n\n")
         (only,) = grammar["tags"]
         assert (only["begin"], only["end"], grammar["at_least_one"]) == (begin, end, True)
+
+
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
+GRAMMARS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+        {"type": "json_schema", "json_schema": SCHEMA},
+        "json_schema",
+    ),
+    (
+        {"response_format": {"type": "json_object"}},
+        {"type": "json_schema", "json_schema": {"type": "object"}},
+        "json_schema",
+    ),
+    ({"regex": "a+"}, {"type": "regex", "pattern": "a+"}, "regex"),
+    ({"ebnf": 'root ::= "a"'}, {"type": "grammar", "grammar": 'root ::= "a"'}, "ebnf"),
+]
+
+
+@pytest.mark.parametrize("of_session", [False, True])
+@pytest.mark.parametrize(("asked", "form", "name"), GRAMMARS, ids=str)
+def test_a_grammar_holds_behind_reasoning_that_the_prompt_opens(
+    stacks: Stacks, asked: dict[str, Any], form: dict[str, Any], name: str, of_session: bool
+) -> None:
+    """From the first token on it would make the model write the answer as its reasoning, and nothing behind it."""
+    if of_session and "response_format" in asked:
+        asked = {"json_schema": json.dumps(form["json_schema"])}
+    given = {"sampling_params": asked} if of_session else {}
+    agent = AgentSession.make(stacks("qwen3_5_think"), **given)
+    turn = agent.must(user("a"), says='hm\n</think>\n\n{"n": 1}', **({} if of_session else asked))
+    assert (turn.message["reasoning_content"], turn.message["content"]) == ("hm", '{"n": 1}')
+    assert turn.record is not None
+    sampling = turn.record.body["sampling_params"]
+    thinking, then = json.loads(sampling["structural_tag"])["format"]["elements"]
+    assert (thinking["content"], thinking["end"], then) == ({"type": "any_text"}, "</think>", form)
+    assert name not in sampling
+    switched_off = agent.must(user("b"), says="a", enable_thinking=False, **({} if of_session else asked))
+    assert switched_off.record is not None
+    assert "structural_tag" not in switched_off.record.body["sampling_params"]
+    assert switched_off.record.body["sampling_params"][name]
+
+
+@pytest.mark.parametrize("value", ["$$ANY$$", "{"])
+def test_what_is_no_schema_is_left_to_the_worker(stacks: Stacks, value: str) -> None:
+    agent = AgentSession.make(stacks("qwen3_5_think"), sampling_params={"json_schema": value})
+    turn = agent.must(user("a"), says="hm\n</think>\n\nYes.")
+    assert turn.record is not None
+    assert turn.record.body["sampling_params"]["json_schema"] == value

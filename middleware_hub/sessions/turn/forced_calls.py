@@ -1,5 +1,7 @@
 """`tool_choice: required`, or the name of a tool: a grammar for the worker that allows nothing but calls.
 
+Where the prompt ends inside reasoning, this grammar, like any that a client gives, holds behind the reasoning.
+
 It is a structural tag as XGrammar reads it (https://xgrammar.mlc.ai/docs/tutorials/structural_tag.html), which SGLang takes as
 `sampling_params.structural_tag`. The worker must have a grammar backend, as it has by default.
 """
@@ -10,10 +12,13 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from middleware_hub.chat.messages import Tool
 from middleware_hub.parsers.formats.glm import Glm
 from middleware_hub.parsers.formats.hermes import Hermes
 from middleware_hub.parsers.formats.qwen_coder import QwenCoder
+from router.engines.json import JSON_ERRORS, decode_any
 from router.errors import BadRequestError
 
 
@@ -45,6 +50,9 @@ class _Form(NamedTuple):
 
 
 _ANY = {"type": "object"}
+_REASONING = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
+GRAMMARS = {"json_schema": "json_schema", "regex": "pattern", "ebnf": "grammar"}
+"""The parameters that are a grammar, and where XGrammar has them: in a format of the type `grammar` for `ebnf`."""
 _FORMS = {
     Hermes.names: _Form('<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>"),
     QwenCoder.names: _Form("<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "qwen_xml", "\n\n"),
@@ -98,7 +106,28 @@ def structural_tag(
         "stop_after_first": not parallel,
     }
     if reasoning:
-        rest = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
         gap = [{"type": "const_string", "value": form.gap}] if form.gap else []
-        calls = {"type": "sequence", "elements": [rest, *gap, calls]}
+        calls = {"type": "sequence", "elements": [_REASONING, *gap, calls]}
     return json.dumps({"type": "structural_tag", "format": calls}, ensure_ascii=False)
+
+
+def after_reasoning(name: str, grammar: Any) -> str | None:
+    """Return the JSON text of a grammar that first lets the model end its reasoning.
+
+    None for what is no grammar of this kind: the worker says so, or reads it in its own way (SGLang's `$$ANY$$`).
+
+    Args:
+        name: one of `GRAMMARS`.
+        grammar: its value.
+    """
+    if not isinstance(grammar, str):
+        return None
+    content: Any = grammar
+    if name == "json_schema":
+        try:
+            content = decode_any(grammar)
+        except JSON_ERRORS:
+            return None
+    then = {"type": "grammar" if name == "ebnf" else name, GRAMMARS[name]: content}
+    form = {"type": "sequence", "elements": [_REASONING, then]}
+    return msgspec.json.encode({"type": "structural_tag", "format": form}).decode()

@@ -22,7 +22,7 @@ from middleware_hub.chat.messages import ChatRequest, Reasoning, SampledCall
 from middleware_hub.parsers.base import CallParser, CallParsing, ReasoningParser, Sampled, SampledParser
 from middleware_hub.parsers.formats.harmony import Harmony
 from middleware_hub.parsers.reply import ReplyParser
-from middleware_hub.sessions.turn.forced_calls import structural_tag
+from middleware_hub.sessions.turn.forced_calls import GRAMMARS, after_reasoning, structural_tag
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.spans.chain import ID_BYTES, unpack_ids
 from middleware_hub.tokenizer.vocabulary import Vocabulary
@@ -91,6 +91,16 @@ class ReplyParsers:
         if beginning.text:
             reader = ResumedParser(reader, self._reader(starts_inside=beginning.inside), beginning.text)
         return ReplyParser(partial(parsing.of, tools), reader)
+
+    def let_reason(self, plan: TurnPlan, sampling: dict[str, Any]) -> None:
+        """Have a grammar for the reply wait for the end of reasoning that the prompt opens, if the model writes it as text."""
+        name = next((name for name in GRAMMARS if sampling.get(name)), None)
+        if name is None or self._reader is None or self._reader.needs_special or not self._opens_reasoning(plan):
+            return
+        behind = after_reasoning(name, sampling[name])
+        if behind is not None:
+            del sampling[name]
+            sampling["structural_tag"] = behind
 
     def begun(self, request: ChatRequest) -> str:
         """Return the content of the last message, which is to be continued, if it begins a thought without its end; else ""."""

@@ -91,7 +91,10 @@ class Turns:
         self._metrics = metrics
         self._orphan_grace = config.orphan_grace
         self._sampling = TurnSampling(
-            generator.judge.vocabulary, max_context=config.max_context, stream_interval=config.stream_interval
+            generator.judge.vocabulary,
+            parsers.let_reason,
+            max_context=config.max_context,
+            stream_interval=config.stream_interval,
         )
 
     def adopt(self, session: Session, key: RequestKey) -> Exchange[TurnGeneration] | None:
@@ -306,13 +309,22 @@ class TurnSampling:
     """Works out the `sampling_params` of turns.
 
     Args:
+        let_reason: has a grammar for the reply of a turn wait for the end of reasoning.
         max_context: the tokens that the model takes; None if the worker is to decide.
         stream_interval: after how many tokens a stream has an event, if the session does not say; None if the worker is to
             decide.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, max_context: int | None, stream_interval: int | None) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        let_reason: Callable[[TurnPlan, dict[str, Any]], None],
+        *,
+        max_context: int | None,
+        stream_interval: int | None,
+    ) -> None:
         self._vocabulary = vocabulary
+        self._let_reason = let_reason
         self._stream_interval = stream_interval
         self._max_context = max_context
         self._checked: set[bytes] = set()
@@ -334,6 +346,7 @@ class TurnSampling:
                         param="tool_choice",
                     )
         sampling.update(needed)
+        self._let_reason(plan, sampling)
         if self._stream_interval is not None and request.stream:
             sampling.setdefault("stream_interval", self._stream_interval)
         self._check(request, sampling)

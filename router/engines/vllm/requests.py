@@ -337,6 +337,10 @@ def _generate(body: Params, prompt: Raw, params: Params, *, logprobs: bool, prom
         sampling["logprobs"] = 0
     if prompt_logprobs:
         sampling["prompt_logprobs"] = 0
+    form = sampling.get("structured_outputs")
+    if isinstance(form, dict) and "structural_tag" in form:
+        # A worker with `--reasoning-parser` would wait for the end of reasoning, of which a tag says itself what holds there.
+        body = {**body, "reasoning_ended": True}
     return {**body, "token_ids": prompt, "sampling_params": sampling, "output_mode": "text"}
 
 

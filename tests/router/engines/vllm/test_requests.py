@@ -56,6 +56,14 @@ def test_a_worker_with_scale_out_tells_versions_too() -> None:
     }
 
 
+def test_a_structural_tag_holds_from_the_first_token_on() -> None:
+    """A worker with `--reasoning-parser` waits else until reasoning ends: a call that is forced would not be forced."""
+    for name, value, told in (("structural_tag", "{}", True), ("regex", "a+", None)):
+        ((_, found),) = sent({"input_ids": [1, 2], "sampling_params": {name: value}}, WITH)
+        assert found.get("reasoning_ended") is told
+        assert found["sampling_params"]["structured_outputs"] == {name: value}
+
+
 def test_as_many_as_there_is_room_for_is_the_context_to_a_worker_that_takes_null_for_16() -> None:
     asked = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": None}}
     for abilities, limit in ((frozenset({"context-2048"}), 2048), (WITHOUT, None)):
