@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -39,14 +39,16 @@ MOMENT = 0.25
 """Seconds in which the other leg may show that it is the one at fault."""
 GRACE = 0.75
 """Seconds that an aborted leg has to answer."""
+ABORT_SECONDS = 1.0
+"""Seconds that a worker has to answer an abort before it may get the request again. A healthy one takes milliseconds."""
 
 _PATH = "/generate"
 _SHOWN = 500
 """The most bytes of a worker's error to log."""
 _ROWS = frozenset({"return_routed_experts", "return_indexer_topk"})
 
-Abandon = Callable[[InFlight, Worker], object]
-"""Aborts a request at one of its workers, in the background."""
+Abandon = Callable[[InFlight, Worker], Sequence[asyncio.Task[None]]]
+"""Aborts a request at one of its workers, in the background. Returns what does it."""
 
 
 class LegRefusedError(Exception):
@@ -118,6 +120,7 @@ class Legs:
         self.failure: Exception | None = None
         self._prefilled: list[PrefillReply] | None = None
         self._waiting: asyncio.Timeout | None = None
+        self._aborts: list[asyncio.Task[None]] = []
 
     def _single(self, sent: WorkerRequest | None, body: bytes) -> tuple[WorkerRequest | None, bytes]:
         """Return the request for one sample of each prompt: samples of a prompt become prompts."""
@@ -187,7 +190,7 @@ class Legs:
             return None
         if leg is not None and not leg.done():
             if ended:
-                self._abandon(self._in_flight, self.prefill)
+                self._end(self.prefill)
             await asyncio.wait((leg,), timeout=GRACE if ended else None)
         if not ended:
             self._check()
@@ -216,6 +219,18 @@ class Legs:
         """Whether both legs are under way: either may wait for the other one."""
         return self._first_leg is not None and not self._first_leg.done()
 
+    def end_decode(self) -> None:
+        """Abort the decode leg."""
+        self._end(self._decode)
+
+    async def until_told(self) -> None:
+        """Wait until its workers have answered all aborts of this attempt, or for a moment.
+
+        An abort ends all that begins with its id, and so the next attempt, if that is there before the abort is.
+        """
+        if self._aborts:
+            await asyncio.wait(self._aborts, timeout=ABORT_SECONDS)
+
     def close(self) -> None:
         self._waiting = None
         if self._response is not None:
@@ -223,8 +238,11 @@ class Legs:
         leg, self._first_leg = self._first_leg, None
         if leg is not None and not leg.done():
             leg.cancel()
-            self._abandon(self._in_flight, self.prefill)
+            self._end(self.prefill)
             self._in_flight.prefill = None
+
+    def _end(self, worker: Worker) -> None:
+        self._aborts += self._abandon(self._in_flight, worker)
 
     # The prefill leg --------------------------------------------------------------------------------------------------
 
@@ -262,7 +280,7 @@ class Legs:
             self._take(answer)
             self._over = not self._aborted()
             if not self._over:
-                self._abandon(self._in_flight, self._decode)
+                self._end(self._decode)
                 if self._prefilled is not None and all(one.aborted for one in self._prefilled):
                     self._later(GRACE, LegRefusedError(self._ended()))
 
@@ -291,7 +309,7 @@ class Legs:
         if self.failure is not None or self._first_leg is None or self._begun:
             return
         self.failure, self.culprit = failure, self.prefill_target
-        self._abandon(self._in_flight, self._decode)
+        self._end(self._decode)
         if self._waiting is not None:
             end_now(self._waiting)
 

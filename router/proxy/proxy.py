@@ -291,6 +291,8 @@ class Proxy:
                     _report(request, lease, reply)
                 return reply
             attempt.close()
+            if attempt.legs is not None:
+                await attempt.legs.until_told()
             if wait:
                 await _pause(wait, request)
 
@@ -446,8 +448,8 @@ class Proxy:
         worker = target.worker
         if worker.state is WorkerState.QUARANTINED:
             # It could not read a recall. It finds its connection closed when it goes on.
-            if legs is not None and request.in_flight is not None and legs.both_late:
-                self._abandon(request.in_flight, attempt.lease.worker)
+            if legs is not None and legs.both_late:
+                legs.end_decode()
             self._failed(attempts, target, "timeout", f"no reply, and it is quarantined: {worker.complaint}", gone=True)
             return
         if request.in_flight is not None:

@@ -16,8 +16,10 @@ import pytest
 from router.app import create_app
 from router.config import AbortConfig, HealthConfig, QueueConfig, RouterConfig, WorkersConfig
 from router.errors import BadRequestError
+from router.generate.fleet_calls import CallSender, FleetCall, WorkerAnswer
 from router.http.headers import HeaderList
 from router.proxy.legs import Legs
+from router.workers.worker import Worker
 from tests.support.asking import Asking, calls, until
 from tests.support.client import call
 from tests.support.oracle import versions_of
@@ -454,6 +456,30 @@ def test_either_worker_may_be_the_one_that_takes_too_long(counts: tuple[int, int
             assert answer.headers[name] != hung.url
             until(lambda: not any(worker.in_flight for worker in workers.values()))
             until(lambda: all(not one["load"] for one in call(f"{url}/workers").json()["workers"]))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_abort_of_a_leg_does_not_end_the_next_attempt(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is for all ids that begin with that of the leg, and both attempts have the prefill worker, which gets it late."""
+    send, arrived = CallSender.send, []
+
+    async def late(sender: CallSender, worker: Worker, call: FleetCall, seconds: float | None = None) -> WorkerAnswer:
+        await asyncio.sleep(0.2)
+        arrived.append(prefill.received)
+        return await send(sender, worker, call, seconds)
+
+    with ExitStack() as entered:
+        url, workers = several(entered, 1, 2, policy="consistent_hashing")
+        prefill = next(iter(workers.values()))
+        asked, headers = {"text": PROMPT, "sampling_params": SHORT, "stream": stream}, {"x-session-id": "a"}
+        dead = workers[call(f"{url}/generate", asked, headers=headers).headers["x-router-worker"]]
+        monkeypatch.setattr(CallSender, "send", late)
+        dead.fault("http_500")
+        answer = call(f"{url}/generate", asked, headers=headers)
+        assert answer.status == 200, answer.content
+        assert b'"abort"' not in answer.content
+        assert answer.headers["x-router-worker"] != dead.url
+        assert (arrived, prefill.received) == ([2], 3), "the abort came before the next attempt"
 
 
 def test_a_decode_worker_is_told_that_its_prefill_worker_hangs() -> None:
