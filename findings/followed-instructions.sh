@@ -7,7 +7,7 @@
 # points are wrong if none are wanted, and three are right at times. A line `---` and a line that begins with -5 are bullet points,
 # `don't` is two words, `C++` is in `Cats`, `U.P.S.` is a postscript, and `cout << x >> y` a title.
 # Hurts: a policy whose response is right in one sample of a group and wrong in the next, at the same text: its advantage is
-# chance. It is punished for short texts and for a rule beside its bullet points, and paid for rules without any.
+# chance. It is punished for short texts and for a rule beside its bullet points, and paid for rules in place of them.
 # Here: the product scores nothing; rewards come from the trainer's own code.
 set -euo pipefail
 tmp=$(mktemp -d)

@@ -2,10 +2,10 @@
 # Guess: verl's judge of programs, prime_code, which scores tasks from APPS, TACO, CodeContests and Codeforces, pays a program whose
 # output in Python is the expected one, up to white space, and no other.
 # Instead (verl 0.9.1): it moves the program into a function, with a tab before each line, behind star imports of 18 modules. So
-# `global count` is `itertools.count`; a text of several lines has tabs in it; names of the module are not found, nor is
-# `from __future__`. `exit()` is None, and `sys.stdin` has no `buffer`. All of these get 0. And a file of numbers, one a line, is
-# compared to within 0.001 % unless all of them are digits only: with a negative number or a fraction in it, 1000001 is 1000000.
-# Blank lines do not count.
+# `global count` is `itertools.count`, a text of several lines has tabs in it, `globals()` lacks the program's names, and an import
+# from `__future__` is an error. `exit` is None, `sys.stdin` has no `buffer`, and `open(0)` is empty. All of these get 0. And a file
+# of numbers, one a line, is compared to within 0.001 % unless all of them are digits only: with a negative number or a fraction in
+# it, 1000001 is 1000000. Blank lines do not count.
 # Hurts: a policy unlearns fast input, `exit()` and `global`, which are right programs, and is paid for near misses where one of
 # the expected numbers is negative or a fraction.
 # Here: the product scores nothing; rewards come from the trainer's own code.

@@ -5,7 +5,7 @@
 # - Text behind a call: seven leave it out in one piece, six of them stream it; MiniMax M2 is the other way round.
 # - Two calls: of Mistral's list the stream has the first call alone, and the second one as text.
 # - A call of an unknown tool: nine give an empty reply in one piece, without text or call. Streamed it is a call in four of them, and
-#   in five the end of the JSON, or all of the call, as text. Two give the call both ways.
+#   in five a piece of the JSON, or all of the call, as text. Two give the call both ways.
 # - A text as argument: in one piece GLM 4.5 makes `true` to `True` and `null` to `None`, MiniMax M2 takes its newlines off, and four
 #   lose the call or the text if it has `</tool_call>` in it. For Qwen3-Coder and MiniMax M2 the text `null` is no text.
 # - Three tokens in a chunk, as with speculative decoding: five lose the end of the text before a call, and of two calls without

@@ -6,7 +6,7 @@
 # nor pairs, sets, matrices and formulas with them, nor Python's own 2.0 and SymPy's 2. `simplify` makes 0 of the difference of
 # numbers, but not of x^2.0 - x^2.
 # Hurts: a reward that compares with `==` refuses 2.0 for 2, and (0.5, 2) for (1/2, 2). One with `parse_expr` pays 8 for 10^2 and
-# refuses 100. Which of the two a task has, its answers decide, so the mean reward shows nothing.
+# refuses 100. It is a part of the answers of a data set, so the mean reward goes up all the same.
 # Here: the product scores nothing; rewards come from the trainer's own code.
 set -euo pipefail
 tmp=$(mktemp -d)
