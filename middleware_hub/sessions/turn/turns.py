@@ -346,7 +346,8 @@ class TurnSampling:
                         param="tool_choice",
                     )
         sampling.update(needed)
-        self._let_reason(plan, sampling)
+        if not sampling.keys().isdisjoint(_GRAMMARS):
+            self._let_reason(plan, sampling)
         if self._stream_interval is not None and request.stream:
             sampling.setdefault("stream_interval", self._stream_interval)
         self._check(request, sampling)
