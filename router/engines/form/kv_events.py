@@ -15,7 +15,7 @@ publish over ZeroMQ (read off `disaggregation/kv_events.py` of SGLang 0.5.23):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,11 +27,30 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 """The number that ends a replay."""
 
 
+if TYPE_CHECKING:
+    BlockHash: TypeAlias = int
+else:
+    BlockHash = int | bytes
+"""A worker's own hash of a block: 64 bits, as an integer with or without a sign. It may come as bytes, see `_number`."""
+
+
+def _number(own: int | bytes) -> int:
+    """Return a hash as an integer. vLLM sends all of its 32 bytes with `VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0`.
+
+    The integer that it sends otherwise is their end (`maybe_convert_block_hash` in `vllm/v1/core/kv_cache_utils.py`, 0.32.0).
+    """
+    return own if isinstance(own, int) else int.from_bytes(own[-8:], "big")
+
+
+def _numbers(hashes: list[BlockHash]) -> list[BlockHash]:
+    return [_number(one) for one in hashes] if bytes in set(map(type, hashes)) else hashes
+
+
 class BlockStored(msgspec.Struct, tag=True):
     """Consecutive blocks were cached.
 
     Attributes:
-        block_hashes: the worker's own hashes, signed 64-bit integers.
+        block_hashes: the worker's own hashes.
         parent_block_hash: the hash of the block that the first one continues; None at the start of a prompt.
         token_ids: the ids of all blocks. With EAGLE, each is a pair with the next id.
         block_size: ids in a block.
@@ -42,8 +61,8 @@ class BlockStored(msgspec.Struct, tag=True):
             salt stands at the first block of a prompt.
     """
 
-    block_hashes: list[int]
-    parent_block_hash: int | None
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None
     token_ids: list[int | tuple[int, int]]
     block_size: int
     lora_id: int | None = None
@@ -52,6 +71,11 @@ class BlockStored(msgspec.Struct, tag=True):
     session_id: str | None = None
     lora_name: str | None = None
     extra_keys: list[Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.block_hashes = _numbers(self.block_hashes)
+        if self.parent_block_hash is not None:
+            self.parent_block_hash = _number(self.parent_block_hash)
 
     @property
     def salt(self) -> str | None:
@@ -68,8 +92,11 @@ class BlockStored(msgspec.Struct, tag=True):
 class BlockRemoved(msgspec.Struct, tag=True):
     """Blocks were removed from a medium. The event says nothing about the blocks after them."""
 
-    block_hashes: list[int]
+    block_hashes: list[BlockHash]
     medium: str | None = None
+
+    def __post_init__(self) -> None:
+        self.block_hashes = _numbers(self.block_hashes)
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True):

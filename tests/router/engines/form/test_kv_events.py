@@ -45,6 +45,23 @@ class TestBatches:
             AllBlocksCleared(),
         ]
 
+    def test_hashes_as_bytes(self) -> None:
+        """vLLM sends them so with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0."""
+        whole = [bytes(range(at, at + 32)) for at in (0, 1, 2)]
+        numbers = [int.from_bytes(one, "big") & (1 << 64) - 1 for one in whole]
+        stored = {**SEEN, "block_hashes": whole[1:], "parent_block_hash": whole[0], "token_ids": [1, 2, 3, 4]}
+        events = [stored, {"type": "BlockRemoved", "block_hashes": [5, whole[2]]}]
+        as_arrays = [["BlockStored", whole[:1], None, [7, 8], 2], ["BlockRemoved", whole[:1]]]
+        seen = [*read_batch(encode([1, events])).events, *read_batch(encode([1, as_arrays])).events]
+        assert [one.block_hashes for one in seen if not isinstance(one, AllBlocksCleared)] == [
+            numbers[1:],
+            [5, numbers[2]],
+            numbers[:1],
+            numbers[:1],
+        ]
+        assert isinstance(seen[0], BlockStored)
+        assert seen[0].parent_block_hash == numbers[0]
+
     def test_arrays(self) -> None:
         stored, removed, cleared = read_batch(
             encode(
