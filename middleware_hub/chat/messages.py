@@ -28,6 +28,9 @@ Tool = dict[str, Any]
 """One tool as chat templates read it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
+"""The `sampling_params` that are a grammar. A reply can have one."""
+
 MessageKey = Hashable
 """The key of a message: equal for two messages that count as the same; see `keys`."""
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from middleware_hub.chat.messages import GRAMMARS
 from middleware_hub.dialects.fields import (
     ANYTHING,
     BOOLEAN,
@@ -30,7 +31,6 @@ from router.errors import BadRequestError
 LARGEST = 2**31 - 1
 _MOST_STOPS = 32
 _LONGEST_PATTERN = 256
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 STOP: Kind[str | list[str]] = Kind(str | list[str], "a string, or a list of strings")
 _IDS: Kind[list[int]] = Kind(list[int], "a list of token ids", whole=True)
@@ -150,10 +150,10 @@ def finish(sampling: dict[str, Any], limit: int | None) -> dict[str, Any]:
     """
     if limit is None:
         limit = sampling.get("max_new_tokens")
-    for name in _GRAMMARS:
+    for name in GRAMMARS:
         if sampling.get(name) == "":
             del sampling[name]
-    grammars = [name for name in _GRAMMARS if name in sampling]
+    grammars = [name for name in GRAMMARS if name in sampling]
     if len(grammars) > 1:
         raise BadRequestError(f"only one of {', '.join(grammars)} can hold for a reply (`response_format` is one, too)")
     if limit is not None:
@@ -168,7 +168,7 @@ def finish(sampling: dict[str, Any], limit: int | None) -> dict[str, Any]:
 
 def form_field(sampling: dict[str, Any]) -> str | None:
     """Return the client's name of the field that sets the form of a reply; None if there is none."""
-    name = next((name for name in (*_GRAMMARS, "structured_outputs") if sampling.get(name)), None)
+    name = next((name for name in (*GRAMMARS, "structured_outputs") if sampling.get(name)), None)
     return "response_format" if name in ("json_schema", "structural_tag") else name
 
 

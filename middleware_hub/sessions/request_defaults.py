@@ -14,11 +14,9 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from middleware_hub.chat.keys import in_other_setting
-from middleware_hub.chat.messages import ChatRequest
+from middleware_hub.chat.messages import GRAMMARS, ChatRequest
 from middleware_hub.sessions.trie.memo import WalkedMessages
 
-_GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
-"""Of these names, a reply can have one."""
 _LEAST, _MOST = "min_new_tokens", "max_new_tokens"
 
 
@@ -88,8 +86,8 @@ class RequestDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
         pinned = {name: self.sampling_params[name] for name in self.pin}
         found = {**self.sampling_params, **own, **pinned}
         for stronger in (pinned, own):
-            if any(name in stronger for name in _GRAMMARS):
-                found = {name: value for name, value in found.items() if name not in _GRAMMARS or name in stronger}
+            if any(name in stronger for name in GRAMMARS):
+                found = {name: value for name, value in found.items() if name not in GRAMMARS or name in stronger}
                 break
         least, most = found.get(_LEAST), found.get(_MOST)
         if isinstance(least, int) and isinstance(most, int) and least > most:

@@ -51,7 +51,7 @@ class _Form(NamedTuple):
 
 _ANY = {"type": "object"}
 _REASONING = {"type": "tag", "begin": "", "content": {"type": "any_text"}, "end": "</think>"}
-GRAMMARS = {"json_schema": "json_schema", "regex": "pattern", "ebnf": "grammar"}
+XGRAMMAR_FIELDS = {"json_schema": "json_schema", "regex": "pattern", "ebnf": "grammar"}
 """The parameters that are a grammar, and where XGrammar has them: in a format of the type `grammar` for `ebnf`."""
 _FORMS = {
     Hermes.names: _Form('<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>"),
@@ -117,7 +117,7 @@ def after_reasoning(name: str, grammar: Any) -> str | None:
     None for what is no grammar of this kind: the worker says so, or reads it in its own way (SGLang's `$$ANY$$`).
 
     Args:
-        name: one of `GRAMMARS`.
+        name: one of `XGRAMMAR_FIELDS`.
         grammar: its value.
     """
     if not isinstance(grammar, str):
@@ -128,6 +128,6 @@ def after_reasoning(name: str, grammar: Any) -> str | None:
             content = decode_any(grammar)
         except JSON_ERRORS:
             return None
-    then = {"type": "grammar" if name == "ebnf" else name, GRAMMARS[name]: content}
+    then = {"type": "grammar" if name == "ebnf" else name, XGRAMMAR_FIELDS[name]: content}
     form = {"type": "sequence", "elements": [_REASONING, then]}
     return msgspec.json.encode({"type": "structural_tag", "format": form}).decode()

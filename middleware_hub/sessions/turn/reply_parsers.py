@@ -22,7 +22,7 @@ from middleware_hub.chat.messages import ChatRequest, Reasoning, SampledCall
 from middleware_hub.parsers.base import CallParser, CallParsing, ReasoningParser, Sampled, SampledParser
 from middleware_hub.parsers.formats.harmony import Harmony
 from middleware_hub.parsers.reply import ReplyParser
-from middleware_hub.sessions.turn.forced_calls import GRAMMARS, after_reasoning, structural_tag
+from middleware_hub.sessions.turn.forced_calls import XGRAMMAR_FIELDS, after_reasoning, structural_tag
 from middleware_hub.sessions.turn.plan import TurnPlan
 from middleware_hub.spans.chain import ID_BYTES, unpack_ids
 from middleware_hub.tokenizer.vocabulary import Vocabulary
@@ -94,7 +94,7 @@ class ReplyParsers:
 
     def let_reason(self, plan: TurnPlan, sampling: dict[str, Any]) -> None:
         """Have a grammar for the reply wait for the end of reasoning that the prompt opens, if the model writes it as text."""
-        name = next((name for name in GRAMMARS if sampling.get(name)), None)
+        name = next((name for name in XGRAMMAR_FIELDS if sampling.get(name)), None)
         if name is None or self._reader is None or self._reader.needs_special or not self._opens_reasoning(plan):
             return
         behind = after_reasoning(name, sampling[name])
