@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from fnmatch import filter as matching
 from fnmatch import fnmatch
 from functools import cache
+from os import X_OK, access
 from pathlib import Path
 
 import pytest
@@ -260,3 +261,12 @@ def test_a_circle_is_found() -> None:
 def test_the_longest_way_is_found() -> None:
     graph = {"a": frozenset({"b", "c"}), "b": frozenset({"c"}), "c": frozenset(), "d": frozenset({"c"})}
     assert stair(graph) == ["a", "b", "c"]
+
+
+def test_each_finding_runs_and_has_a_row() -> None:
+    """Its script can be run, and findings/README.md has a row for it."""
+    scripts = sorted((ROOT / "findings").glob("*.sh"))
+    rows = (ROOT / "findings" / "README.md").read_text()
+    assert scripts
+    assert [one.name for one in scripts if not access(one, X_OK)] == []
+    assert [one.name for one in scripts if f"| [{one.stem}]({one.name}) |" not in rows] == []
