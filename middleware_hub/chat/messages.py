@@ -30,6 +30,8 @@ Tool = dict[str, Any]
 
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 """The `sampling_params` that are a grammar. A reply can have one."""
+REPLY_FORMS = (*GRAMMARS, "structured_outputs")
+"""Those that set the form of a reply: vLLM's own field as well."""
 
 MessageKey = Hashable
 """The key of a message: equal for two messages that count as the same; see `keys`."""

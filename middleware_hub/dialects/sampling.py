@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from middleware_hub.chat.messages import GRAMMARS
+from middleware_hub.chat.messages import GRAMMARS, REPLY_FORMS
 from middleware_hub.dialects.fields import (
     ANYTHING,
     BOOLEAN,
@@ -168,7 +168,7 @@ def finish(sampling: dict[str, Any], limit: int | None) -> dict[str, Any]:
 
 def form_field(sampling: dict[str, Any]) -> str | None:
     """Return the client's name of the field that sets the form of a reply; None if there is none."""
-    name = next((name for name in (*GRAMMARS, "structured_outputs") if sampling.get(name)), None)
+    name = next((name for name in REPLY_FORMS if sampling.get(name)), None)
     return "response_format" if name in ("json_schema", "structural_tag") else name
 
 

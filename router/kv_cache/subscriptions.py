@@ -20,20 +20,17 @@ import contextlib
 import contextvars
 import logging
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 import zmq
 import zmq.asyncio
-from msgspec.structs import replace
 from zmq.utils.monitor import recv_monitor_message
 
 from router.engines.form.kv_events import (
     END_OF_REPLAY,
     AllBlocksCleared,
-    BlockRemoved,
     KvBatch,
-    KvEvent,
     KvSource,
     UnreadableBatchError,
     parts,
@@ -51,7 +48,7 @@ _BLOCKS_PER_STEP = 1_000
 """Blocks that are applied before other tasks get their turn: a millisecond or two."""
 
 _EVENT = 8
-"""An event takes as long as so many blocks of one. SGLang's workers have a block, and an event, for each token by default."""
+"""An event costs as much as this many of its blocks. By default, SGLang's workers have a block and an event for each token."""
 
 _HEARTBEAT_MS = 5_000
 """Heartbeats detect a worker whose machine is gone: it does not close its connection."""
@@ -63,16 +60,7 @@ LONGEST_WAIT_SECONDS = 60.0
 STEADY_SECONDS = 60.0
 """A subscription that held for so long starts over as after a first failure."""
 WARN_SECONDS = 60.0
-"""Of batches that cannot be read, of which a worker may publish thousands in a second, one is logged in so long."""
-
-
-def _steps(event: KvEvent) -> Iterator[KvEvent]:
-    """Split an event into consecutive events of at most `_BLOCKS_PER_STEP` blocks."""
-    if not isinstance(event, BlockRemoved):
-        yield from parts(event, _BLOCKS_PER_STEP)
-        return
-    for start in range(0, len(event.block_hashes), _BLOCKS_PER_STEP):
-        yield replace(event, block_hashes=event.block_hashes[start : start + _BLOCKS_PER_STEP])
+"""One batch that cannot be read is logged in this time. A worker may publish thousands of them in a second."""
 
 
 class KvSubscriptions:
@@ -317,7 +305,7 @@ class _Subscription:
         self.counts["batches"] += 1
         done = 0
         for event in batch.events:
-            for part in _steps(event):
+            for part in parts(event, _BLOCKS_PER_STEP):
                 self.index.apply(self.url, (part,), self.rank)
                 done += _EVENT if isinstance(part, AllBlocksCleared) else _EVENT + len(part.block_hashes)
                 if done >= _BLOCKS_PER_STEP:

@@ -12,7 +12,7 @@ import msgspec
 
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.errors import ContextLengthError
-from middleware_hub.chat.messages import GRAMMARS, ChatRequest
+from middleware_hub.chat.messages import REPLY_FORMS, ChatRequest
 from middleware_hub.media.part import image_parts
 from middleware_hub.metrics import SessionMetrics
 from middleware_hub.radix.records import NO_PARENT
@@ -48,8 +48,6 @@ from router.http.headers import HeaderList
 from router.http.request_state import RequestState
 from router.observability.tracing import untraced
 
-_FORMS = (*GRAMMARS, "structured_outputs")
-"""The `sampling_params` of which only one can hold for a reply."""
 _REMEMBERED = 1024
 """Sets of options that were found harmless: in a conversation they are the same at every turn."""
 _SHORT_OPTIONS = 1024
@@ -339,14 +337,14 @@ class TurnSampling:
         if sampling.get("top_k") == 0:
             sampling["top_k"] = -1
         if "structural_tag" in needed:  # the client's own were compared when they were read
-            for other in _FORMS:
+            for other in REPLY_FORMS:
                 if sampling.get(other):
                     raise BadRequestError(
                         f"`tool_choice` needs a grammar of calls, and the session's `{other}` gives replies another form",
                         param="tool_choice",
                     )
         sampling.update(needed)
-        if not sampling.keys().isdisjoint(_FORMS):
+        if not sampling.keys().isdisjoint(REPLY_FORMS):
             self._let_reason(plan, sampling)
         if self._stream_interval is not None and request.stream:
             sampling.setdefault("stream_interval", self._stream_interval)

@@ -151,8 +151,12 @@ def read_batch(payload: bytes) -> KvBatch:
 
 def parts(event: KvEvent, most: int) -> Iterator[KvEvent]:
     """Split an event into consecutive events of at most this many blocks."""
-    if not isinstance(event, BlockStored) or len(event.block_hashes) <= most:
+    if isinstance(event, AllBlocksCleared) or len(event.block_hashes) <= most:
         yield event
+        return
+    if isinstance(event, BlockRemoved):
+        for start in range(0, len(event.block_hashes), most):
+            yield msgspec.structs.replace(event, block_hashes=event.block_hashes[start : start + most])
         return
     size, parent = event.block_size, event.parent_block_hash
     for start in range(0, len(event.block_hashes), most):

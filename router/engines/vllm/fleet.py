@@ -270,7 +270,7 @@ def _empty(_: Any) -> EngineAnswer:
 
 
 def _status(said: Any) -> EngineAnswer:
-    """Pass on whether a worker is asleep, or only its cache: then its pause goes on."""
+    """Pass on what a worker says of its sleep, see `asleep`."""
     return EngineAnswer(200, msgspec.json.encode(said) if isinstance(said, dict) else b"")
 
 

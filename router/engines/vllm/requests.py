@@ -339,7 +339,7 @@ def _generate(body: Params, prompt: Raw, params: Params, *, logprobs: bool, prom
         sampling["prompt_logprobs"] = 0
     form = sampling.get("structured_outputs")
     if isinstance(form, dict) and "structural_tag" in form:
-        # A worker with `--reasoning-parser` would wait for the end of reasoning, of which a tag says itself what holds there.
+        # Else a worker with `--reasoning-parser` applies the tag only behind the reasoning, which the tag itself lets through.
         body = {**body, "reasoning_ended": True}
     return {**body, "token_ids": prompt, "sampling_params": sampling, "output_mode": "text"}
 

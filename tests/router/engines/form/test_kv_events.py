@@ -118,6 +118,10 @@ class TestParts:
         assert isinstance(last, BlockStored)
         assert len(last.token_ids) != 2 * len(last.block_hashes)
 
-    @pytest.mark.parametrize("event", [AllBlocksCleared(), BlockRemoved(list(range(9)))])
-    def test_other_events_are_not_split(self, event: BlockRemoved | AllBlocksCleared) -> None:
+    def test_removed_blocks_are_split(self) -> None:
+        found = list(parts(BlockRemoved([*range(5)], "CPU_PINNED"), 2))
+        assert found == [BlockRemoved(hashes, "CPU_PINNED") for hashes in ([0, 1], [2, 3], [4])]
+
+    @pytest.mark.parametrize("event", [AllBlocksCleared(), BlockRemoved([]), BlockRemoved([1, 2])])
+    def test_small_events_are_not_split(self, event: BlockRemoved | AllBlocksCleared) -> None:
         assert list(parts(event, 2)) == [event]
