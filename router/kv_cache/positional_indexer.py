@@ -141,6 +141,10 @@ class PositionalIndexer:
         """Return whether a worker has the block with this hash of its own. Raise WorkerNotTrackedError."""
         return own & UNSIGNED in self._held(worker).prefixes
 
+    def blocks(self, worker: str) -> Mapping[int, int]:
+        """Return a view of a worker's blocks: the prefix hash of each, by its own hash. Raise WorkerNotTrackedError."""
+        return MappingProxyType(self._held(worker).prefixes)
+
     def find_matches(self, contents: Iterable[int], root: int | None = None) -> dict[str, int]:
         """Return, by worker, how many blocks of a prompt it holds from the first one on without a gap, if it holds any.
 

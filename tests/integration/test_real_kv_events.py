@@ -1,28 +1,26 @@
 """The index against a real SGLang's cache: what it says is cached is what the worker then says it found there.
 
-The judge is `cached_tokens` of each reply. A request is never served from the cache to its last token, so that is
-floor((n - 1) / 16) blocks of 16 at most.
+The judge is `cached_tokens` of each reply.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from router.engines.form.kv_events import KvSource
 from router.engines.sglang.engine import published_source
-from router.kv_cache.index import KvIndex
-from router.kv_cache.subscriptions import KvSubscriptions
-from tests.router.kv_cache.recount import check
 from tests.support import sglang_server
 from tests.support.client import call
 from tests.support.engine_server import free_port
+from tests.support.kv_follower import Follower, Generated, followed
 from tests.support.sglang_server import SGLangServer
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
@@ -53,56 +51,16 @@ def source_of(worker: SGLangServer) -> KvSource:
     return found
 
 
-class Follower:
-    """An index that follows the worker, and the worker's client."""
-
-    def __init__(self, worker: SGLangServer) -> None:
-        self.url = worker.url
-        self.index = KvIndex()
-        self.subscriptions = KvSubscriptions(self.index)
-
-    def cached(self, ids: list[int]) -> int:
-        """Blocks of these ids in the worker's cache, by the index."""
-        check(self.index)
-        return self.index.overlaps(ids).get(self.url, 0)
-
-    async def until_cached(self, ids: list[int], blocks: int) -> None:
-        async with asyncio.timeout(10):
-            while self.cached(ids) != blocks:  # noqa: ASYNC110 - another process tells; there is nothing to wait on
-                await asyncio.sleep(0.005)
-
-    async def until_tracked(self) -> None:
-        async with asyncio.timeout(10):
-            while not self.index.tracked(self.url):  # noqa: ASYNC110 - as above
-                await asyncio.sleep(0.005)
-
-    async def generate(self, ids: list[int], count: int) -> tuple[list[int], int]:
-        """The ids with what was sampled behind them, and how many of them the worker had cached."""
-        body = {"input_ids": ids, "sampling_params": {"max_new_tokens": count, "ignore_eos": True}}
-        answer = await asyncio.to_thread(call, f"{self.url}/generate", body)
-        assert answer.status == 200, answer.content
-        reply: Any = answer.json()
-        return ids + reply["output_ids"], reply["meta_info"]["cached_tokens"]
-
-    async def turn(self, ids: list[int], count: int) -> list[int]:
-        """Generate, and hold the index's word against the worker's."""
-        expected = min(self.cached(ids), (len(ids) - 1) // PAGE) * PAGE
-        chain, cached = await self.generate(ids, count)
-        assert cached == expected
-        # Sampled last, never computed upon.
-        await self.until_cached(chain, (len(chain) - 1) // PAGE)
-        return chain
+async def generated(worker: SGLangServer, ids: list[int], count: int) -> Generated:
+    body = {"input_ids": ids, "sampling_params": {"max_new_tokens": count, "ignore_eos": True}}
+    answer = await asyncio.to_thread(call, f"{worker.url}/generate", body)
+    assert answer.status == 200, answer.content
+    reply: Any = answer.json()
+    return Generated(ids + reply["output_ids"], reply["meta_info"]["cached_tokens"])
 
 
-@contextlib.asynccontextmanager
-async def following(worker: SGLangServer) -> AsyncIterator[Follower]:
-    made = Follower(worker)
-    try:
-        made.subscriptions.start(worker.url, source_of(worker))
-        await made.until_tracked()
-        yield made
-    finally:
-        await made.subscriptions.close()
+def following(worker: SGLangServer) -> contextlib.AbstractAsyncContextManager[Follower]:
+    return followed(worker.url, source_of(worker), PAGE, functools.partial(generated, worker))
 
 
 def test_a_worker_tells_where_it_publishes(worker: SGLangServer) -> None:

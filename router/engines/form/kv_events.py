@@ -59,6 +59,9 @@ class BlockStored(msgspec.Struct, tag=True):
         lora_name: only requests with this adapter share the blocks.
         extra_keys: vLLM's form of the two, and of pictures: for each block all that tells it from others of the same ids. The
             salt stands at the first block of a prompt.
+        group_idx, kv_cache_spec_kind, kv_cache_spec_sliding_window: the layers whose blocks these are, in vLLM. Layers with a
+            window of so many ids, or with a state, have blocks of their own under the same hashes. Of a long prompt they keep
+            only some, and `block_hashes` has no more than those.
     """
 
     block_hashes: list[BlockHash]
@@ -71,6 +74,9 @@ class BlockStored(msgspec.Struct, tag=True):
     session_id: str | None = None
     lora_name: str | None = None
     extra_keys: list[Any] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
     def __post_init__(self) -> None:
         self.block_hashes = _numbers(self.block_hashes)
@@ -88,12 +94,27 @@ class BlockStored(msgspec.Struct, tag=True):
             del names[0]
         return names[-1] if names else None
 
+    @property
+    def reach(self) -> int | None:
+        """How many of the blocks before a position the layers need there, by vLLM's `single_type_kv_cache_manager.py` (0.32.0).
+
+        None is all of them, which layers with full attention need. A state needs the last one.
+        """
+        if self.kv_cache_spec_kind is None or self.kv_cache_spec_kind in _FULL_ATTENTION:
+            return None
+        window = self.kv_cache_spec_sliding_window
+        return 1 if window is None or self.block_size < 1 else -(-(window - 1) // self.block_size)
+
+
+_FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
+
 
 class BlockRemoved(msgspec.Struct, tag=True):
-    """Blocks were removed from a medium. The event says nothing about the blocks after them."""
+    """Blocks of the layers `group_idx` were removed from a medium. The event says nothing about the blocks after them."""
 
     block_hashes: list[BlockHash]
     medium: str | None = None
+    group_idx: int | None = None
 
     def __post_init__(self) -> None:
         self.block_hashes = _numbers(self.block_hashes)

@@ -49,3 +49,12 @@ def check(index: KvIndex) -> None:
         for own, tiers in cache.tiers.items():
             assert tiers not in (0, _GPU)
             assert index._indexers[cache.block_size or 0].holds(cache.name, own)
+        blocks = index._indexers[cache.block_size].blocks(cache.name) if cache.block_size else {}
+        assert cache.owns == ({prefix: own for own, prefix in blocks.items()} if cache.layers else {})
+        assert all(
+            count > 0
+            for copies in (cache.copies, *(one.copies for one in cache.layers.values()))
+            for count in copies.values()
+        )
+        assert cache.copies.keys() <= blocks.keys()
+    assert index._hybrids == {cache.name: cache for cache in caches if cache.layers}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import settings
@@ -262,6 +263,160 @@ class TestTiers:
         index.reset(A, complete=True)
         index.apply(A, [stored([1, 2]), BlockRemoved([0], "GPU")])
         assert overlaps(index, [1, 2]) == {}
+
+
+FULL = {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
+WINDOW = {"group_idx": 0, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 4}
+STATE = {"group_idx": 2, "kv_cache_spec_kind": "mamba"}
+
+
+def kept(own: Sequence[int], ids: Sequence[int], layers: dict[str, Any], **more: Any) -> BlockStored:
+    """Return an event as vLLM has it for layers that keep only some blocks of a prompt: it has fewer hashes than blocks."""
+    return BlockStored(list(own), None, list(ids), 2, **layers, **more)
+
+
+class TestHybrids:
+    """Models of vLLM with several kinds of layers, each with a cache of its own."""
+
+    def test_a_request_goes_on_where_all_layers_can(self) -> None:
+        index = follow(A)
+        # A window of 4 ids reaches back 3, which lie in 2 blocks.
+        index.apply(A, [kept([3, 4], range(10), WINDOW), stored(range(10), **FULL)])
+        assert overlaps(index, range(12)) == {A: 5}
+        assert overlaps(index, range(8)) == {}
+        index.apply(A, [kept([2], range(6), WINDOW)])
+        assert overlaps(index, range(8)) == {A: 4}
+        assert index.tracked(A)
+        assert index.counts == {}
+
+    def test_a_window_that_reaches_the_start_is_whole(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored(range(2), **FULL), stored(range(2), **WINDOW)])
+        assert overlaps(index, range(10)) == {A: 1}
+
+    def test_a_state_is_needed_at_its_place_alone(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored(range(10), **FULL), kept([2], range(10), STATE)])
+        assert overlaps(index, range(10)) == {A: 3}
+
+    def test_other_layers_with_full_attention_need_all_blocks(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored(range(10), **FULL), kept([0, 1, 3, 4], range(10), {**FULL, "group_idx": 3})])
+        assert overlaps(index, range(10)) == {A: 2}
+
+    def test_blocks_leave_the_layers_that_drop_them(self) -> None:
+        index = follow(A)
+        index.apply(A, [kept([1, 2], range(6), WINDOW), stored(range(6), **FULL), kept([1, 2], range(6), STATE)])
+        index.apply(A, [BlockRemoved([2], group_idx=2)])
+        assert overlaps(index, range(6)) == {}  # of the two blocks before the state, the window lacks one
+        index.apply(A, [kept([0], range(2), WINDOW)])
+        assert overlaps(index, range(6)) == {A: 2}
+        index.apply(A, [BlockRemoved([1], group_idx=1)])
+        assert overlaps(index, range(6)) == {}
+        assert index.tree_size(A) == 2
+
+    def test_a_worker_that_tells_of_windows_alone_is_not_known(self) -> None:
+        index = follow(A)
+        index.apply(A, [kept([3, 4], range(10), WINDOW)])
+        assert overlaps(index, range(10)) == {}
+        assert not index.tracked(A)
+        index.apply(A, [kept([], range(10, 12), WINDOW), stored(range(10), **FULL)])
+        assert index.tracked(A)
+
+    def test_a_place_far_from_the_end_does_not_count(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored(range(600), **FULL), kept([99], range(600), STATE)])
+        assert overlaps(index, range(600)) == {}
+        assert overlaps(index, range(400)) == {A: 100}
+
+    def test_each_copy_of_a_block_leaves_by_itself(self) -> None:
+        """Where a request could not go on in all layers, it computed the prefix anew, and its blocks are cached twice."""
+        index = follow(A)
+        for layers in (FULL, STATE) * 2:
+            index.apply(A, [stored(range(4), **layers)])
+        assert index.tree_size(A) == 2
+        for layers in (FULL, STATE):
+            index.apply(A, [BlockRemoved([0, 1], "GPU", layers["group_idx"])])
+        assert overlaps(index, range(4)) == {A: 2}
+        index.apply(A, [BlockRemoved([1], "GPU", 2)])
+        assert overlaps(index, range(4)) == {A: 1}
+        index.apply(A, [BlockRemoved([0, 1], "GPU", 1)])
+        assert overlaps(index, range(4)) == {}
+        assert index.tree_size(A) == 0
+
+    def test_a_worker_that_does_not_tell_of_layers_tells_of_no_copies(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored(range(4)), stored(range(4)), BlockRemoved([0, 1])])
+        assert overlaps(index, range(4)) == {}
+
+    def test_another_process_may_have_its_layers_in_another_order(self) -> None:
+        index = follow(A)
+        index.apply(A, [stored(range(4), **FULL), stored(range(4), **WINDOW)])
+        index.reset(A, complete=True)
+        window, full = {**WINDOW, "group_idx": 1}, {**FULL, "group_idx": 0}
+        index.apply(A, [stored(range(8), **full), kept([2, 3], range(8), window)])
+        assert overlaps(index, range(8)) == {A: 4}
+        assert index.tracked(A)
+
+    def test_other_workers_count_as_before(self) -> None:
+        index = follow(A, B)
+        index.apply(A, [stored(range(4), **FULL), kept([0], range(2), STATE)])
+        index.apply(B, [stored(range(4))])
+        assert overlaps(index, range(4)) == {A: 1, B: 2}
+
+
+class Hybrid(RuleBasedStateMachine):
+    """One worker with three kinds of layers. The oracle: how many copies of a prompt's blocks each has, and vLLM's rule."""
+
+    LAYERS: ClassVar = {0: WINDOW, 1: FULL, 2: STATE}
+    REACH: ClassVar = {0: 2, 1: 6, 2: 1}
+
+    @initialize()
+    def begin(self) -> None:
+        self.index = follow(A)
+        self.held: dict[int, Counter[int]] = {}
+
+    @rule(begin=st.integers(0, 5), end=st.integers(1, 6))
+    def store(self, begin: int, end: int) -> None:
+        parent = begin - 1 if begin else None
+        ids = [own for own in range(begin, end) for _ in range(2)]
+        self.index.apply(A, [stored(ids, own=begin, parent=parent, **FULL)])
+        held = self.held.setdefault(1, Counter())
+        if parent is None or held[parent]:
+            held.update(range(begin, end))
+
+    @rule(group=st.sampled_from([0, 2]), owns=st.lists(st.integers(0, 5), max_size=4, unique=True))
+    def keep(self, group: int, owns: list[int]) -> None:
+        self.index.apply(A, [kept(owns, range(12), self.LAYERS[group])])
+        self.held.setdefault(group, Counter()).update(owns)
+
+    @rule(group=st.integers(0, 2), owns=st.lists(st.integers(0, 6), max_size=3))
+    def remove(self, group: int, owns: list[int]) -> None:
+        if group in self.held:  # no layers drop blocks that they never had
+            self.index.apply(A, [BlockRemoved(owns, group_idx=group)])
+            self.held[group] -= Counter(owns)
+
+    @rule()
+    def clear(self) -> None:
+        self.index.apply(A, [AllBlocksCleared()])
+        self.held = {}
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "index"):
+            return
+        fits = [
+            end
+            for end in range(1, 7)
+            if 1 in self.held
+            and all({*range(max(end - self.REACH[group], 0), end)} <= held.keys() for group, held in self.held.items())
+        ]
+        assert overlaps(self.index, [own for own in range(6) for _ in range(2)]) == ({A: fits[-1]} if fits else {})
+        assert self.index.tree_size(A) == len(self.held.get(1, ()))
+
+
+TestHybridStress = Hybrid.TestCase
+TestHybridStress.settings = settings(max_examples=examples(60), stateful_step_count=30)
 
 
 class Tiers(RuleBasedStateMachine):
