@@ -216,7 +216,7 @@ class RadixTreeMiddleware:
         printed: list[Raw] = []
         try:
             for number, parent in enumerate(parents):
-                seen = media.pictures(shown[number].digests) if media is not None and shown else None
+                seen = media.pictures(namespace[0], shown[number].digests) if media is not None and shown else None
                 prompt = await self._prompt(namespace, request, number, parent, encoded, seen)
                 if unheard:
                     prompt = replace(prompt, match=replace(prompt.match, unheard=True))
@@ -322,7 +322,7 @@ class RadixTreeMiddleware:
         every_ids = request.ids
         if form is not None and every_ids is not None:
             heavy = sum(map(len, every_ids)) > prompting.MANY_TOKENS
-            lengths = media.pictures([digest for one in shown for digest in one.digests]).lengths
+            lengths = media.lengths(tenant, [digest for one in shown for digest in one.digests])
             pairs = zip(every_ids, shown, strict=True)
             compact = await offload(heavy, lambda: [media.collapsed(ids, one, lengths) for ids, one in pairs])
             every_ids, shown = [ids for ids, _ in compact], [one for _, one in compact]
@@ -426,9 +426,8 @@ class RadixTreeMiddleware:
                 assert span.versions is not None, "a reply was sampled"
                 self.metrics.recorded(span.count, self.tree.clock.staleness(span.versions))
         for alike in bad.values():  # one line, however large the batch
-            level = logging.WARNING if any(one.suspicious for one in alike) else logging.INFO
             what = "a reply was" if len(alike) == 1 else f"{len(alike)} of {len(verdicts)} replies were"
-            logger.log(level, "%s not recorded as exact: %s %s", what, alike[0].reason, alike[0].detail)
+            logger.log(max(one.level for one in alike), "%s not recorded as exact: %s", what, alike[0].why)
         if self.tree.over_budget:
             self._keep_to_budget()
 

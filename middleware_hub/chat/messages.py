@@ -6,7 +6,7 @@ are written for that form.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -129,6 +129,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
         token_ids: whether the client wants the ids of prompt and reply.
         tokens_as_ids: whether logprobs name each token by its id, not by its text.
         pictures: the files of its images, which are held as long as the request is.
+        lengths: by digest, how many tokens an engine makes of an image, as far as its tenant knows.
         extra: further top-level fields for the worker, raw (`lora_path`, `priority`, `return_routed_experts`, ...).
     """
 
@@ -158,6 +159,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokens_as_ids: bool = False
     model: str = ""
     pictures: tuple[Any, ...] = ()
+    lengths: Mapping[str, int] = {}
     extra: dict[str, Raw] = {}
 
     @property

@@ -268,6 +268,7 @@ class _ExpectedReply:
         Return what is wrong; None if all is well.
         """
         media, prompt = self._media, self._prompt
+        tenant, *_ = prompt.match.namespace
         assert media is not None
         if not reply.prompt_ids:
             return "the worker does not say what ids it computed with" if prompt.unknown else None
@@ -275,9 +276,10 @@ class _ExpectedReply:
             returned = read_list(reply.prompt_ids, "i").astype(np.int32).tobytes()
             self._prompt, lengths = prompt.learned(returned, media.family.least, reply.places)
         except (UnlikePromptError, NotNumbersError) as error:
-            media.forget(one.digest for one in prompt.media)  # perhaps they were learned from another processor
+            # Perhaps they were learned from another processor.
+            media.forget(tenant, (one.digest for one in prompt.media))
             return str(error)
-        media.learn(lengths)
+        media.learn(tenant, lengths)
         self._asked = replace(self._asked, prompt_tokens=len(self._prompt.packed) // ID_BYTES)
         return None
 

@@ -26,7 +26,6 @@ from middleware_hub.media.errors import (
 )
 from middleware_hub.media.family import Family
 from middleware_hub.media.fields import OF_GENERATE
-from middleware_hub.media.lengths import Lengths
 from middleware_hub.media.part import ImagePart, image_parts
 from middleware_hub.media.picture import Picture, is_digest, read_picture
 from middleware_hub.media.stock import Brought, Stock
@@ -115,7 +114,6 @@ class Media:
         self.family = family
         self.stock = stock
         self.shelf = stock.shelf
-        self.lengths: Lengths = stock.lengths
         self._max_image = max_image_bytes
         self._max_request = max_request_bytes
         self.engine: Callable[[], Engine] = lambda: SGLANG
@@ -202,7 +200,8 @@ class Media:
         """
         digests = [one for one in dict.fromkeys(named) if is_digest(one)]
         found = await self.stock.bring(tenant, [one for one in digests if one not in sent])
-        unknown = [one for one in digests if self.lengths.get(self.family.settings, one) is None]
+        lengths = self.stock.lengths[tenant]
+        unknown = [one for one in digests if lengths.get(self.family.settings, one) is None]
         if unknown:
             await self.stock.ask(tenant, unknown)
         return found
@@ -218,10 +217,14 @@ class Media:
         self.check_text(text)
         count = text.count(self.family.placeholder)
         if count != len(digests):
-            raise MediaCountError(
-                f"the text has {count} placeholders ({self.family.placeholder}), but `image_data` has {len(digests)} images"
-            )
+            raise self._miscounted("text", count, digests)
         return keyed_text(text, self.family.placeholder, digests) if digests else text
+
+    def _miscounted(self, what: str, count: int, digests: Sequence[str]) -> MediaCountError:
+        return MediaCountError(
+            f"placeholders ({self.family.placeholder}) in the {what}: {count}, images in `image_data`: {len(digests)}. Put "
+            "one placeholder where each image stands, and send all images of the conversation, in order"
+        )
 
     def has_run(self, ids: Sequence[int]) -> bool:
         """Return whether the ids have a run of placeholders that is long enough for a picture."""
@@ -244,9 +247,7 @@ class Media:
                 "say `x-radix-media: expanded`"
             )
         if count != len(digests):
-            raise MediaCountError(
-                f"the ids have {count} placeholders ({self.family.placeholder}), but `image_data` has {len(digests)} images"
-            )
+            raise self._miscounted("ids", count, digests)
 
     def collapsed(self, ids: Sequence[int], shown: Shown, lengths: Mapping[str, int]) -> tuple[list[int], Shown]:
         """Return the compact ids of a client's expanded ones, and the pictures with their runs, for `check_runs`."""
@@ -283,14 +284,15 @@ class Media:
         if is_reserved(text):
             raise ReservedCharacterError("the text has U+FDD0 or U+FDD1, which stand for images here")
 
-    def pictures(self, digests: Sequence[str]) -> Pictures:
+    def lengths(self, tenant: str, digests: Iterable[str]) -> dict[str, int]:
+        """Return the lengths of pictures, as far as engines have told them for this tenant."""
+        told = self.stock.lengths[tenant]
+        found = {digest: told.get(self.family.settings, digest) for digest in digests}
+        return {digest: length for digest, length in found.items() if length is not None}
+
+    def pictures(self, tenant: str, digests: Sequence[str]) -> Pictures:
         """Return what a prompt needs to know of its pictures."""
-        known = {
-            digest: length
-            for digest in digests
-            if (length := self.lengths.get(self.family.settings, digest)) is not None
-        }
-        return Pictures(self.family.placeholder, digests, known)
+        return Pictures(self.family.placeholder, digests, self.lengths(tenant, digests))
 
     def check_prompt(self, packed: bytes, media: Sequence[MediaSpan]) -> None:
         """Refuse a prompt with pictures in which its engine would take something else for one.
@@ -423,14 +425,14 @@ class Media:
             raise MediaInvalidError(f"an image is larger than {self._max_image} bytes (--media-max-image-bytes)")
         return self.shelf.put(tenant, picture)
 
-    def forget(self, digests: Iterable[str]) -> None:
+    def forget(self, tenant: str, digests: Iterable[str]) -> None:
         """Forget lengths that an engine contradicts."""
         for digest in digests:
-            self.lengths.forget(self.family.settings, digest)
+            self.stock.lengths[tenant].forget(self.family.settings, digest)
 
     def length(self, tenant: str, digest: str) -> tuple[int, bool]:
         """Return the length of a picture, and whether an engine told it: else it is the family's rule, or 1."""
-        known = self.lengths.get(self.family.settings, digest)
+        known = self.stock.lengths[tenant].get(self.family.settings, digest)
         if known is not None:
             return known, True
         about = self.stock.about(tenant, digest)
@@ -440,10 +442,10 @@ class Media:
         """Return how many tokens pictures will have beside their one id, by the family's rule, as long as no engine told it."""
         return sum(self.length(tenant, one.digest)[0] - 1 for one in media if one.length == UNKNOWN)
 
-    def learn(self, lengths: Mapping[str, int]) -> None:
+    def learn(self, tenant: str, lengths: Mapping[str, int]) -> None:
         """Remember the lengths that an engine told."""
         for digest, length in lengths.items():
-            self.lengths.learn(self.family.settings, digest, length)
+            self.stock.lengths[tenant].learn(self.family.settings, digest, length)
 
 
 def _longest_run(ids: Sequence[int], wanted: int) -> int:

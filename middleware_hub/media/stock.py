@@ -11,13 +11,12 @@ them while it needs them: the budget may send them from the shelf meanwhile, but
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from middleware_hub.media.lengths import Lengths
 from middleware_hub.media.picture import Picture
 from middleware_hub.media.shelf import Shelf
 from middleware_hub.store.errors import StoreError
@@ -28,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 _MOST_KNOWN: Final = 20_000
 """Pictures about which is known what the store says, without their bytes; 500 bytes each."""
+
+_MOST_LENGTHS: Final = 100_000
+"""Lengths to know of a tenant's pictures; 300 bytes each."""
 
 Named = tuple[str, str]
 """A tenant, and a digest."""
@@ -45,6 +47,60 @@ class Brought(NamedTuple):
     unasked: Collection[str] = ()
 
 
+class Lengths:
+    """How many tokens the pictures of a tenant become, learned from what workers answer.
+
+    A length belongs to a picture and to the settings of model and processor (`Family.settings`). All workers of a fleet must
+    agree: where one says another length than is known, its reply is not exact. Over the limit, the least recently used are
+    forgotten. Tenants learn for themselves, because the head of a stream tells whether all lengths were known before: nobody
+    shall learn there whether another has shown the same file.
+    """
+
+    def __init__(self, max_known: int = _MOST_LENGTHS) -> None:
+        self._max_known = max_known
+        self._known: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._doubted: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._settings: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, settings: str, digest: str) -> int | None:
+        """Return the number of tokens of a picture; None if it is not known."""
+        tokens = self._known.get((settings, digest))
+        if tokens is not None:
+            self._known.move_to_end((settings, digest))
+        return tokens
+
+    def of(self, digest: str) -> dict[str, int]:
+        """Return the numbers of tokens of a picture, by settings."""
+        return {settings: tokens for settings in self._settings if (tokens := self.get(settings, digest)) is not None}
+
+    def recall(self, settings: str, digest: str, tokens: int) -> None:
+        """Note the number of tokens that a store remembers, unless a worker has contradicted it here."""
+        if (settings, digest) not in self._doubted:
+            self.learn(settings, digest, tokens)
+
+    def learn(self, settings: str, digest: str, tokens: int) -> bool:
+        """Note the number of tokens of a picture. Return False, and keep what is known, if that is another number."""
+        known = self.get(settings, digest)
+        if known is not None:
+            return known == tokens
+        self._known[settings, digest] = tokens
+        self._settings.add(settings)
+        self._doubted.pop((settings, digest), None)
+        if len(self._known) > self._max_known:
+            self._known.popitem(last=False)
+        return True
+
+    def forget(self, settings: str, digest: str) -> None:
+        """Forget a number, if it is known: a worker has answered with another one, and it is not known which is right."""
+        if self._known.pop((settings, digest), None) is not None:
+            self._doubted[settings, digest] = None
+            if len(self._doubted) > self._max_known:
+                self._doubted.popitem(last=False)
+
+
 class Stock:
     """See the top of this file. It belongs to the event loop.
 
@@ -52,13 +108,14 @@ class Stock:
         store: open while it is asked; None keeps pictures in memory only.
 
     Attributes:
+        lengths: by tenant.
         brought: pictures that came out of the store.
         unsaved: pictures whose bytes were gone before the record that names them was saved: the store may lack them.
     """
 
-    def __init__(self, shelf: Shelf, lengths: Lengths | None = None, store: Store | None = None) -> None:
+    def __init__(self, shelf: Shelf, store: Store | None = None) -> None:
         self.shelf = shelf
-        self.lengths = Lengths() if lengths is None else lengths
+        self.lengths: defaultdict[str, Lengths] = defaultdict(Lengths)
         self.brought = self.unsaved = 0
         self._store = store
         self._told: OrderedDict[Named, MediaFile | None] = OrderedDict()
@@ -109,7 +166,7 @@ class Stock:
             file = found.get(digest)
             self._note((tenant, digest), file)
             for settings, length in {} if file is None else file.lengths.items():
-                self.lengths.recall(settings, digest, length)
+                self.lengths[tenant].recall(settings, digest, length)
         return list(found.values())
 
     def _note(self, named: Named, file: MediaFile | None) -> None:
@@ -140,7 +197,7 @@ class Stock:
                     "the bytes of the image %s are gone before they were saved: raise --media-max-bytes", digest
                 )
             return None
-        lengths = self.lengths.of(digest)
+        lengths = self.lengths[tenant].of(digest)
         file = MediaFile(
             *(tenant, digest, picture.mime, picture.width, picture.height, picture.upright, len(picture.data)),
             picture.data,

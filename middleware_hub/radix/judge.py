@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable
 
 import msgspec
@@ -44,16 +45,24 @@ class Verdict(msgspec.Struct):
     saving: Awaitable[bool] | None = None
 
     @property
-    def suspicious(self) -> bool:
-        """Whether the log should warn. An empty reply or an error of a worker is not unusual."""
-        return self.reason in (ENGINE_MISMATCH, UNREADABLE, INTERNAL_ERROR)
+    def level(self) -> int:
+        """How severe it is in the log. An empty reply or an error of a worker is not unusual.
+
+        Where there is no reply at all, the proxy has logged why, or the router has refused the request: a line about each
+        would fill the log of a router without workers.
+        """
+        if self.reason in (ENGINE_MISMATCH, UNREADABLE, INTERNAL_ERROR):
+            return logging.WARNING
+        return logging.DEBUG if self.reason == NO_REPLY and not self.detail else logging.INFO
+
+    @property
+    def why(self) -> str:
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason
 
     @property
     def header(self) -> str:
         """The value of `x-radix-recorded`."""
-        if self.outcome != "no":
-            return self.outcome
-        return f"no; {self.reason}: {self.detail}" if self.detail else f"no; {self.reason}"
+        return f"no; {self.why}" if self.outcome == "no" else self.outcome
 
 
 class Expectation(msgspec.Struct, frozen=True):

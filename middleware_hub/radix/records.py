@@ -88,6 +88,10 @@ class Departure:
                 message += ", but it ends before the first reply does"
             elif recorded:
                 message += ", and a recorded text goes on from there"
+        elif matched == 0 and not recorded:
+            message = "nothing is recorded for this key, x-radix-namespace and lora_path"
+            if stored:
+                message += " in the memory of this router, nor does the store have a reply to this text"
         elif matched == 0:
             message = "no recorded text begins like this one"
         elif not recorded:

@@ -208,7 +208,10 @@ class Chats:
             if pictures and session.lasting:
                 session.need(media.shelf, named)
             del held  # the request holds them now
-            return msgspec.structs.replace(request, pictures=tuple(pictures)) if pictures else request
+            if not pictures:
+                return request
+            lengths = media.lengths(session.tenant, named)
+            return msgspec.structs.replace(request, pictures=tuple(pictures), lengths=lengths)
         for message in messages:
             if type(message.get("content")) is list and (parts := image_parts(message)):
                 place, kind = (getattr(parts[0], name, None) for name in ("place", "kind"))

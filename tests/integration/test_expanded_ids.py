@@ -179,6 +179,7 @@ def test_a_text_has_one_placeholder_for_each_picture(served: Stack) -> None:
     for path in ("/generate", "/retrieve_from_text"):
         answer = served.post(path, asked | {"text": decoded}, headers=EXPANDED)
         assert (answer.status, answer.json()["error"]["code"]) == (400, "media_count")
+        assert "(<|image_pad|>) in the text: 5, images in `image_data`: 1." in answer.json()["error"]["message"]
 
 
 def test_after_a_restart_the_chain_tells_the_length(tmp_path: Path) -> None:

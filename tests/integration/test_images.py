@@ -412,6 +412,32 @@ def test_a_tenant_knows_only_its_own_pictures(interface: Interface) -> None:
         check(mine, record.input_ids + record.output_ids, [CAT])
 
 
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("interface", ENGINES)
+def test_no_head_tells_that_another_tenant_has_shown_a_picture(interface: Interface, chat: bool) -> None:
+    """Whoever has the same file could learn from a stream's head, which comes before the worker says how long it is."""
+    a, b = ({"authorization": f"Bearer {key}"} for key in ("key-of-a", "key-of-b"))
+    path, body = (
+        "/generate",
+        {"text": f"What is {IMAGE}?", "image_data": [data_url(CAT)], "sampling_params": sampling()},
+    )
+    if chat:
+        content = [{"type": "image_url", "image_url": {"url": data_url(CAT)}}]
+        path, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], "max_tokens": 5}
+    found = []
+    slow: Json = {"styles": ("cumulative",), "token_delay": 0.05}  # so that the head goes out before the reply is whole
+    for shown in (False, True):
+        with product(**slow, server={"api_keys": KEYS}, interface=interface) as served:
+            if shown:
+                assert served.post(path, body, headers=a).status == 200
+            streamed = served.post(path, body | {"stream": True}, headers=b)
+            again = served.post(path, body | {"stream": True}, headers=b)
+            assert streamed.status == again.status == 200
+            found.append([one.headers.get("x-radix-prompt-tokens") for one in (streamed, again)])
+    assert found[0] == found[1]
+    assert found[0][1] is not None
+
+
 @contextlib.contextmanager
 def store_at(kind: str, folder: Path) -> Iterator[StoreConfig]:
     if kind == "sqlite":

@@ -114,6 +114,24 @@ def test_a_session_goes_on_by_names_after_a_restart(store: StoreConfig) -> None:
         check(found, [CAT, DOG])
 
 
+def test_a_chat_without_a_session_goes_on_by_names_after_a_restart(store: StoreConfig) -> None:
+    """A picture in the first message, in a later one, and both again."""
+    messages, names, known = list[Json](), list[str](), list[int]()
+    for number, content in enumerate((CAT, DOG, None, CAT)):
+        pictures = [] if content is None else [digest(content) if digest(content) in names else content]
+        messages.append(user(*pictures, text=f"Look {number}"))
+        with product(store) as served:
+            body = {"messages": messages, **SAMPLING}
+            said = ok(served, "/v1/chat/completions", body)["choices"][0]["message"]
+            record = served.workers[0].log[-1]
+        assert record.input_ids[: len(known)] == known
+        names += [] if content is None else [digest(content)]
+        assert list(record.images) == names
+        known = [*record.input_ids, *record.output_ids]
+        messages[-1] = user(*names[len(names) - len(pictures) :], text=f"Look {number}")
+        messages.append(said)
+
+
 def test_a_text_goes_on_by_names_after_a_restart(store: StoreConfig) -> None:
     text, ids, names = f"Kept: {IMAGE}.", list[int](), list[str]()
     for pictures in ([CAT], [CAT, DOG], [CAT, DOG, CAT]):

@@ -34,8 +34,9 @@ from middleware_hub.sessions.log import replay
 from middleware_hub.sessions.trie.memo import setting_in
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, IsEcho, MessageNode
 from middleware_hub.sessions.trie.trie import MessageTrie
-from middleware_hub.spans.chain import TokenSpan, chain_ids, names_of
+from middleware_hub.spans.chain import ID_BYTES, TokenSpan, chain_ids, names_of
 from middleware_hub.spans.hidden_tail import HiddenToken
+from middleware_hub.spans.media import chain_media
 from middleware_hub.store.errors import DamagedRecordError, MissingRecordError, StoreError, StoreUnreachableError
 from middleware_hub.store.protocol import Batch, Refill
 
@@ -208,7 +209,10 @@ class ChatNotes:
         if not prompt.startswith(before):
             raise DamagedRecordError(f"the prompt of generation {turn.generation} does not continue {turn.parent}")
         if len(prompt) > len(before):
-            span = TokenSpan(span, take, 0, prompt[len(before) :], 0, flags=turn.flags)
+            count = len(before) // ID_BYTES
+            shown = (one for one in chain_media(reply.parent, reply.take) if one.start >= count)
+            media = tuple((start - count, length, digest) for start, length, digest in shown)
+            span = TokenSpan(span, take, 0, prompt[len(before) :], 0, flags=turn.flags, media=media)
             take = span.count
         sampled = TokenSpan(
             span,

@@ -225,7 +225,7 @@ class Composer:
         span, take = checkpoint.span, joined.take
         if joined.text:
             before = ID_BYTES * (span.offset + take)
-            ids, media = (known.ids[before:], ()) if known else await self._encoded(joined.text, (span, take))
+            ids, media = (known.ids[before:], ()) if known else await self._encoded(joined.text, request, (span, take))
             flags = SpanFlag.WHOLE | (SpanFlag.RECUT if joined.recut else SpanFlag.NONE)
             span = share(turn, request, TokenSpan(span, take, 0, ids, 0, flags=flags, media=media))
             if self._verify_rate and self._dice.random() < self._verify_rate if verify is None else verify:
@@ -273,7 +273,7 @@ class Composer:
             raise BadRequestError(f"the chat template cannot write this conversation: {error}") from error
         media: tuple[MediaSpan, ...] = ()
         if start is None:
-            (packed, media), known = await self._encoded(text), 0
+            (packed, media), known = await self._encoded(text, request), 0
         else:
             ids, known = await start(text)
             packed = pack_ids(ids)
@@ -287,19 +287,18 @@ class Composer:
         return msgspec.structs.replace(prompt, reused=known)
 
     async def _encoded(
-        self, text: str, behind: tuple[TokenSpan, int] | None = None
+        self, text: str, request: ChatRequest, behind: tuple[TokenSpan, int] | None = None
     ) -> tuple[bytes, tuple[MediaSpan, ...]]:
         """Return the packed ids of a text, with its pictures as long as is known, and their media spans.
 
         `behind` is the chain that it continues, up to a token: what that shows has the same length again.
         """
         start = behind is None
-        if self._media is None or not (digests := digests_in(text)):
+        if self._media is None or not digests_in(text):
             return await self._tokenizer.encode_packed(text, start=start), ()
-        pictures = self._media.pictures(digests)
-        encoded = await self._tokenizer.encode_keyed(text, pictures.placeholder, start=start)
+        encoded = await self._tokenizer.encode_keyed(text, self._media.family.placeholder, start=start)
         shown = {} if behind is None else {one.digest: one.length for one in chain_media(*behind)}
-        ids, _, media = encoded.expanded({**pictures.lengths, **shown})
+        ids, _, media = encoded.expanded({**request.lengths, **shown})
         return ids, media
 
     def _composed(

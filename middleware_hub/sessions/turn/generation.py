@@ -264,6 +264,7 @@ class TurnGeneration:
         shown = prompt.media
         if media is None or not shown:
             return asked
+        tenant = self._plan.state.caller.tenant
         unknown = {one.digest for one in shown if one.length == UNKNOWN}
         if not reply.prompt_ids:
             if unknown:
@@ -273,12 +274,12 @@ class TurnGeneration:
             returned = read_list(reply.prompt_ids, "i").astype(np.int32).tobytes()
             lengths = learned(prompt.ids.packed, shown, unknown, returned, media.family.least, reply.places)
         except (UnlikePromptError, NotNumbersError) as error:
-            media.forget(one.digest for one in shown)
+            media.forget(tenant, (one.digest for one in shown))
             self._mismatch(str(error))
             return asked
         if not lengths:
             return asked
-        media.learn(lengths)
+        media.learn(tenant, lengths)
         settle(prompt.span, lengths)
         take = prompt.span.count  # lengths are unknown only in the context at the end of a prompt, which is whole
         ids = PromptIds.of(returned)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from middleware_hub.media.lengths import Lengths
+from middleware_hub.media.stock import Lengths
 
 
 def test_a_length_is_learned_once_and_must_agree() -> None:

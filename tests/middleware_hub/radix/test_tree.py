@@ -157,6 +157,16 @@ def test_a_namespace_that_was_only_asked_about_does_not_exist() -> None:
     assert not talk.tree.roots
 
 
+def test_where_nothing_is_recorded_a_text_is_not_compared_with_others() -> None:
+    """Usually its namespace, or its key, is another one than that of the replies."""
+    talk = Talk()
+    talk.say("a", [B])
+    spaces = NS, ("", "", "eval")
+    here, elsewhere = (talk.tree.departure(one, "x").explained("x", stored=False)["message"] for one in spaces)
+    assert here == "no recorded text begins like this one"
+    assert elsewhere == "nothing is recorded for this key, x-radix-namespace and lora_path"
+
+
 def test_a_retrieval_notes_that_the_whole_chain_was_retrieved_and_nothing_else() -> None:
     talk = Talk()
     first = talk.say("a", [B, EOS])
