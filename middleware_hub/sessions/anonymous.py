@@ -95,6 +95,8 @@ class AnonymousSession(Session):
             if not context.users:
                 self.tokens -= len(context)
         before = oldest.node.parent
+        if self.prompts is not None:
+            self.prompts.forget((oldest,))
         self.trie.drop(oldest)
         if before is not None and before.contexts is not None and context is not None and not context.users:
             before.contexts = [one for one in before.contexts if one is not context] or None

@@ -25,6 +25,7 @@ from middleware_hub.chat.keys import NAMED, KeyFunction
 from middleware_hub.media.shelf import Shelf
 from middleware_hub.sessions import events
 from middleware_hub.sessions.exchange import ClientState, Exchange, RequestKey
+from middleware_hub.sessions.prompt.composed_prompt import PromptIdsCache
 from middleware_hub.sessions.request_defaults import NO_DEFAULTS, RequestDefaults
 from middleware_hub.sessions.trie.memo import MOST_BODIES, MemoRoom, MessageMemo
 from middleware_hub.sessions.trie.nodes import Checkpoint
@@ -80,6 +81,7 @@ class Session:
         orphans: exchanges whose client has left, as long as another client may want the reply.
         lost: generations that were answered and whose tokens are not here: the store has lost them, which only the router that
             answered knows, or the worker's reply contradicted itself, which is in the log.
+        prompts: where the ids of its prompts are kept, until it ends; None before its first turn here.
     """
 
     lasting = True
@@ -116,6 +118,7 @@ class Session:
         self.log: events.SessionLog | None = None
         self.visitors = 0
         self.lost: tuple[str, ...] = ()
+        self.prompts: PromptIdsCache | None = None
         self._finalizing = False
         self._memos: dict[str, MessageMemo] = {}
         self._done = asyncio.Event()
@@ -146,7 +149,7 @@ class Session:
     def require(self, act: Act) -> None:
         """Raise SessionOverError if the client may no longer do this."""
         if self.phase not in _ALLOWED[act]:
-            raise SessionOverError(f"session {self.id!r} is {self.phase.value}")
+            raise SessionOverError(f"session {self.id!r} is {self.phase.value}: POST /sessions makes a new one")
 
     def touch(self) -> None:
         self.used = time.monotonic()
@@ -324,6 +327,8 @@ class Session:
         try:
             await self.end_exchanges()
         finally:
+            if self.prompts is not None:
+                self.prompts.forget(self.trie.checkpoints())
             self.trie.clear()
             self._need_no_pictures()
             for memo in self._memos.values():
@@ -369,6 +374,7 @@ class Session:
             **msgspec.to_builtins(self.defaults),
             "created_at": self.created_at,
             "ttl_s": self.ttl,
+            **({} if self.response_budget is None else {"response_budget": self.response_budget}),
             **({"group_id": self.group[0]} if self.group else {}),
             **({"lost_turns": self.lost} if self.lost else {}),
         }

@@ -158,6 +158,21 @@ def test_an_adapter_that_is_loaded_through_the_router_is_found_at_once(vllm: Sta
         assert turn(vllm, path, "chat/completions", model=f"fresh {number}").body["model"] == f"fresh {number}"
 
 
+def test_an_adapter_that_sglang_loads_later_is_found_by_its_name_alone(one: Stack) -> None:
+    """As one that it had when it came. `BASE:ADAPTER` needs no list, and nobody asks for it."""
+    (worker,) = one.workers
+    path = made(one)
+    for number in range(2):
+        name = f"fresh {number}"
+        assert "lora_path" not in turn(one, path, "chat/completions", model=name).body
+        worker.control.adapters.append(name)
+        one.post("/load_lora_adapter", {"lora_name": name, "lora_path": "somewhere"})
+        before = len(calls(worker, "/v1/models"))
+        assert turn(one, path, "chat/completions", model=f"{COLON}:{name}").body["lora_path"] == name
+        assert len(calls(worker, "/v1/models")) == before
+        assert turn(one, path, "chat/completions", model=name).body["lora_path"] == name
+
+
 @pytest.mark.parametrize("form", [*OPEN, "completions"])
 def test_an_adapter_that_was_loaded_elsewhere_is_found_though_others_were_asked_for(vllm: Stack, form: str) -> None:
     """By a call to another router, or to a worker. Agents send any `model`, so a worker has always just been asked for one."""

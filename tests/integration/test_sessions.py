@@ -427,7 +427,9 @@ class TestTheEnd:
         assert [ids_of(one) for one in found] == [first.chain]
         late = asks[0].answer()
         assert (late.status, late.headers["x-should-retry"]) == (409, "false")
-        assert agent.ask(user("c")).answer.status == 409
+        refused = agent.ask(user("c")).answer
+        assert refused.status == 409
+        assert "POST /sessions makes a new one" in refused.json()["error"]["message"]
         assert agent.finalize() == found
         assert agent.show()["phase"] == "finalized"
 
@@ -461,6 +463,14 @@ class TestTheEnd:
             {"task": "x", "score": 1},
         ]
         assert one.answer.status == 200
+
+    def test_a_response_budget_is_shown(self, whole: Stack) -> None:
+        """As all that was given: it is why a branch ends."""
+        for given in ({"response_budget": 12}, {"sampling_params": {"response_budget": 12}}):
+            made = whole.post("/sessions", given).json()["session_id"]
+            assert whole.get(f"/sessions/{made}").json()["response_budget"] == 12
+        made = whole.post("/sessions", {}).json()["session_id"]
+        assert "response_budget" not in whole.get(f"/sessions/{made}").json()
 
     def test_a_response_budget_ends_a_branch(self, whole: Stack) -> None:
         agent = AgentSession.make(whole, response_budget=12)

@@ -21,6 +21,7 @@ template_mismatch   the verifier found that the ids and a full rendering differ 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -38,7 +39,9 @@ REMARKS = frozenset({EDITED_TURN, REWRITTEN_TURN, PREFIX_CHANGED, "system_in_pla
 FALLBACKS = frozenset({"divergence", "sentinel_collision", "scaffold", "unfaithful", "template_error"})
 """Why earlier turns did not keep their ids, or not all of them."""
 ROOM = 64 * 1024 * 1024
-"""Bytes of the ids of prompts, for all sessions together."""
+"""Bytes of the prompts that are kept, for all sessions together."""
+_OVERHEAD = 320
+"""Bytes that a kept prompt takes besides its ids: its objects, its name, and its place."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -118,13 +121,17 @@ class PromptIdsCache:
 
     A worker receives all ids of a conversation at every turn. Nearly all of them are old, and gathering and printing 10,000
     ids takes longer than everything else in a turn. So the prompt of each checkpoint is kept as long as there is room; the
-    least recently used one is dropped first. A dropped prompt is gathered from its spans and printed again.
+    least recently used one is dropped first. A dropped prompt is gathered from its spans and printed again. `size` and `room`
+    are in bytes.
     """
 
     def __init__(self, room: int = ROOM) -> None:
         self._room = room
         self._kept: OrderedDict[str, PromptIds] = OrderedDict()
-        self._size = 0
+        self.size = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     def of(self, span: TokenSpan, take: int, checkpoint: Checkpoint | None) -> PromptIds:
         """Return the ids of a chain, which may begin with all of a checkpoint's chain."""
@@ -140,9 +147,16 @@ class PromptIdsCache:
         if checkpoint.parent is not None:
             gone = self._kept.pop(checkpoint.parent.id, None)
             if gone is not None:
-                self._size -= len(gone.packed) + len(gone.written)
+                self.size -= len(gone.packed) + len(gone.written) + _OVERHEAD
         self._kept[checkpoint.id] = prompt
-        self._size += len(prompt.packed) + len(prompt.written)
-        while self._size > self._room:
+        self.size += len(prompt.packed) + len(prompt.written) + _OVERHEAD
+        while self.size > self._room:
             _, gone = self._kept.popitem(last=False)
-            self._size -= len(gone.packed) + len(gone.written)
+            self.size -= len(gone.packed) + len(gone.written) + _OVERHEAD
+
+    def forget(self, checkpoints: Iterable[Checkpoint]) -> None:
+        """Forget the prompts of checkpoints that nothing will continue."""
+        for checkpoint in checkpoints:
+            gone = self._kept.pop(checkpoint.id, None)
+            if gone is not None:
+                self.size -= len(gone.packed) + len(gone.written) + _OVERHEAD

@@ -277,7 +277,8 @@ class Turns:
         added = session.committed(checkpoint)
         if session.lasting:
             self._registry.tokens += added
-        self._composer.ids.keep(checkpoint, prompt.ids)
+        session.prompts = self._composer.ids
+        session.prompts.keep(checkpoint, prompt.ids)
         self._metrics.tokens.counts["sampled",] += checkpoint.span.count
 
     def _over(self, session: Session, exchange: Exchange[TurnGeneration]) -> None:

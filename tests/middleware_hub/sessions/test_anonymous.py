@@ -15,7 +15,7 @@ from middleware_hub.chat.keys import canonical
 from middleware_hub.sessions.anonymous import SHARE, AnonymousSession, OpenChats
 from middleware_hub.sessions.log import chat_notes
 from middleware_hub.sessions.log.chat_notes import ChatNotes, Noted
-from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt, PromptIds
+from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt, PromptIds, PromptIdsCache
 from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, NewTurn
 from middleware_hub.spans.chain import TokenSpan, chain_ids, pack_ids
 from middleware_hub.store.chains import Stored
@@ -29,6 +29,7 @@ class Room:
 
     def __init__(self, max_tokens: int) -> None:
         self.session = AnonymousSession("", canonical, max_tokens=max_tokens)
+        self.session.prompts = self.prompts = PromptIdsCache()
         self.serial = 0
 
     def begin(self, messages: list[dict[str, Any]]) -> tuple[BranchHandle, ComposedPrompt]:
@@ -49,6 +50,7 @@ class Room:
         span = TokenSpan(prompt.span, prompt.take, 0, pack_ids([7, 8]), 0, versions="1")
         message = {"role": "assistant", "content": says}
         checkpoint = self.session.trie.commit(handle, NewTurn(message, span, "stop"))
+        self.prompts.keep(checkpoint, prompt.ids)
         self.session.committed(checkpoint)
         return checkpoint
 
@@ -64,6 +66,7 @@ class Room:
         contexts = {id(one.span.parent): len(one.span.parent) for one in samples if one.span.parent is not None}
         assert self.session.tokens == sum(len(one.span) for one in samples) + sum(contexts.values())
         assert self.session.samples == len(samples)
+        assert self.prompts._kept.keys() <= {one.id for one in samples}
 
 
 def talk(path: tuple[int, ...]) -> list[dict[str, Any]]:

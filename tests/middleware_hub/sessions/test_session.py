@@ -75,3 +75,22 @@ def test_a_stream_that_has_not_begun_when_its_session_ends_is_a_409(call: tuple[
         assert (status, found["error"]["type"]) == (409, "session_over")
 
     asyncio.run(work())
+
+
+def test_the_prompts_of_a_session_go_with_it() -> None:
+    """They would be kept until there is no room for others: for hours, if sessions are short."""
+
+    async def work() -> None:
+        room = Room()
+        session = await room.open()
+        assert (await room.ask(BODY).answer())[0] == 200
+        assert (await room.ask(BODY).answer())[0] == 200
+        prompts = session.prompts
+        assert prompts is not None
+        assert len(prompts) == 2
+        assert prompts.size > 0
+        assert (await room.call("POST", "/sessions/s/finalize"))[0] == 200
+        assert (await room.call("DELETE", "/sessions/s"))[0] == 200
+        assert (len(prompts), prompts.size) == (0, 0)
+
+    asyncio.run(work())
