@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from router.peers.channel import FleetChannel
+from router.peers.events import WorkerAdded
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class Announced(msgspec.Struct, frozen=True, omit_defaults=True):
         busy: the entries among them to which its own answer is still to come.
         said: the time of the announcement, in seconds since the epoch by the router's own clock.
         settings: by flag, the values that all routers must share, or the hashes of long values.
+        draining: the removed workers at which it still has requests.
     """
 
     id: str
@@ -49,6 +51,7 @@ class Announced(msgspec.Struct, frozen=True, omit_defaults=True):
     version: str | None = None
     load: dict[str, int] = {}
     settings: dict[str, str] = {}
+    draining: tuple[WorkerAdded, ...] = ()
 
 
 class Presence:
@@ -59,6 +62,7 @@ class Presence:
         load: returns counts, for people.
         version: returns the fleet's weight version as this router knows it.
         settings: as in `Announced`. Parts of the router add theirs before it is announced.
+        draining: returns the removed workers at which this router still has requests.
         until: the moment (`time.monotonic`) to which the announcement surely holds.
         others: as they were when they were last asked for, by token.
     """
@@ -71,6 +75,7 @@ class Presence:
         self.load: Callable[[], dict[str, int]] = dict
         self.version: Callable[[], str | None] = lambda: None
         self.settings: dict[str, str] = {}
+        self.draining: Callable[[], tuple[WorkerAdded, ...]] = tuple
         self.until = -math.inf
         self.others: dict[str, Announced] = {}
         self.busy: set[int] = set()
@@ -92,6 +97,7 @@ class Presence:
             self.version(),
             self.load(),
             self.settings,
+            self.draining(),
         )
 
     async def announce(self, channel: FleetChannel, read: int) -> bool:

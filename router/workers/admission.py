@@ -104,7 +104,8 @@ class Admission:
             if not answer.done():
                 answer.cancel()  # the health checks ask again
                 self.take_in(url, _SILENT)
-            elif (found := for_now(answer.result())).refusal is not None:
+            # All were asked before the first of them was in, and a fleet has the engine of that one.
+            elif (found := self._prober.checked(url, for_now(answer.result()))).refusal is not None:
                 logger.error("not routed to: %s", found.refusal)
             else:
                 self.take_in(url, found)
@@ -114,6 +115,7 @@ class Admission:
         # Another engine may have come in since the question. The health checks ask again, and then it is refused.
         checked = self._prober.checked(url, found)
         worker = self._pool.add(url, checked.role or WorkerRole.REGULAR)
+        told = worker.complaint  # a worker of --worker-urls comes again from the log of the store
         worker.bootstrap_port = checked.bootstrap_port or worker.bootstrap_port
         given = self._prober.given_ranks(url)  # another router, which found this, may be told otherwise
         found = replace(
@@ -127,9 +129,9 @@ class Admission:
         if found.stranger:
             self._pool.does_not_generate(worker)
         self._pool.probed(worker, found.complaint, found.version, absent=found.absent)
-        if found.complaint is not None:
+        if found.complaint is not None and found.complaint != told:
             logger.warning(
-                "worker %s cannot be reached yet, and gets requests once it answers: %s", url, found.complaint
+                "worker %s is starting, and is asked again until it answers as an engine: %s", url, found.complaint
             )
         self._checks.watch(worker)
         return worker

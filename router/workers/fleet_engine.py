@@ -66,5 +66,7 @@ def known_worker(pool: WorkerPool, url: str) -> KnownWorker:
     try:
         worker = pool.get(url)
     except NotFoundError:
-        return KnownWorker()
+        if url not in pool.elsewhere:
+            return KnownWorker()
+        worker = pool.elsewhere[url]
     return KnownWorker(worker.abilities, lambda: worker.version, worker.images)

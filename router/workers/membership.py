@@ -7,6 +7,7 @@ for all routers.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -49,6 +50,9 @@ class FleetMembership:
         """URLs of workers that calls have added, as far as this router has heard since it started."""
         self._pool = pool
         self._admission = admission
+        self._announcing: set[asyncio.Task[None]] = set()
+        peers.presence.draining = self._draining
+        pool.on_gone = self._gone
         peers.log.hear(WorkerAdded, self._added)
         peers.log.hear(WorkerRemoved, self._removed)
 
@@ -135,6 +139,23 @@ class FleetMembership:
         """Return whether a call has removed this worker, at any router, and none has added it since."""
         return self.peers.log.state.workers.get(url) is False
 
+    def everywhere(self) -> tuple[Worker, ...]:
+        """Return the workers of the pool, and those that only other routers still drain."""
+        here = self._pool.list()
+        urls = {worker.url for worker in here}
+        told = (one for other in self.peers.presence.others.values() for one in other.draining)
+        self._pool.elsewhere = {one.url: _draining_elsewhere(one) for one in told if one.url not in urls}
+        return *here, *self._pool.elsewhere.values()
+
+    def _draining(self) -> tuple[WorkerAdded, ...]:
+        return tuple(_told(one.url, one) for one in self._pool.list() if one.state is WorkerState.DRAINING)
+
+    def _gone(self, _: Worker) -> None:
+        """Announce at once that a worker is drained: it may be stopped now, and calls to it would fail."""
+        if self.peers.kind is not None:
+            self._announcing.add(task := asyncio.create_task(self.peers.announce()))
+            task.add_done_callback(self._announcing.discard)
+
     async def find(self, key: str) -> Worker:
         """Return the worker with this id, or any URL of it. Raise NotFoundError if there is none."""
         try:
@@ -214,6 +235,13 @@ class FleetMembership:
             return
         if not own:
             logger.info("worker %s was removed at another router", event.url)
+
+
+def _draining_elsewhere(told: WorkerAdded) -> Worker:
+    worker = Worker(told.url)
+    worker.engine, worker.abilities = told.engine, frozenset(told.abilities)
+    worker.role = WorkerRole.REGULAR if told.role is None else WorkerRole(told.role)
+    return worker
 
 
 def _told(url: str, found: ProbeResult | Worker) -> WorkerAdded:

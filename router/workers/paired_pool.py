@@ -40,6 +40,7 @@ class PairedPool(WorkerPool):
         self.prefills.on_room = self._room
         self.prefills.on_drained = self._forget_if_drained
         self.prefills.on_engine = lambda name: self.on_engine(name)
+        self.prefills.on_gone = lambda worker: self.on_gone(worker)
         self.prefills.on_quarantine = lambda worker: self.on_quarantine(worker)
         self._always_apart = apart
         self._look_at_roles()

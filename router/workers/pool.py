@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from router.config.workers import MOST_RANKS, BreakerConfig, HealthConfig
@@ -154,6 +154,10 @@ class WorkerPool:
         self.on_breaker = on_breaker
         self.on_drained: Callable[[Worker], None] = self._forget_if_drained
         """Called when a request of a draining worker is over."""
+        self.on_gone: Callable[[Worker], None] = _nothing
+        """Called when a removed worker has left the pool."""
+        self.elsewhere: Mapping[str, Worker] = {}
+        """By URL, the removed workers that only other routers drain, as of the last call to all workers."""
         self.on_quarantine: Callable[[Worker], None] = _nothing
         """Called when a worker is quarantined, which is to end its requests in flight too."""
         self.on_switched: Callable[[Worker], None] = _nothing
@@ -393,6 +397,7 @@ class WorkerPool:
             worker.move_to(WorkerState.GONE)
             del self._workers[worker.id]
             self._forget(worker.targets)
+            self.on_gone(worker)
 
     def _forget(self, targets: Iterable[Target]) -> None:
         if isinstance(self._policy, ForgetsTargets):

@@ -202,6 +202,39 @@ def test_each_router_drains_its_own(started: Routers) -> None:
             ok(call(f"{one}/add_worker", {"url": started.first.url}))  # type: ignore[attr-defined]
 
 
+def test_calls_to_all_reach_a_worker_that_only_another_router_drains(started: Routers) -> None:
+    """Else what was paused there stays paused for ever, and an end of all does not end it."""
+    one, two, three = started.urls
+    ok(call(f"{one}/remove_worker", {"url": started.first.url}))  # type: ignore[attr-defined]
+    with EmbeddedWorker(shipped_tokenizer()) as worker:
+
+        def removed(*, paused: bool) -> Asking:
+            ok(call(f"{one}/add_worker", {"url": worker.url}))
+            worker.hold(after=1)
+            asking = Asking(two, {"text": "A:", "sampling_params": {"max_new_tokens": 3}})
+            worker.wait_for_arrivals(1)
+            if paused:
+                ok(call(f"{one}/pause_generation", {"mode": "in_place"}))
+                worker.release()
+            ok(call(f"{three}/remove_worker", {"url": worker.url}))
+            return asking
+
+        def told(url: str, path: str, body: Json) -> list[tuple[str, int]]:
+            return [(said["url"], said["status"]) for said in ok(call(url + path, body))["workers"]]
+
+        try:
+            asking = removed(paused=True)
+            assert told(one, "/continue_generation", {}) == [(worker.url, 200)]
+            assert finish(asking.answer().json()) != "abort"
+            until(lambda: call(f"{three}/continue_generation", {}).status == 503, "it is drained everywhere")
+            asking = removed(paused=False)
+            assert told(three, "/abort_request", {"abort_all": True}) == [(worker.url, 200)]
+            assert finish(asking.answer().json()) == "abort"
+        finally:
+            ok(call(f"{one}/add_worker", {"url": started.first.url}))  # type: ignore[attr-defined]
+            ok(call(f"{one}/continue_generation", {}))
+
+
 # -- weights ------------------------------------------------------------------------------------------------------------
 
 

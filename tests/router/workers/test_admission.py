@@ -43,6 +43,21 @@ def test_workers_of_the_command_line_keep_their_order_and_refused_ones_are_left_
     asyncio.run(main())
 
 
+def test_a_worker_that_comes_twice_is_complained_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As those of the command line do that the store names, too."""
+
+    async def main() -> None:
+        async with watching() as watched:
+            dead = dead_url()
+            await watched.admission.admit_all([dead])
+            await watched.admission.admit(dead)
+            assert states(watched) == [(dead, "starting")]
+
+    asyncio.run(main())
+    (told,) = [record.getMessage() for record in caplog.records if "is starting" in record.getMessage()]
+    assert "Connect call failed" in told
+
+
 @pytest.mark.parametrize("skip", [True, False])
 def test_a_silent_worker_is_starting_until_it_answers(skip: bool) -> None:
     async def main() -> None:

@@ -201,6 +201,26 @@ def test_a_worker_of_no_use_is_refused() -> None:
     asyncio.run(main())
 
 
+def test_of_the_workers_that_a_router_starts_with_those_of_the_second_engine_are_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All of them are asked at the same time, when the fleet has no engine yet. That none is unreachable is told rightly."""
+
+    async def main() -> None:
+        async with (
+            serving(AnsweringServer(**SGLANG)) as one,
+            serving(AnsweringServer(**VLLM)) as other,
+            fleet() as found,
+        ):
+            await found.admission.admit_all([one, other])
+            assert [worker.url for worker in found.pool.list()] == [one]
+
+    asyncio.run(main())
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert told.startswith("not routed to: worker ")
+    assert "a fleet has one engine" in told
+
+
 def test_a_silent_worker_says_it_later() -> None:
     async def main() -> None:
         server = AnsweringServer(**VLLM)
