@@ -2,10 +2,11 @@
 
 `/v1/models` lists the served model and, with that as their `parent`, the adapters that are loaded.
 
-    SGLang   `BASE:ADAPTER` (`_parse_model_parameter` in `sglang/srt/entrypoints/openai/serving_base.py`, 0.5.23)
+    SGLang   `BASE:ADAPTER` (`_parse_model_parameter` in `sglang/srt/entrypoints/openai/serving_base.py`, 0.5.23); its adapters
+             are listed, too, and a listed name alone names one here
     vLLM     the adapter's name as it is listed (`vllm/entrypoints/openai/models/serving.py`, 0.32)
 
-A worker is asked when it becomes healthy. It is asked again for each name that is not listed, because vLLM loads adapters while
+A worker is asked when it becomes healthy. It is asked again for each name that is not listed, because adapters are loaded while
 it runs, perhaps by a call to another router. The same name is not asked for again for a while, because agents send any name.
 """
 
@@ -73,13 +74,15 @@ class ServedModels:
 
     def must_ask(self, *models: str | None) -> bool:
         """Whether `ask` may change the result of `adapter_of` for one of these names."""
-        if self._bases and not self._vllm:  # SGLang's rule needs no list of adapters
-            return False
         now = time.monotonic()
-        return any(model and self._is_new(model) and self._unlisted.get(hash(model), now) <= now for model in models)
+        for model in models:
+            again = self._unlisted.get(hash(model), now)
+            if model and again <= now and self._is_new(model):
+                return True
+        return False
 
     def _is_new(self, model: str) -> bool:
-        return model not in self._bases and model not in self._adapters
+        return not self._bases or (model not in self._bases and self.adapter_of(model) is None)
 
     def adapter_of(self, model: str) -> str | None:
         """Return the name of the adapter that `model` names; None if it names none."""

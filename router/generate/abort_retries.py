@@ -16,6 +16,7 @@ from router.config.workers import AbortConfig
 from router.engines.form.outcome import aborted_replies, renamed, was_aborted, was_refused
 from router.engines.form.worker_request import WorkerRequest
 from router.errors import RouterError
+from router.http.request_state import RequestPhase
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import RouterMetrics
 from router.proxy.in_flight import InFlight
@@ -117,6 +118,8 @@ class _Aborted:
     async def _pause(self, seconds: float) -> None:
         """Wait, but not for generations that are to end."""
         self._in_flight.rename({})  # no worker has any of it now, so there is nothing to abort
+        if self._in_flight.call is not None:
+            self._in_flight.call.record.enter(RequestPhase.WAITING)
         try:
             async with asyncio.timeout(seconds):
                 await self._in_flight.until_to_end(self._positions())

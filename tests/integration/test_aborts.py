@@ -554,7 +554,13 @@ def waiting(served: Stack, asks: list[Asking], body: dict[str, Any], space: str,
     worker.wait_for_arrivals(count)
     abort_behind_its_back(worker)
     until(lambda: in_no_workers_hands(served), "the first attempt is over")
+    until(lambda: phases(served) == ["waiting"], "it waits for its next attempt")
     return asking
+
+
+def phases(served: Stack) -> list[str]:
+    """How far the requests are, by the list that operators look at: a worker that has one may hang, one that waits will not."""
+    return [one["phase"] for one in served.get("/debug/requests").json()["requests"]]
 
 
 @on("patient")
@@ -580,6 +586,7 @@ def test_a_stream_that_waits_ends_at_once(served: Stack, asks: list[Asking], spa
     worker.wait_for_arrivals(1)
     abort_behind_its_back(worker)
     until(lambda: in_no_workers_hands(served))
+    until(lambda: phases(served) == ["waiting"], "it waits for its next attempt")
     asked_for(served, "rid", space)
     (last,) = asking.events()
     assert (finish(last), last["meta_info"]["id"]) == ("abort", space)
