@@ -9,11 +9,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from router.errors import RouterError
-from router.flags import config_from_args, parser
 
+if TYPE_CHECKING:
+    from router.flags import FlagParser
+
+FLAGS = "router.flags"
 ROUTER = "router.app"
 PARENT = "router.processes.supervisor"
 COMMANDS = {
@@ -49,6 +52,12 @@ def _end(number: int, _: object) -> NoReturn:
     sys.exit(128 + number)
 
 
+def parser() -> FlagParser:
+    """Return the parser of the router's own flags."""
+    flags: FlagParser = _loaded(FLAGS).parser()
+    return flags
+
+
 def _route(given: Sequence[str]) -> NoReturn:
     flags = parser()
     if given and not given[0].startswith("-"):
@@ -57,7 +66,7 @@ def _route(given: Sequence[str]) -> NoReturn:
     if unknown:
         flags.refuse(unknown)
     try:
-        config = config_from_args(args)
+        config = _loaded(FLAGS).config_from_args(args)
         if config.server.processes > 1:
             sys.exit(_loaded(PARENT).supervise(config))
         gc.disable()  # until the server has started: what a start loads stays, and walking it took an eighth of the time

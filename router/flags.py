@@ -62,6 +62,16 @@ event repeats all the text before it, 80 MB for 2,000 tokens with logprobs.
 """
 
 
+_ELSEWHERE = {
+    "--key": "--api-key",
+    "--model": "--tokenizer-path",
+    "--model-path": "--tokenizer-path",
+    "--url": "--worker-urls",
+    "--worker": "--worker-urls",
+    "--workers": "--worker-urls",
+}
+"""What engines and other routers call a flag, where the letters say nothing, or lead to another flag."""
+
 _METAVARS = {int: "N", float: "SECONDS", str: "NAME", Path: "FILE"}
 
 
@@ -74,7 +84,9 @@ class FlagParser(argparse.ArgumentParser):
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """Exit for arguments that are not known. Names the flag that a misspelt one is most like."""
         given = next((one for one in unknown if one.startswith("-")), unknown[0]).partition("=")[0]
-        alike = get_close_matches(given.replace("_", "-"), self._option_string_actions, 1, 0.75)
+        given = given.replace("_", "-")
+        known = self._option_string_actions
+        alike = [_ELSEWHERE[given]] if given in _ELSEWHERE else get_close_matches(given, known, 1, 0.75)
         advice = f": did you mean {alike[0]}?" if alike else ""
         self.error(f"unrecognized arguments: {' '.join(unknown)}{advice}")
 

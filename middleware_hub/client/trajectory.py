@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from middleware_hub.client.errors import InconsistentAnswerError, not_usable
+from middleware_hub.client.errors import InconsistentAnswerError, NotUsableError, not_usable
 from middleware_hub.client.images import MultiModalData
 from middleware_hub.client.scores import Scores, scores_of
 
@@ -188,7 +188,15 @@ class Trajectory:
     def require_exact(self) -> Trajectory:
         """Return it. Raises NotUsableError if it must not be trained on."""
         if not self.exact:
-            what = f"the sequence is not exact after character {self.exact_chars}"
+            if self.text and not self.exact_chars and self.reasons == ("retokenized",):
+                raise NotUsableError(
+                    "no recorded text begins like this one: was it sampled with another key or x-radix-namespace, or "
+                    "before a restart without --store? POST /radix_tree/explain shows what is recorded",
+                    self.reasons,
+                )
+            what = "the sequence is not exact"
+            if self.text:  # a session has messages
+                what += f" after character {self.exact_chars}"
             if self.missing_tokens:
                 what = f"the sequence lacks {self.missing_tokens} sampled tokens of the listed replies"
             elif missed := self.details.get("missed_request_ids"):

@@ -63,8 +63,9 @@ def read_log(lines: Iterable[bytes]) -> Iterator[LoggedReply]:
         try:
             yield _reply(number, msgspec.json.decode(line))
         except (*JSON_ERRORS, KeyError, TypeError, IndexError, AttributeError) as error:
+            wrong = f"it has no `{error.args[0]}`" if isinstance(error, KeyError) else repr(error)
             raise BadRequestError(
-                f"line {number}: {error!r}. A line is {{'prompt': text, 'text': the reply, 'output_ids': [ids]}}, or a body "
+                f"line {number}: {wrong}. A line is {{'prompt': text, 'text': the reply, 'output_ids': [ids]}}, or a body "
                 "and an answer of /generate: {'request': {'text': ...}, 'response': {'text': ..., 'output_ids': [...]}}"
             ) from error
 
@@ -74,8 +75,10 @@ def _reply(number: int, fields: dict[str, Any]) -> LoggedReply:
     prompt = fields["request"].get("text", "") if "request" in fields else fields.get("prompt", "")
     meta = answer.get("meta_info") or {}
     ids = answer.get("output_ids")
-    if ids is None:
+    if ids is None and "output_token_logprobs" in meta:
         ids = [pair[1] for pair in meta["output_token_logprobs"]]
+    elif ids is None:
+        raise KeyError("output_ids")
     if not isinstance(prompt, str) or not isinstance(answer["text"], str):
         raise TypeError("`prompt` and `text` are one text each: write a line for each reply of a batch")
     if not all(type(one) is int and 0 <= one <= MAX_ID for one in ids):

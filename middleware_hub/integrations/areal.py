@@ -13,8 +13,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from middleware_hub.client.asynchronous import AsyncSession
 from middleware_hub.client.errors import UnknownReplyError
 from middleware_hub.client.trajectory import Trajectory
@@ -33,7 +31,8 @@ require(
     ],
 )
 
-from areal.api import RolloutWorkflow  # noqa: E402 - after the check of its version
+import torch  # noqa: E402 - after the check of AReaL's version, which needs it
+from areal.api import RolloutWorkflow  # noqa: E402
 from areal.infra import workflow_context  # noqa: E402
 from areal.utils.data import concat_padded_tensors  # noqa: E402
 

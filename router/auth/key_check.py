@@ -61,12 +61,13 @@ class KeyCheck:
         if caller is None and right is Right.USE:
             caller = self._keys.anonymous()
         if caller is None:
-            wrong = "this router does not know the key of this request" if given else "this router needs a key"
-            if b":" in given:
-                wrong += " (of TENANT:KEY, a client sends the KEY)"
-            raise UnauthorizedError(
-                f"{wrong}: Authorization: Bearer KEY{_advice(scope, right)}", headers=(("www-authenticate", "Bearer"),)
-            )
+            wrong = "this router needs a key: Authorization: Bearer KEY"
+            if given:
+                hint = " (of TENANT:KEY, a client sends the KEY)" if b":" in given else ""
+                wrong = (
+                    f"this router does not know the key of this request{hint}: it has those that it was started with"
+                )
+            raise UnauthorizedError(f"{wrong}{_advice(scope, right)}", headers=(("www-authenticate", "Bearer"),))
         if right is Right.ADMIN and not caller.admin:
             call = f"{scope.get('method', 'GET')} {scope['path']}"
             raise ForbiddenError(f"{call} wants an admin key (--admin-key){_advice(scope, right)}")

@@ -142,6 +142,9 @@ _SPELT = frozenset(path.replace(_SOURCE, "disk") for path in _KNOWN)
 _LONGER = tuple(path.partition(_SOURCE)[0] if _SOURCE in path else f"{path}/" for path in _KNOWN)
 """How a path begins that is known and has more behind it, such as a name."""
 _SESSIONS = "sessions"
+_HUB = frozenset(
+    path for path in USE | READ if path.startswith(("/retrieve_from_text", "/radix_tree/", "/trajectories"))
+)
 _ENDS = ("/chat/completions", "/messages", "/messages/count_tokens")
 _ALIKE = 0.8
 """How much of two paths has to be equal. Less, and paths of workers that are not listed here would count as misspelt."""
@@ -178,3 +181,8 @@ def meant_path(path: str) -> str | None:
         return alike[0]
     parts = [known for known in _SPELT if len(bare) >= _PART and (known.startswith(bare) or known.endswith(bare))]
     return min(parts, default=None)
+
+
+def of_the_hub(path: str) -> bool:
+    """Return whether a path is one of the middlewares': no worker has it."""
+    return path in _HUB or path == "/sessions" or path.startswith(("/sessions/", "/media/"))

@@ -49,6 +49,8 @@ def json_fault(data: bytes | Raw, error: Exception) -> str:
     said = str(error)
     found = _PLACE.search(said)
     data = bytes(data)
+    if not data.strip():
+        return "it is empty"
     end = int(found[1]) if found else len(data)
     for half in _HALF.finditer(data, max(0, end - _NEAR), min(len(data), end + _NEAR)):
         escape, at = half[0].decode(), half.start()

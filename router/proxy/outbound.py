@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 from starlette.types import Receive, Scope
 
-from router.auth.permissions import meant_path
+from router.auth.permissions import meant_path, of_the_hub
 from router.engines.form import ranks
 from router.engines.form.outcome import lacks_path
 from router.engines.form.worker_request import RoutePrompt, WorkerRequest, route_prompt
@@ -76,9 +76,16 @@ class OutboundRequest(msgspec.Struct):
     renewed: tuple[WorkerRequest, WorkerRequest] | None = None
 
     def check_served(self, body: bytes) -> None:
-        """Raise NotFoundError, which names the path that is meant, for a 404 of a worker that has no such path."""
+        """Raise NotFoundError, which names the path that is meant, for a 404 of a worker that has no such path.
+
+        A path of the hub comes to a worker only where the router runs without the middleware that serves it.
+        """
         path = self.path
-        if not lacks_path(body) or (meant := meant_path(path)) is None:
+        if not lacks_path(body):
+            return
+        if of_the_hub(path):
+            raise NotFoundError(f"this router runs without what serves {path}: see its --middleware and --no-sessions")
+        if (meant := meant_path(path)) is None:
             return
         advice = ""
         if path.startswith("/v1/v1/"):

@@ -273,6 +273,11 @@ def test_an_error_has_the_remedy_of_the_cause_alone(served: Stack, client: Clien
     assert remedies(whole + "\nObservation: 1,094 km\n", client, [name]) == ["retokenized"]
     assert remedies(whole[:-6] + "lake", client, [name]) == ["edited_turn"]
     assert remedies("Q: who?\n" + reply.text, client, [name]) == ["unknown_reply"]
+    with pytest.raises(
+        NotUsableError, match="another key or x-radix-namespace, or before a restart without --store"
+    ) as told:
+        client.retrieve("Who asked?\n" + reply.text).require_exact()
+    assert told.value.reasons == ("retokenized",)
     later = client.generate("Q: and?\n" + reply.text, {"max_new_tokens": 5}, parent="lost")
     assert remedies("Q: and?\n" + reply.text + later.text, client, ["lost"]) == ["unknown_parent"]
 

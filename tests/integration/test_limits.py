@@ -12,6 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.stack import Stack, stack
 
 SHORT = {"max_new_tokens": 1}
+REFUSED = (
+    ("/generate", {"text": "a", "sampling_params": SHORT}),
+    ("/generate", {"text": "a", "sampling_params": SHORT, "stream": True}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +92,16 @@ def test_a_large_batch_that_is_not_recorded_is_one_line(served: Stack, caplog: p
     lines = [record.getMessage() for record in caplog.records if "recorded as exact" in record.getMessage()]
     assert len(lines) == 1, lines
     assert "100 of 100 replies" in lines[0]
+
+
+def test_a_router_without_workers_does_not_fill_its_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Clients repeat what is refused, thousands of times in a minute."""
+    with stack("qwen", styles=("cumulative",)) as served:
+        served.post("/remove_worker", {"url": served.workers[0].url})
+        with caplog.at_level(logging.INFO):
+            refused = [served.post(path, body) for path, body in REFUSED for _ in range(3)]
+    assert [one.status for one in refused] == [503] * len(refused)
+    assert not [record.getMessage() for record in caplog.records if "recorded as exact" in record.getMessage()]
 
 
 def test_no_two_metrics_share_a_name(served: Stack) -> None:

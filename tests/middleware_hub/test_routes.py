@@ -6,6 +6,7 @@ import pytest
 
 from middleware_hub import routes
 from middleware_hub.routes import Table, bound, find
+from router.auth.permissions import of_the_hub
 
 CALLS: Table = {"/a": {"GET": "show", "POST": "make"}, "/a/{id}": {"GET": "show"}}
 
@@ -15,6 +16,12 @@ def test_a_path_has_one_owner() -> None:
     assert len(tables) == 11
     paths = [path for table in tables for path in table]
     assert len(paths) == len(set(paths))
+
+
+def test_the_router_knows_which_paths_no_worker_has() -> None:
+    """Without the middlewares it says so, in place of a worker."""
+    tables = routes.RADIX_TREE, routes.TRAJECTORIES, routes.SCORES, routes.MEDIA
+    assert [path for table in tables for path in table if not of_the_hub(path)] == ["/generate"]
 
 
 def test_a_row_gets_the_functions_of_its_calls() -> None:

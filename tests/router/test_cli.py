@@ -212,6 +212,8 @@ def test_without_the_package_of_the_demos_its_tokenizer_is_one_line(
         ((*PLAIN, "--nonsense"), ("--nonsense", "--help")),
         ((*PLAIN, "--tokenizer", "t"), ("--tokenizer t", "did you mean --tokenizer-path?")),
         ((*PLAIN, "--worker_url=http://a"), ("--worker_url=http://a", "did you mean --worker-urls?")),
+        ((*PLAIN, "--workers", "http://a"), ("--workers http://a", "did you mean --worker-urls?")),
+        ((*PLAIN, "--model_path=m"), ("--model_path=m", "did you mean --tokenizer-path?")),
         ((*PLAIN, "--log-level", "loud"), ("--log-level",)),
         ((*PLAIN, "--log-format", "xml"), ("--log-format",)),
         ((*PLAIN, "--otlp-traces-endpoint", "grpc://host:1"), ("--otlp-traces-endpoint", "HOST:PORT")),
@@ -286,6 +288,16 @@ def test_a_missing_dependency_is_named(
     with pytest.raises(SystemExit, match="2"):
         main(["drift"])
     assert "it needs no_such_package, which" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"], ["store", "stats", "--store", "sqlite:x"]], ids=str)
+def test_a_dependency_of_the_flags_is_named_as_well(argv: list[str]) -> None:
+    """The policies, whose parameters are flags, need a package that no trainer has."""
+    code = f"import sys; sys.modules['xxhash'] = None; from router.cli import main; main({argv!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("tito-router: error: it needs xxhash, which ")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_router_without_the_worker_says_what_to_install(

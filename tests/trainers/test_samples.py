@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ import pytest
 
 from router.config import AbortConfig
 from tests.support.client import call
+from tests.support.programs import ROOT
 from tests.support.stack import Stack, stack
 from tests.support.vocabularies import vocabulary
 from tests.trainers import trainers
@@ -684,3 +686,22 @@ def test_versions_outside_of_the_range_are_warned_of(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(versions.SUPPORTED, "no_such_trainer", ((0, 1), (0, 2)))
     with pytest.raises(ImportError, match=r"is for no_such_trainer .*, and .*python\S* has no no_such_trainer$"):
         versions.require("no_such_trainer", ["no_such_trainer:Sample"])
+
+
+def test_a_trainer_that_is_not_installed_is_named_and_not_what_it_needs() -> None:
+    from middleware_hub.integrations import versions
+
+    code = f"""if True:
+        import importlib.util, sys
+        sys.modules["torch"] = None
+        for name in {[*versions.SUPPORTED]!r}:
+            if importlib.util.find_spec(name) is not None:
+                continue
+            try:
+                importlib.import_module(f"middleware_hub.integrations.{{name}}")
+            except ImportError as error:
+                assert f"has no {{name}}" in str(error), error
+            else:
+                raise AssertionError(name)
+    """
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

@@ -96,6 +96,11 @@ def test_a_line_that_is_none_is_named(line: str) -> None:
         list(read_log([b'{"prompt": "a", "text": "b", "output_ids": [1]}', line.encode("latin-1")]))
 
 
+def test_what_a_line_lacks_is_named() -> None:
+    with pytest.raises(BadRequestError, match="line 1: it has no `output_ids`"):
+        list(read_log([b'{"prompt": "a", "text": "b"}']))
+
+
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)

@@ -72,6 +72,7 @@ def test_who_may(server: ServerConfig, key: str | None, call: tuple[str, str], s
                     assert ("--admin-key" in error["message"]) is (status == 403)
                     assert ("www-authenticate" in reply.headers) is (status == 401)
                     assert ("does not know the key" in error["message"]) is (status == 401 and key is not None)
+                    assert ("Authorization: Bearer KEY" in error["message"]) is (status == 401 and key is None)
 
     asyncio.run(main())
 

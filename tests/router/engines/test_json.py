@@ -42,3 +42,8 @@ def test_half_a_surrogate_pair_is_found_wherever_it_stands(before: str, half: st
 )
 def test_what_else_is_wrong_is_told_as_the_decoder_says_it(data: bytes) -> None:
     assert "surrogate" not in fault(data)
+
+
+@pytest.mark.parametrize("data", [b"", b" \n"])
+def test_nothing_is_not_called_truncated(data: bytes) -> None:
+    assert fault(data) == "it is empty"

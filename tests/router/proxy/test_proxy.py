@@ -236,6 +236,29 @@ def test_a_misspelt_path_that_no_worker_has_is_told_with_the_one_that_is_meant(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("path", ["/retrieve_from_text", "/sessions", "/sessions/a/finalize", "/trajectories/claim"])
+def test_a_plain_router_says_that_it_remembers_nothing(path: str) -> None:
+    """Its worker's 404 would say that about the worker."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await (
+                answer(send, 200, ENGINE) if scope["path"] in PROBED else answer(send, 404, b'{"detail":"Not Found"}')
+            )
+
+    async def main() -> None:
+        async with (
+            serving(app) as url,
+            running([url]) as router,
+            router.client.post(path, data=b"{}", headers=JSON) as reply,
+        ):
+            error = (await reply.json())["error"]
+            assert (reply.status, error["type"]) == (404, "not_found")
+            assert f"without what serves {path}: see its --middleware" in error["message"]
+
+    asyncio.run(main())
+
+
 def test_compressed_reply_is_unpacked() -> None:
     """A worker that compresses although nobody asked: its content-encoding is not passed on, so its bytes are not."""
 
