@@ -100,8 +100,9 @@ def a_router(folder: Path, workers: list[Process], max_tokens: int, flags: Seque
         folder,
         *("--tokenizer-path", str(shipped_tokenizer()), "--log-level", "warning", "--shutdown-grace", "10"),
         *("--radix-max-tokens", str(max_tokens), "--abort-retry-wait", "0.2"),
-        # Replies to clients that left are never retrieved. In half an hour they would fill the budget.
-        *("--radix-unretrieved-versions", "5"),
+        # Replies to clients that left are never retrieved. In half an hour they would fill the budget, as would
+        # the sessions of agents that left.
+        *("--radix-unretrieved-versions", "5", "--session-ttl-secs", "120", "--session-max-tokens", str(max_tokens)),
         *("--worker-urls", *(worker.url for worker in workers)),
         *flags,
     )

@@ -2,9 +2,10 @@
 
 `make soak` (`python -m benchmarks.soaking.soak --minutes 30`) starts a router and four workers with a small language model, as
 processes of their own. Conversations of several turns go through the router as text, streamed and not. Clients leave, send
-nonsense and abort; generations are paused, weights change every minute, workers are killed and restarted, removed and added.
-The token budget is so small that old conversations are evicted. Every few seconds a sample is taken of the process and of
-/metrics. At the end of each conversation its tokens are retrieved and compared with what was sampled.
+nonsense and abort. Agents of three dialects have sessions, which they finalize and delete, or leave alone. Generations are
+paused, weights change every minute, workers are killed and restarted, removed and added. The token budget is so small that old
+conversations are evicted. Every few seconds a sample is taken of the process and of /metrics. At the end of each conversation
+its tokens are retrieved and compared with what was sampled, and those of a session's trajectory are counted.
 
 `verdict.py` has the rules; if one is broken, the exit code is 1. The load is moderate, so that on a small machine the workers
 and the clients leave the router a processor.
@@ -24,6 +25,7 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.pages import machine, put_between
+from benchmarks.soaking.agents import Agents
 from benchmarks.soaking.bystander import a_bystander
 from benchmarks.soaking.clients import Clients
 from benchmarks.soaking.graph import draw
@@ -47,6 +49,7 @@ class Soak:
         self.router = a_router(folder, self.workers, args.radix_max_tokens, args.flags)
         styles = {worker.url: incremental for worker, incremental in found}
         self.clients = Clients(self.router.url, styles, args.seed)
+        self.agents = Agents(self.router.url, args.seed)
         self.trouble = Trouble(self.router.url, self.workers, self.clients, args.seed)
 
     @contextlib.contextmanager
@@ -76,6 +79,7 @@ class Soak:
             with a_bystander() as bystander:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self.clients.run(self._args.conversations, self._args.bad_per_second, over))
+                    group.create_task(self.agents.run(self._args.agents, over))
                     group.create_task(self.trouble.run(over))
                     await self._watch(watch, session)
                     over.set()
@@ -92,10 +96,12 @@ class Soak:
             idle=idle,
             fds=(fds, after[0]),
             threads=(threads, after[1]),
-            asked=self.clients.counts["asked"],
+            asked=self.clients.counts["asked"] + self.agents.counts["turns"],
+            chats=self.agents.counts["chats"],
             last=watch.scrape,
             retrieved=self.clients.counts["retrieved"],
-            wrong=[*self.clients.wrong, *self.trouble.wrong],
+            finalized=self.agents.counts["sessions checked"],
+            wrong=[*self.clients.wrong, *self.agents.wrong, *self.trouble.wrong],
             # Replies broken off by dying workers are expected.
             errors=[
                 line for line in log if (" ERROR " in line and BROKEN_OFF not in line) or line.startswith("Traceback")
@@ -155,10 +161,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--interval", type=float, default=5.0, help="seconds between two looks (%(default)s)")
     parser.add_argument("--progress", type=float, default=30.0, help="seconds between two lines (%(default)s)")
     parser.add_argument("--conversations", type=int, default=24, help="at a time (%(default)s)")
+    parser.add_argument("--agents", type=int, default=8, help="with sessions, at a time (%(default)s)")
     parser.add_argument("--pace", type=float, default=40.0, help="tokens a second of each reply (%(default)s)")
     parser.add_argument("--bad-per-second", type=float, default=2.0, help="nonsense requests (%(default)s)")
     parser.add_argument(
-        "--radix-max-tokens", type=int, default=150_000, help="so few that the router evicts (%(default)s)"
+        "--radix-max-tokens", type=int, default=250_000, help="so few that the router evicts (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="a file for all samples, as JSON")
@@ -172,12 +179,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     args = parser().parse_args()
-    print(f"{machine()}; {args.conversations} conversations at a time on {WORKERS} workers, {args.minutes:g} minutes")
+    load = f"{args.conversations} conversations and {args.agents} agents at a time"
+    print(f"{machine()}; {load} on {WORKERS} workers, {args.minutes:g} minutes")
     with tempfile.TemporaryDirectory() as folder:
         soak = Soak(args, Path(folder))
         with soak.processes():
             samples, rules = asyncio.run(soak.run())
-    counts = {**soak.clients.counts, **soak.trouble.counts}
+    counts = {**soak.clients.counts, **soak.agents.counts, **soak.trouble.counts}
     print("\n".join(map(str, rules)))
     print(", ".join(f"{name}: {count}" for name, count in sorted(counts.items())))
     result = {

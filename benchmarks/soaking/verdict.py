@@ -38,8 +38,10 @@ class Finding:
         idle: what was in flight when all clients had gone, by the place where it was counted.
         fds, threads: numbers before and after the load.
         asked: generations that clients asked for, without bad requests.
+        chats: those of chats without a session: two memories judge their replies.
         last: /metrics at the end.
         retrieved: conversations that were compared.
+        finalized: sessions whose trajectory was.
         wrong: complaints of clients and of the trouble.
         errors: error lines of the router's log.
         exit_code: the router's, after SIGTERM.
@@ -52,8 +54,10 @@ class Finding:
     fds: tuple[int, int]
     threads: tuple[int, int]
     asked: int
+    chats: int
     last: Scrape
     retrieved: int
+    finalized: int
     wrong: Sequence[str]
     errors: Sequence[str]
     exit_code: int | None
@@ -66,7 +70,8 @@ def verdict(found: Finding) -> list[Rule]:
     long_enough = half[-1].at - half[0].at >= LONG_ENOUGH / 2
     outcomes = found.last.by("tito_router_generations_total", "outcome")
     known = sum(outcomes.values())
-    recorded = sum(found.last.by("tito_radix_replies_total", "recorded").values())
+    kinds = ("tito_radix_replies_total", "tito_session_replies_total")
+    recorded = sum(sum(found.last.by(name, "recorded").values()) for name in kinds) - found.chats
     evicted = found.samples[-1].evicted
     return [
         Rule("event loop lag, p50 and p99 over all of it", _both(found.lag), found.lag[1] < LAG_MS),
@@ -92,6 +97,7 @@ def verdict(found: Finding) -> list[Rule]:
         ),
         Rule("replies without a verdict of the memory", f"{known - recorded:.0f} of {known:.0f}", known == recorded),
         Rule("conversations compared token by token", str(found.retrieved), found.retrieved > 0),
+        Rule("sessions whose trajectory was counted", str(found.finalized), found.finalized > 0),
         Rule("replies that were forgotten for want of room", str(evicted), evicted > 0 if long_enough else None),
         Rule("complaints of clients", str(len(found.wrong)), not found.wrong),
         Rule("errors in the router's log", str(len(found.errors)), not found.errors),
