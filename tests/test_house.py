@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping
@@ -270,3 +271,15 @@ def test_each_finding_runs_and_has_a_row() -> None:
     assert scripts
     assert [one.name for one in scripts if not access(one, X_OK)] == []
     assert [one.name for one in scripts if f"| [{one.stem}]({one.name}) |" not in rows] == []
+
+
+def test_the_tests_that_pages_name_are_there() -> None:
+    """docs/security.md names the test of each claim: one that was renamed would leave the claim without."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    named = {one for page in pages for one in re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", page.read_text())}
+    assert len(named) > 50
+    assert [
+        (file, name)
+        for file, name in sorted(named)
+        if not re.search(rf"^\s*(async )?(def|class) {name.split('::')[-1]}\b", (ROOT / file).read_text(), re.MULTILINE)
+    ] == []
