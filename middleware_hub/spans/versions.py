@@ -2,14 +2,17 @@
 
 Integers compare as integers, `default` is older than any of them, and any other string is one newer than everything that was
 known when it first appeared. Versions normally only grow. They fall when a run is resumed from an older checkpoint: then a hit
-from before the fall must count as a hit at the fall, or it would outlive everything, because its version never becomes old.
-Instead of re-stamping every leaf, a stamp carries the *era* it was made in, and stamps of earlier eras read as the version with
-which the present era began.
+under a higher version must count as a hit at the fall, or it would outlive everything, because its version never becomes old.
+A hit under a lower version keeps its age: a fleet in which one worker lacks the last update falls and rises every few seconds,
+and nothing would ever become old in it. Instead of re-stamping every leaf, a stamp carries the *era* it was made in, and reads
+as the lowest version to which the fleet has fallen since, if its own is higher.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 ReportedVersions = str | Sequence[tuple[str, int]]
@@ -20,6 +23,7 @@ MOST_DIGITS = 18
 """A longer integer is treated as a name."""
 FALL_AFTER = 3
 """After this many replies in a row below the current version, their version becomes the current one."""
+_LAST_ERA = itemgetter(0)
 
 
 def is_number(version: str) -> bool:
@@ -102,7 +106,9 @@ class VersionClock:
         self._orders: dict[str, int] = {DEFAULT: -1}
         self._newest = -1
         self._era = 0
-        self._era_began = -1
+        self._falls: list[tuple[int, int]] = []
+        """The last era before a fall, and the order of the version that began the next; without falls that went less far than a
+        later one."""
         self._below = 0
         self.now = Stamp(0, -1)
         self.steps = 0
@@ -192,7 +198,9 @@ class VersionClock:
 
     def age(self, stamp: Stamp) -> int:
         """Return how many versions ago a stamp was made; 0 for the current one."""
-        return self.now.order - (stamp.order if stamp.era == self._era else self._era_began)
+        fall = bisect_left(self._falls, stamp.era, key=_LAST_ERA)
+        lowest = stamp.order if fall == len(self._falls) else min(stamp.order, self._falls[fall][1])
+        return self.now.order - lowest
 
     def distance(self, version: str) -> int:
         """Return how many versions `version` is behind the current one (negative: ahead), without noting it."""
@@ -214,6 +222,9 @@ class VersionClock:
 
     def _fall(self, version: str) -> None:
         self._note("fall", version)
+        order = self.order(version)
+        while self._falls and self._falls[-1][1] >= order:
+            self._falls.pop()
+        self._falls.append((self._era, order))
         self._era += 1
-        self._era_began = self.order(version)
         self._become(version)

@@ -144,6 +144,17 @@ def test_what_nobody_retrieved_for_long_goes_first_if_so_it_shall() -> None:
     assert (talk.tree.stats.evicted["abandoned"], talk.tree.stats.evicted["never_retrieved"]) == (1, 1)
 
 
+def test_what_was_left_behind_goes_first_also_while_one_worker_has_older_weights() -> None:
+    """Its replies in a row make the version fall, and the next reply of another worker makes it rise again."""
+    talk = Talk()
+    talk.tree.unretrieved_versions = 3
+    left = talk.say("a", [B, EOS], version="1")
+    live = [talk.say("b", [B, EOS], version=version) for version in "54445444"]
+    talk.retrieve(*live)
+    talk.collect(talk.tree.stats.tokens - 1)
+    assert talk.alive(left, *live) == [False, *[True] * len(live)]
+
+
 def test_a_reply_goes_with_the_others_once_it_is_retrieved() -> None:
     talk = Talk()
     first, second, third = (talk.say(text, [B, EOS]) for text in ("a", "b", " "))

@@ -128,6 +128,36 @@ def test_a_second_fall_stamps_both_earlier_eras_again() -> None:
     assert made.age(first) == made.age(second) == 2
 
 
+def test_a_fall_makes_nothing_younger() -> None:
+    """One worker without the last update makes the version fall and rise all the time: what is old must stay old."""
+    made = clock("3")
+    old = made.now
+    made.observe("9")
+    for _ in range(1_000):
+        made.observe("8")
+        made.observe("8")
+        made.observe("8")
+        made.observe("9")
+        assert made.age(old) == 6
+    assert made.now.era == 1_000
+    assert len(made._falls) == 1
+
+
+@given(st.lists(st.tuples(st.sampled_from(["observe", "set"]), NAMES), max_size=40))
+def test_ages_are_those_of_stamps_that_each_fall_lowers(steps: list[tuple[str, str]]) -> None:
+    made = VersionClock()
+    stamps: list[Stamp] = []
+    lowered: list[int] = []
+    for what, version in steps:
+        before = made.now.era
+        getattr(made, what)(version)
+        if made.now.era != before:
+            lowered = [min(one, made.now.order) for one in lowered]
+        stamps.append(made.now)
+        lowered.append(made.now.order)
+        assert [made.age(stamp) for stamp in stamps] == [made.now.order - one for one in lowered]
+
+
 def test_setting_the_version_that_is_current_is_no_fall() -> None:
     made = clock("5")
     made.set("5")
