@@ -16,7 +16,7 @@ For workers that publish KV cache events, the events count instead of the tree, 
 What is said of workers here holds for targets: each rank of a worker with several has a cache of its own.
 
 A decision reveals nothing of other tenants' prompts: the trees hold each tenant's prompts after a salt of its own. Prompts with
-different salts for the engines (`router/kv_cache/salts.py`) are kept apart in the same way.
+different salts for the engines (`router/kv_cache/salts.py`), or of different adapters, are kept apart in the same way.
 """
 
 from __future__ import annotations
@@ -159,15 +159,16 @@ class CacheAware:
         """
         if query.token_ids is not None:
             ids = pack_ids(query.token_ids)
-            descent = self.ids.descend(_id_salt(query.tenant, query.salt) + ids)
-            known = self._ids.known(descent, _SALT if query.tenant or query.salt else 0, len(targets))
+            salt = _id_salt(query.tenant, query.salt, query.adapter)
+            descent = self.ids.descend(salt + ids)
+            known = self._ids.known(descent, len(salt) // 4, len(targets))
             if self.index is not None:
                 known = _corrected(known, self.index, memoryview(ids).cast("I"), targets, query)
             return self._decide(targets, query, self._ids, descent, known, len(ids) // 4, _SLIP_IDS)
         if query.text is not None:
-            salt = _text_salt(query.tenant, query.salt)
-            text_descent = self.texts.descend(salt + query.text)
-            known = self._texts.known(text_descent, len(salt), len(targets))
+            before = _text_salt(query.tenant, query.salt, query.adapter)
+            text_descent = self.texts.descend(before + query.text)
+            known = self._texts.known(text_descent, len(before), len(targets))
             return self._decide(targets, query, self._texts, text_descent, known, len(query.text), _SLIP_CHARACTERS)
         return Decision(self._least(targets, [target.inflight for target in targets]), "no_prompt")
 
@@ -178,10 +179,10 @@ class CacheAware:
         if isinstance(beginning, str):
             if query.text is not None and query.token_ids is None:
                 text = query.text + beginning[:ENOUGH_CHARACTERS]
-                self._texts.replied(_text_salt(query.tenant, query.salt) + text, target.name)
+                self._texts.replied(_text_salt(query.tenant, query.salt, query.adapter) + text, target.name)
         elif query.token_ids is not None:
             key = pack_ids(query.token_ids) + pack_ids(beginning[:ENOUGH_IDS])
-            self._ids.replied(_id_salt(query.tenant, query.salt) + key, target.name)
+            self._ids.replied(_id_salt(query.tenant, query.salt, query.adapter) + key, target.name)
 
     def forget(self, target: Target) -> None:
         """Forget a target's cache. A large one goes bit by bit with the decisions that follow."""
@@ -379,19 +380,20 @@ def _is_enough(known: Known, length: int, slip: int, threshold: float) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _text_salt(tenant: str, salt: str) -> str:
+def _text_salt(*owner: str) -> str:
     """Return the start of prompts in the tree of texts. Its length is fixed, so that no text can imitate it."""
-    return blake3.blake3(_owner(tenant, salt)).hexdigest(_SALT // 2) if tenant or salt else ""
+    return blake3.blake3(_spelled(*owner)).hexdigest(_SALT // 2) if any(owner) else ""
 
 
 @lru_cache(maxsize=1024)
-def _id_salt(tenant: str, salt: str) -> bytes:
-    return blake3.blake3(_owner(tenant, salt)).digest(4 * _SALT) if tenant or salt else b""
+def _id_salt(*owner: str) -> bytes:
+    return blake3.blake3(_spelled(*owner)).digest(4 * _SALT) if any(owner) else b""
 
 
-def _owner(tenant: str, salt: str) -> bytes:
-    """Return who shares prompts: a tenant, or those of its requests that have this salt."""
-    return (f"{len(tenant)}:{tenant}{salt}" if salt else tenant).encode("utf-8", "surrogatepass")
+def _spelled(tenant: str, *names: str) -> bytes:
+    """Return who shares prompts: a tenant, or those of its requests that have this salt and this adapter."""
+    owner = "".join(f"{len(name)}:{name}" for name in (tenant, *names)) if any(names) else tenant
+    return owner.encode("utf-8", "surrogatepass")
 
 
 def _corrected(known: Known, index: KvIndex, ids: memoryview, targets: Sequence[Target], query: RouteQuery) -> Known:
@@ -401,7 +403,7 @@ def _corrected(known: Known, index: KvIndex, ids: memoryview, targets: Sequence[
     of a cache may be another tenant's.
     """
     length = len(ids)
-    overlaps = index.overlaps(ids, salt=query.salt)
+    overlaps = index.overlaps(ids, query.adapter, query.salt)
     reported = {name: blocks * (index.block_size(name) or 0) for name, blocks in overlaps.items()}
     if query.tenant:
         reported = {name: min(count, known.matched) for name, count in reported.items()}

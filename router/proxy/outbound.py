@@ -216,6 +216,8 @@ class RequestReader:
             salts.salted(request, in_flight.body, in_flight.positions)
             salt = {"salt": salts.key} if salts.shared else {"text": None, "token_ids": None}
             query = msgspec.structs.replace(query, **salt)
+        if request is not None and "lora_path" in request.fields:
+            query = msgspec.structs.replace(query, adapter=request.adapter)
         return OutboundRequest(
             path="/generate",
             record=call.record,

@@ -25,6 +25,7 @@ class RouteQuery(msgspec.Struct, frozen=True):
         tenant: who sends the request. A policy's memory of one tenant never influences a decision for another.
         rank: the data-parallel rank that the client named: no other is offered to the policy.
         salt: only requests with the same salt share what an engine has cached; empty for none.
+        adapter: the same of adapters: its name, or empty for the base model.
         conversation: returns a word that all turns of a conversation have.
         continues: whether the prompt has a reply that was sampled in this conversation.
     """
@@ -36,6 +37,7 @@ class RouteQuery(msgspec.Struct, frozen=True):
     tenant: str = ""
     rank: int | None = None
     salt: str = ""
+    adapter: str = ""
     conversation: Callable[[], bytes] | None = None
     continues: bool = False
 

@@ -118,6 +118,33 @@ def test_the_next_turns_of_a_conversation_stay_on_their_worker(start: Start, mid
 
 
 @BOTH
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_conversation_under_another_adapter_is_a_new_one(
+    start: Start, middlewares: tuple[str, ...], listed: bool
+) -> None:
+    """No worker has computed any of it with that adapter; in a batch, that of the first prompt."""
+    with start("cache_aware", middlewares) as routed:
+
+        def reason(*adapters: str | None) -> str:
+            lora = {"lora_path": [*adapters]} if listed else {"lora_path": adapters[0]} if adapters[0] else {}
+            body = {
+                "text": [text] * len(adapters) if listed else text,
+                "sampling_params": {"max_new_tokens": 4},
+                **lora,
+            }
+            answer = call(f"{routed.url}/generate", body)
+            assert answer.status == 200, answer.content
+            return answer.headers["x-router-reason"]
+
+        text = SYSTEM + "A conversation that goes on. " * 8
+        for adapters in ((None, "x"), ("x", None), ("y", "x")):
+            assert reason(*adapters) == "least_loaded"
+        text += "And then?"
+        assert {reason(*adapters) for adapters in ((None, "x"), ("x", None), ("y", "x"))} == {"continued"}
+        assert reason("z", "x") == "least_loaded"
+
+
+@BOTH
 def test_a_burst_under_one_system_prompt_is_spread(
     start: Start, workers: list[EmbeddedWorker], middlewares: tuple[str, ...], asks: list[Asking]
 ) -> None:

@@ -118,6 +118,15 @@ class WorkerRequest(msgspec.Struct, eq=False):
         """The number of replies."""
         return self.prompts * self.samples
 
+    @property
+    def adapter(self) -> str:
+        """The adapter of the first prompt; empty for the base model, and for a value that the worker refuses."""
+        try:
+            given = _adapters(self.fields.get("lora_path", _ABSENT))
+        except JSON_ERRORS:
+            return ""
+        return (given if isinstance(given, str) or not given else given[0]) or ""
+
     def ended_in_queue(self, names: Sequence[str]) -> bytes:
         """Return the reply to a request that was aborted before a worker had it, as a worker answers from its own queue.
 
@@ -248,6 +257,7 @@ def _rids(raw: Raw, prompts: int, *, batch: bool) -> tuple[str, ...]:
 _Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _texts = msgspec.json.Decoder(str | list[str] | None)
 _ids = msgspec.json.Decoder(list[_Id | list[_Id]] | None)
+_adapters = msgspec.json.Decoder(str | list[str | None] | None).decode
 _ABSENT = Raw(b"null")
 
 

@@ -55,24 +55,37 @@ def test_the_next_turn_stays_on_its_worker(kind: str) -> None:
         assert policy.select(workers, query(prompt, kind)) == (worker, "continued")
 
 
+@pytest.mark.parametrize(("field", "told_as"), [("salt", "cache_salt"), ("adapter", "lora_name")])
 @pytest.mark.parametrize("told", [False, True])
 @KINDS
-def test_a_hit_that_the_engine_refuses_is_not_promised(kind: str, told: bool) -> None:
-    """A conversation whose salt changes finds nothing at its worker, and is as good anywhere."""
+def test_a_hit_that_the_engine_refuses_is_not_promised(kind: str, told: bool, field: str, told_as: str) -> None:
+    """A conversation whose salt or adapter changes finds nothing at its worker, and is as good anywhere."""
     index = KvIndex()
     policy, targets = CacheAware(index=index if told and kind != "text" else None), fleet(0, 0, 0, 0)
     prompt = "A long conversation, of which one worker has computed every turn. " * 8
-    first = msgspec.structs.replace(query(prompt, kind), salt="v1:1")
+    first = msgspec.structs.replace(query(prompt, kind), **{field: "v1:1"})
     at = policy.select(targets, first).target
     if told and kind != "text":
         ids = [ord(one) for one in prompt]
         hashes = list(range(1, len(ids) // 2 + 1))
-        index.apply(at.name, [BlockStored(hashes, None, ids[: 2 * len(hashes)], 2, cache_salt="v1:1")])
+        index.reset(at.name, complete=True)  # so that the tree does not count
+        index.apply(at.name, [BlockStored(hashes, None, ids[: 2 * len(hashes)], 2, **{told_as: "v1:1"})])
     at.inflight = 3
-    later = {salt: query(prompt + "And then?", kind) for salt in ("", "v1:2", "v1:1")}
-    for salt, asked in later.items():
-        chosen = policy.select(targets, msgspec.structs.replace(asked, salt=salt))
-        assert (chosen.target is at) == (salt == "v1:1"), (salt, chosen)
+    later = {name: query(prompt + "And then?", kind) for name in ("", "v1:2", "v1:1")}
+    for name, asked in later.items():
+        chosen = policy.select(targets, msgspec.structs.replace(asked, **{field: name}))
+        assert (chosen.target is at) == (name == "v1:1"), (name, chosen)
+
+
+def test_a_salt_and_an_adapter_are_no_other_pair_of_both() -> None:
+    policy, targets = CacheAware(), fleet(0, 0, 0, 0)
+    asked = query("A prompt of which each of them has computed its own. " * 8)
+    pairs = (("ab", "c"), ("a", "bc"), ("abc", ""), ("", "abc"))
+    reasons = [
+        policy.select(targets, msgspec.structs.replace(asked, salt=salt, adapter=adapter)).reason
+        for salt, adapter in pairs * 2
+    ]
+    assert reasons == ["least_loaded"] * 4 + ["cached"] * 4
 
 
 def test_conversations_stay_on_their_rank_of_a_worker() -> None:
