@@ -7,6 +7,10 @@ below the current version at the same moment, only one is counted (`FALL_AFTER`)
 
 A store that was set back may have lost the end of the log. Then it is read from its beginning (not repeating what is known),
 and each process writes down again which versions it knows.
+
+While workers have several versions, as in a fleet that is updated worker by worker, many replies bring news. So after
+`SNAPSHOT_EVERY` events a process writes down the state, and forgets all events before the snapshot before that. A log that is
+not whole begins with a snapshot. A process that has read all events before a snapshot skips it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
 
 import msgspec
 
@@ -27,6 +33,9 @@ from router.peers.channel import DAMAGED, SetBack
 logger = logging.getLogger(__name__)
 
 LOG = "weight_versions"
+_NEWS, _SNAPSHOT = "news", "snapshot"
+_COUNT = 8  # bytes, behind the id of a process
+SNAPSHOT_EVERY: Final = 5_000
 _News = list[tuple[str, str]]
 _decoder = msgspec.msgpack.Decoder(tuple[bytes, _News])
 
@@ -45,7 +54,10 @@ class VersionLog:
         self._count = 0
         self._unread: list[_News] = []
         self._unwritten: _News = []
+        self._snapshot = 0  # the number of the last one
         self._repeated: set[bytes] = set()
+        self._repeated_before: set[bytes] = set()  # the last snapshot
+        self._repeated_long_ago: dict[bytes, bytes] = {}  # by process, the count of its last event
         clock.changes = []
         workers.changes = []
 
@@ -56,9 +68,17 @@ class VersionLog:
         found = [*self._unwritten, *self._clock.take_changes(), *self._workers.take_changes()]
         self._unwritten = []
         self._unread.append(found)
-        # No two are equal: an event in the spool is not handed over if the log has it already.
+        return (Event(LOG, _NEWS, self._encoded(found)),)
+
+    def _encoded(self, news: _News) -> bytes:
+        """Return the data of an event. No two are equal: the spool does not hand over an event that the log has already."""
         self._count += 1
-        return (Event(LOG, "news", msgspec.msgpack.encode((self._me + self._count.to_bytes(8, "big"), found))),)
+        return msgspec.msgpack.encode((self._me + self._count.to_bytes(_COUNT, "big"), news))
+
+    def _is_known(self, writer: bytes) -> bool:
+        """Return whether an event was repeated before. Of each process the last thousands may have come in any order."""
+        recent = writer in self._repeated or writer in self._repeated_before
+        return recent or writer[-_COUNT:] <= self._repeated_long_ago.get(writer[:-_COUNT], b"")
 
     async def write(self) -> None:
         """Append the changes since the last call. Raises StoreError: then it is appended by the next one."""
@@ -87,12 +107,22 @@ class VersionLog:
             while found := await self._log.read_on():
                 if isinstance(found, SetBack):
                     self._unread.clear()
-                    current = [] if self._clock.current is None else [("become", self._clock.current)]
-                    order = [("order", version) for version in self._clock.known]
-                    self._unwritten = [*order, *current, *self._unwritten]
+                    self._unwritten = [*self._clock.state(), *self._unwritten]
+                    self._snapshot = 0
                 else:
                     self._take(found)
             self._done = self._begun
+            await self._shorten()
+
+    async def _shorten(self) -> None:
+        """Write a snapshot after many events. A process that only reads writes none; nor does one with news to be written."""
+        ahead = self._unread or self._unwritten or self._clock.changes or self._workers.changes
+        if ahead or not self._count or self._log.number - self._snapshot < SNAPSHOT_EVERY:
+            return
+        state = self._encoded([*self._clock.state(), *self._workers.state()])
+        with suppress(StoreError):  # the next read tries again
+            if await self._log.append(_SNAPSHOT, state, expected=self._log.number) is not None and self._snapshot:
+                await self._log.trim(self._snapshot)
 
     def _take(self, events: Sequence[Event]) -> None:
         foreign = False
@@ -104,10 +134,20 @@ class VersionLog:
                 self._log.take(event)
                 continue
             writer, news = event.decoded(_decoder)
+            whole = event.number == self._log.number + 1
             self._log.take(event)
-            if writer in self._repeated:
+            if event.kind == _SNAPSHOT:
+                self._snapshot = event.number
+            if self._is_known(writer):
                 continue
+            if event.kind == _SNAPSHOT:
+                long_ago = self._repeated_long_ago
+                for one in self._repeated_before:
+                    long_ago[one[:-_COUNT]] = max(one[-_COUNT:], long_ago.get(one[:-_COUNT], b""))
+                self._repeated, self._repeated_before = set(), self._repeated
             self._repeated.add(writer)
+            if event.kind == _SNAPSHOT and whole and event.number > 1:
+                continue
             mine = writer.startswith(self._me)
             if mine and self._unread:
                 self._unread.pop(0)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from middleware_hub.persistence import weight_versions
 from middleware_hub.persistence.weight_versions import LOG, VersionLog
 from middleware_hub.spans.versions import VersionClock, WorkerVersions
 from middleware_hub.store.errors import DamagedRecordError, StoreUnreachableError
@@ -167,5 +168,161 @@ def test_an_older_answer_of_the_store_sets_nothing_back() -> None:
         await store.append(waiting)
         await theirs.read()
         assert other.current == "c"
+
+    asyncio.run(work())
+
+
+@pytest.fixture
+def every_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_versions, "SNAPSHOT_EVERY", 10)
+
+
+@pytest.mark.usefixtures("every_ten")
+def test_the_log_of_a_fleet_with_two_versions_stays_short() -> None:
+    """Each reply of the worker without the last update is news. Whoever starts later knows as much as the others."""
+
+    async def work() -> None:
+        store, clock, workers = DictionaryStore(), VersionClock(), WorkerVersions()
+        log = VersionLog(store, clock, workers)
+        workers.set_everywhere("d")
+        for version in ("d", "b", "a", "c"):
+            clock.observe(version)
+        await log.write()
+        workers.observe("http://late", "b")
+        for _ in range(200):
+            for version in ("c", "c", "a", "a"):
+                clock.observe(version)
+                await log.write()
+                await log.read()
+            assert len(await store.read(LOG)) <= 2 * 10 + 3
+        later, their = VersionClock(), WorkerVersions()
+        await VersionLog(store, later, their).read()
+        assert later.known == clock.known == ["default", "d", "b", "a", "c"]
+        assert later.current == clock.current == "c"
+        assert (their.latest("http://late"), their.latest("http://other")) == ("b", "d")
+
+    asyncio.run(work())
+
+
+@pytest.mark.usefixtures("every_ten")
+def test_a_process_that_has_read_all_is_not_touched_by_a_snapshot() -> None:
+    """Else all workers would seem to have changed, and replies that are on their way would have uncertain versions."""
+
+    async def work() -> None:
+        store, clock, workers = DictionaryStore(), VersionClock(), WorkerVersions()
+        mine = VersionLog(store, clock, workers)
+        theirs = VersionLog(store, other := VersionClock(), WorkerVersions())
+        workers.set_everywhere("1")
+        await mine.write()
+        await mine.read()
+        moment = workers.moment()
+        for number in range(40):
+            other.observe(str(number))
+            await theirs.write()
+            await theirs.read()
+            await mine.read()
+        assert (await store.read(LOG, limit=1))[0].kind == "snapshot"
+        assert clock.current == other.current == "39"
+        assert not workers.changed_since("http://worker", "1", moment)
+
+    asyncio.run(work())
+
+
+@pytest.mark.usefixtures("every_ten")
+def test_a_process_that_missed_what_is_forgotten_goes_on_with_the_snapshot() -> None:
+    async def work() -> None:
+        store, clock, other = DictionaryStore(), VersionClock(), VersionClock()
+        mine, theirs = VersionLog(store, clock, WorkerVersions()), VersionLog(store, other, WorkerVersions())
+        other.observe("first")
+        await theirs.write()
+        await mine.read()
+        for number in range(50):
+            other.observe(f"step {number}")
+            await theirs.write()
+            await theirs.read()
+        assert (await store.read(LOG, limit=1))[0].number > 2
+        await mine.read()
+        assert clock.known == other.known
+        assert clock.current == other.current == "step 49"
+        clock.observe("mine")
+        await mine.write()
+        await theirs.read()
+        assert other.current == "mine"
+
+    asyncio.run(work())
+
+
+@pytest.mark.usefixtures("every_ten")
+def test_a_process_that_only_reads_writes_no_snapshot() -> None:
+    async def work() -> None:
+        store, other = DictionaryStore(), VersionClock()
+        theirs = VersionLog(store, other, WorkerVersions())
+        for number in range(30):
+            other.observe(str(number))
+            await theirs.write()
+        before = await store.read(LOG)
+        await VersionLog(store, VersionClock(), WorkerVersions()).read()
+        assert await store.read(LOG) == before
+
+    asyncio.run(work())
+
+
+@pytest.mark.usefixtures("every_ten")
+def test_a_snapshot_leaves_nothing_out_that_is_written_meanwhile() -> None:
+    class Overtaken(DictionaryStore):
+        news: Sequence[Event] = ()
+
+        async def append(self, batch: Batch) -> list[int]:
+            if batch.events[0].kind == "snapshot" and self.news:
+                await super().append(Batch(events=self.news))
+                self.news = ()
+            return await super().append(batch)
+
+    async def work() -> None:
+        store, clock, other = Overtaken(), VersionClock(), VersionClock()
+        mine, theirs = VersionLog(store, clock, WorkerVersions()), VersionLog(store, other, WorkerVersions())
+        for number in range(50):
+            clock.observe(str(number))
+            await mine.write()
+            await mine.read()
+            if number % 10 == 5:
+                await theirs.read()
+                other.observe(f"name {number}")
+                store.news = theirs.news()
+        fresh = VersionClock()
+        await VersionLog(store, fresh, WorkerVersions()).read()
+        assert set(clock.known) >= {"name 5", "name 15", "name 25", "name 35"}
+        assert set(fresh.known) == set(clock.known)
+
+    asyncio.run(work())
+
+
+@pytest.mark.usefixtures("every_ten")
+@pytest.mark.parametrize("back", [25, 18, 12, 3])
+def test_a_shortened_log_that_was_set_back_repeats_nothing_that_is_known(back: int) -> None:
+    async def work() -> None:
+        store, clock, other = DictionaryStore(), VersionClock(), VersionClock()
+        mine, theirs = VersionLog(store, clock, WorkerVersions()), VersionLog(store, other, WorkerVersions())
+        kept: list[Event] = []
+        for number in range(24):
+            other.observe(str(number))
+            await theirs.write()
+            await theirs.read()
+            await mine.read()
+            found = await store.read(LOG)
+            if found[-1].number <= back:
+                kept = found
+        store._logs[LOG] = kept
+        store._ends[LOG] = (kept[-1].number, 0)
+        await mine.read()
+        assert clock.current == "23"
+        await mine.write()
+        for number in range(24, 64):
+            fresh = VersionClock()
+            await VersionLog(store, fresh, WorkerVersions()).read()
+            assert (fresh.known, fresh.current) == (clock.known, clock.current)
+            clock.observe(f"name {number}")
+            await mine.write()
+            await mine.read()
 
     asyncio.run(work())
