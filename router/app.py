@@ -177,7 +177,6 @@ def create_app(
         forward_authorization=not keys,
         peers=peers,
         paths=fleet_paths(),
-        workers=membership.everywhere,
     )
     peers.presence.version = lambda: pool.version
     peers.presence.load = lambda: {

@@ -78,21 +78,18 @@ class Fleet:
         forward_authorization: bool,
         peers: Peers | None = None,
         paths: Sequence[FleetPath] = COMMON,
-        workers: Callable[[], Sequence[Worker]] | None = None,
     ) -> None:
         """Make the workers of a pool one.
 
         Args:
             forward_authorization: off where the header carries this router's own key.
             paths: the calls that go to all workers.
-            workers: returns those; by default the workers of the pool. Other routers may still drain some that left it.
         """
         self.in_flight = GenerationsInFlight()
         self.peers = peers or Peers()
         self.version = FleetVersion(pool.list)
         self._paths = paths
         self._pool = pool
-        self._workers = workers or pool.list
         self._sender = sender
         self._updating = asyncio.Lock()
         self._max_body_bytes = max_body_bytes
@@ -208,9 +205,12 @@ class Fleet:
         return CallOver(call.call, version, tuple(sorted(taken_by)), tuple(sorted(reached - taken_by)))
 
     async def _send_to_all(self, call: FleetCall, begun: CallBegan | None = None) -> list[WorkerAnswer]:
-        """Return the answers, in the order of the pool. `begun`: what the other routers know of the call."""
+        """Return the answers, in the order of the pool, and of workers that only other routers still drain.
+
+        `begun`: what the other routers know of the call.
+        """
         aborts = begun is not None and begun.aborts
-        workers = self._workers()
+        workers = (*self._pool.list(), *self._pool.elsewhere().values())
         if not workers:
             raise NoWorkerError("there is no worker to tell: add one with POST /add_worker?url=http://HOST:PORT")
         first = [worker for worker in workers if worker.complaint is None]

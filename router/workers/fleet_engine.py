@@ -66,7 +66,8 @@ def known_worker(pool: WorkerPool, url: str) -> KnownWorker:
     try:
         worker = pool.get(url)
     except NotFoundError:
-        if url not in pool.elsewhere:
+        draining = pool.elsewhere().get(url)
+        if draining is None:
             return KnownWorker()
-        worker = pool.elsewhere[url]
+        worker = draining
     return KnownWorker(worker.abilities, lambda: worker.version, worker.images)

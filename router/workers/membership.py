@@ -53,6 +53,7 @@ class FleetMembership:
         self._announcing: set[asyncio.Task[None]] = set()
         peers.presence.draining = self._draining
         pool.on_gone = self._gone
+        pool.elsewhere = self._elsewhere
         peers.log.hear(WorkerAdded, self._added)
         peers.log.hear(WorkerRemoved, self._removed)
 
@@ -139,13 +140,10 @@ class FleetMembership:
         """Return whether a call has removed this worker, at any router, and none has added it since."""
         return self.peers.log.state.workers.get(url) is False
 
-    def everywhere(self) -> tuple[Worker, ...]:
-        """Return the workers of the pool, and those that only other routers still drain."""
-        here = self._pool.list()
-        urls = {worker.url for worker in here}
+    def _elsewhere(self) -> dict[str, Worker]:
+        here = {worker.url for worker in self._pool.list()}
         told = (one for other in self.peers.presence.others.values() for one in other.draining)
-        self._pool.elsewhere = {one.url: _draining_elsewhere(one) for one in told if one.url not in urls}
-        return *here, *self._pool.elsewhere.values()
+        return {one.url: _draining_elsewhere(one) for one in told if one.url not in here}
 
     def _draining(self) -> tuple[WorkerAdded, ...]:
         return tuple(_told(one.url, one) for one in self._pool.list() if one.state is WorkerState.DRAINING)

@@ -156,8 +156,8 @@ class WorkerPool:
         """Called when a request of a draining worker is over."""
         self.on_gone: Callable[[Worker], None] = _nothing
         """Called when a removed worker has left the pool."""
-        self.elsewhere: Mapping[str, Worker] = {}
-        """By URL, the removed workers that only other routers drain, as of the last call to all workers."""
+        self.elsewhere: Callable[[], Mapping[str, Worker]] = dict
+        """Returns, by URL, the removed workers that only other routers still drain."""
         self.on_quarantine: Callable[[Worker], None] = _nothing
         """Called when a worker is quarantined, which is to end its requests in flight too."""
         self.on_switched: Callable[[Worker], None] = _nothing
