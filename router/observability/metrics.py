@@ -78,9 +78,9 @@ class RouterMetrics:
         self.retries = counter(
             "tito_router_retries",
             "Further attempts, by why the one before failed: no connection (connect), lost, timeout, a 5xx of the worker "
-            "(error), 429 or 503 (busy), no /generate there (no_engine).",
+            "(error), 429 or 503 (busy), no /generate there (no_engine), the adapter is not loaded there (no_adapter).",
             "reason",
-            *("connect", "lost", "timeout", "error", "busy", "no_engine"),
+            *("connect", "lost", "timeout", "error", "busy", "no_engine", "no_adapter"),
         )
         self.decisions = CountTally(
             registry,

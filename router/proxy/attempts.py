@@ -14,6 +14,7 @@ What may be sent again, and how often:
 | 500, 502, 504 | the same | the same, and without another worker this is the reply |
 | 404, 405, 501 | the worker: it has no `/generate` | goes elsewhere, to each worker once; else this is the reply |
 | the same in an engine's own words | the worker, if another one answers | as with a 500 |
+| an adapter that the worker has not loaded | no worker | goes elsewhere, to each worker once; else this is the reply |
 | no reply, and the worker has another role by now | no worker | goes to any pair, three times at most |
 | 429, 503 | no worker: its rank is full | waits, goes elsewhere if it can, as often as `--retry-max-retries` says |
 
@@ -40,7 +41,7 @@ FAULTY = frozenset({500, 502, 504})
 _JITTER = random.Random()
 _NONE: frozenset[str] = frozenset()
 
-Failure = Literal["connect", "lost", "timeout", "error", "busy", "no_engine"]
+Failure = Literal["connect", "lost", "timeout", "error", "busy", "no_engine", "no_adapter"]
 
 
 class Attempts:
@@ -156,6 +157,13 @@ class Attempts:
             return False
         self.failed(target, "error", f"status {status}")
         return True
+
+    def goes_on_without_adapter(self, target: Target) -> bool:
+        """Note that a worker lacks the request's adapter. Return whether another one is asked; otherwise that is the reply."""
+        self._tried.add(target.worker.id)
+        self._failures.append(f"{target.worker.url}: it has not loaded the adapter")
+        self.reason, self._too_slow = "no_adapter", False
+        return self._repeatable and self._has_other(self._tried)
 
     def goes_on_without_engine(self, target: Target, status: int) -> bool:
         """Note that a worker does not generate at all. Return whether another one is asked; otherwise that is the reply.

@@ -20,7 +20,7 @@ from router.config.workers import WorkersConfig
 from router.engines.events import END_BYTES, has_ended, has_event
 from router.engines.form.beginnings import ReplyBeginnings
 from router.engines.form.joined_reply import JoinedReply
-from router.engines.form.outcome import is_error, refusal_status
+from router.engines.form.outcome import is_error, lacks_adapter, refusal_status
 from router.engines.form.ranks import ranks_in_reply
 from router.errors import BadRequestError, NoWorkerError
 from router.http.disconnect import ClientConnection
@@ -374,6 +374,10 @@ class Proxy:
                     lease.prefill.worker.breaker.succeeded()
                 if status == 404:
                     request.check_served(first)
+                if status == 400 and in_flight is not None and lacks_adapter(first):
+                    goes_on = attempts.goes_on_without_adapter(target)
+                    if goes_on:
+                        logger.warning("worker %s has not loaded the adapter of a request", worker.url)
         return 0.0 if goes_on else None
 
     async def _ask(self, request: OutboundRequest, attempts: Attempts, attempt: _Attempt, headers: HeaderList) -> None:

@@ -64,8 +64,7 @@ def refusal_status(event: bytes) -> int | None:
     if b'"error"' not in event and _ABORT not in event:
         return None
     try:
-        first = next(EventSplitter().feed(event), event)
-        head = _head.decode(event_data(first) or event)
+        head = _first(event)
     except JSON_ERRORS:
         return None
     finish = None if head.meta_info is None else head.meta_info.finish_reason
@@ -74,9 +73,30 @@ def refusal_status(event: bytes) -> int | None:
     return finish.status_code if finish is not None and finish.type == "abort" else None
 
 
+def _first(event: bytes) -> _Head:
+    return _head.decode(event_data(next(EventSplitter().feed(event), event)) or event)
+
+
 def was_refused(event: bytes) -> bool:
     """Return whether an event refuses the generation of its stream."""
     return refusal_status(event) is not None
+
+
+def lacks_adapter(event: bytes) -> bool:
+    """Return whether a refusal, in a body or in a stream's first event, says that the worker has no such adapter.
+
+    SGLang says so in words only (`tokenizer_manager.py`, 0.5.23). vLLM takes an adapter for a model.
+    """
+    if b"LoRA adapter" not in event and b'"model"' not in event:
+        return False
+    try:
+        error = _first(event).error
+    except JSON_ERRORS:
+        return False
+    if not isinstance(error, dict):
+        return False
+    message = error.get("message")
+    return error.get("param") == "model" or (isinstance(message, str) and "LoRA adapter" in message)
 
 
 def is_error(body: bytes) -> bool:

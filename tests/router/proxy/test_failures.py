@@ -284,6 +284,22 @@ def talks(status: int, body: bytes, *, method: str = "POST") -> ASGIApp:
     return app
 
 
+def streams(*pieces: bytes) -> ASGIApp:
+    """A worker whose streams end well, in HTTP's terms, behind these pieces."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] in PROBED:
+            await answer(send, 200, ENGINE)
+        elif scope["type"] == "http":
+            headers = [(b"content-type", b"text/event-stream")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return app
+
+
 ONE_FAILURE = BreakerConfig(failure_threshold=1)
 OWN_WORDS = b'{"error": {"message": "no such adapter", "code": 404}}'
 
@@ -346,6 +362,51 @@ def test_a_404_in_an_engines_own_words_is_its_fault_if_another_one_answers() -> 
     asyncio.run(main())
 
 
+SGLANG_LACKS = (
+    b'{"error": {"message": "Got LoRA adapter that has never been loaded: x\\nAll loaded adapters: dict_keys([])."%b}}'
+)
+VLLM_LACKS = b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError","param":"model","code":400}}'
+LACKS = [
+    pytest.param(talks(400, SGLANG_LACKS % b""), id="sglang"),
+    pytest.param(streams(b"data: " + SGLANG_LACKS % b', "code": 400' + b"\n\ndata: [DONE]\n\n"), id="sglang-stream"),
+    pytest.param(talks(400, VLLM_LACKS), id="vllm"),
+]
+
+
+@pytest.mark.parametrize("lacking", LACKS)
+def test_an_adapter_that_some_workers_lack_is_sampled_by_another_one(lacking: ASGIApp) -> None:
+    """They have just started, or were added: an adapter is loaded by a call to the workers of that moment."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as entered:
+            bad = [await entered.enter_async_context(serving(lacking)) for _ in range(4)]
+            good = await entered.enter_async_context(serving(EchoWorker()))
+            router = await entered.enter_async_context(running([*bad, good], policy="round_robin", breaker=ONE_FAILURE))
+            for data in (GENERATE, STREAM) * 3:
+                async with router.client.post("/generate", data=data) as reply:
+                    assert (reply.status, reply.headers["x-router-worker"]) == (200, good)
+            assert {worker.breaker.state for worker in router.app.pool.list()} == {BreakerState.CLOSED}
+            async with router.client.get("/metrics") as reply:
+                assert 'tito_router_retries_total{reason="no_adapter"}' in await reply.text()
+            await router.idle()
+
+    asyncio.run(main())
+
+
+def test_an_adapter_that_no_worker_has_is_the_last_ones_refusal() -> None:
+    async def main() -> None:
+        async with (
+            serving(talks(400, VLLM_LACKS)) as one,
+            serving(talks(400, VLLM_LACKS)) as two,
+            running([one, two], breaker=ONE_FAILURE) as router,
+        ):
+            async with router.client.post("/generate", data=GENERATE) as reply:
+                assert (reply.status, await reply.read()) == (400, VLLM_LACKS)
+            await router.idle()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(("method", "path"), [("GET", "/generate"), ("DELETE", "/generate"), ("POST", "/no/such/path")])
 def test_a_call_that_there_is_not_is_no_workers_fault(method: str, path: str) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -363,22 +424,6 @@ def test_a_call_that_there_is_not_is_no_workers_fault(method: str, path: str) ->
 
 
 # -- streams that end too early ----------------------------------------------------------------------------------------------
-
-
-def streams(*pieces: bytes) -> ASGIApp:
-    """A worker whose streams end well, in HTTP's terms, behind these pieces."""
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] in PROBED:
-            await answer(send, 200, ENGINE)
-        elif scope["type"] == "http":
-            headers = [(b"content-type", b"text/event-stream")]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            for piece in pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    return app
 
 
 EVENT = b'data: {"text": "[DONE]"}\n\n'

@@ -15,7 +15,14 @@ import pytest
 
 from router.config import ServerConfig
 from router.engines.events import event_index
-from router.engines.form.outcome import aborted_replies, refusal_status, renamed, was_aborted, was_refused
+from router.engines.form.outcome import (
+    aborted_replies,
+    lacks_adapter,
+    refusal_status,
+    renamed,
+    was_aborted,
+    was_refused,
+)
 from router.engines.form.reply import UnreadableReplyError, edit_meta, read_reply, split_list
 from router.engines.form.request import GenerateRequest, new_weight_version
 from router.engines.form.stream import StreamedReply
@@ -79,6 +86,7 @@ REPLIES = [
     b'{"text": "a", "output_ids": [1], "meta_info": {"id": "x", "output_token_logprobs": %b}}',
     b'{"text": "a", "output_ids": [1], "meta_info": {"id": "x"}, "unknown": %b}',
     b'{"error": %b, "a": "abort"}',
+    b'{"error": {"message": %b, "param": "LoRA adapter"}}',
 ]
 
 
@@ -92,7 +100,7 @@ def test_a_reply(reply: bytes) -> None:
                 read(body)
         streamed = StreamedReply()
         streamed.feed(body)
-        for look in (was_aborted, was_refused, refusal_status, event_index, new_weight_version):
+        for look in (was_aborted, was_refused, refusal_status, lacks_adapter, event_index, new_weight_version):
             look(body)
         renamed(body, "x")
         attempt = WorkerRequest.parse(b'{"text": "a"}')
