@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -165,7 +166,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--pace", type=float, default=40.0, help="tokens a second of each reply (%(default)s)")
     parser.add_argument("--bad-per-second", type=float, default=2.0, help="nonsense requests (%(default)s)")
     parser.add_argument(
-        "--radix-max-tokens", type=int, default=250_000, help="so few that the router evicts (%(default)s)"
+        "--radix-max-tokens", type=int, default=150_000, help="so few that the router evicts (%(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="a file for all samples, as JSON")
@@ -179,6 +180,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     args = parser().parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the router and the workers would outlive it
     load = f"{args.conversations} conversations and {args.agents} agents at a time"
     print(f"{machine()}; {load} on {WORKERS} workers, {args.minutes:g} minutes")
     with tempfile.TemporaryDirectory() as folder:
