@@ -519,10 +519,11 @@ class RadixTreeMiddleware:
             raise BadRequestError("`text` must be one string")
         namespace = self._namespace(scope, request.lora_path or "")
         (text,), viewer = await self._keyed(scope, request, [request.text], pictures)
+        stored, asked = self.memory is not None, True
         if self.memory is not None:
-            await self.memory.cover(namespace, text)
+            asked = await self.memory.cover(namespace, text)
             self._keep_to_budget()
-        explained = retrieval.explained(self.tree, namespace, text, viewer, stored=self.memory is not None)
+        explained = retrieval.explained(self.tree, namespace, text, viewer, stored=stored, asked=asked)
         await send_json(send, 200, msgspec.json.encode(explained))
 
     async def _stats(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -384,7 +384,7 @@ class Api:
         if cut.start < len(text):
             reasons.append(RETOKENIZED)
         answer = {
-            **explained(tree, namespace, text, viewer, stored=memory is not None),
+            **explained(tree, namespace, text, viewer, stored=memory is not None, asked=asked),
             "tokens": cut.tokens,
             "exact": recall.exact and INEXACT.isdisjoint(reasons),
             "reasons": reasons,

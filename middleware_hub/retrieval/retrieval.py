@@ -365,9 +365,21 @@ def _stale(clock: VersionClock, flat: TokenTrajectory, most: int, *, caches: boo
 
 
 def explained(
+    tree: RadixTree, namespace: Namespace, text: str, viewer: Viewer | None, *, stored: bool, asked: bool
+) -> dict[str, Any]:
+    """Return where a text leaves the tree, as `/radix_tree/explain` answers it. With a `viewer` the text is keyed.
+
+    `stored`: whether there is a store. `asked`: whether it could be asked.
+    """
+    told = _explained(tree, namespace, text, viewer, stored=stored and asked)
+    if not asked:
+        told["message"] += ". The store does not answer, and may know more: ask again once it does"
+    return told
+
+
+def _explained(
     tree: RadixTree, namespace: Namespace, text: str, viewer: Viewer | None, *, stored: bool
 ) -> dict[str, Any]:
-    """Return where a text leaves the tree, as `/radix_tree/explain` answers it. With a `viewer` the text is keyed."""
     departure = tree.departure(namespace, text)
     if viewer is None:
         return departure.explained(text, stored=stored)

@@ -426,6 +426,9 @@ def test_a_text_of_which_the_store_may_know_more_is_not_explained_as_exact(tmp_p
         assert (found["exact"], found["reasons"]) == (truth["exact"], truth["reasons"])
         assert (found["exact"], found["reasons"]) == (False, ["store_unreachable", "retokenized"])
         assert [one["reason"] for one in found["advice"]] == found["reasons"]
+        told = made.post("/radix_tree/explain", {"text": text}).json()
+        assert told["message"] == found["message"]
+        assert told["message"].endswith(". The store does not answer, and may know more: ask again once it does")
 
 
 def test_the_run_report_counts_every_token_once(served: tuple[Stack, Talks]) -> None:
