@@ -143,14 +143,19 @@ class Fleet:
         else:
             logger.info("/abort_request: no generation in flight is called %r, all workers are asked", rid[:_SHOWN])
             # The router does not know it: a sample of a group, or a generation that did not come through this router.
-            await self.everywhere(scope, send, raw)
+            await self.everywhere(scope, send, raw, heard=heard)
 
     async def abort(self, rid: str, call: GenerateCall) -> None:
         """End the generations of a call that have this id."""
         await self._named.end(_abort_of(rid, call.caller), call.headers)
 
-    async def everywhere(self, scope: Scope, send: Send, body: bytes, *, aborts: bool = False) -> None:
-        """Send a call to every worker. `aborts`: all generations in flight end. Raises NoWorkerError without a worker."""
+    async def everywhere(
+        self, scope: Scope, send: Send, body: bytes, *, aborts: bool = False, heard: Heard | None = None
+    ) -> None:
+        """Send a call to every worker. Raises NoWorkerError without a worker.
+
+        `aborts`: all generations in flight end. `heard`: which routers know of a call that changes nothing here.
+        """
         path = scope["path"]
         known = next((one for one in self._paths if one.fits(path)), FleetPath(path))
         call = FleetCall(
@@ -187,8 +192,8 @@ class Fleet:
                 heard = heard if heard.error is not None else last
             else:
                 await self.peers.catch_up()
-                answers, heard = await self._send_to_all(call), Heard()
-        await self._answer(send, answers, heard)
+                answers = await self._send_to_all(call)
+        await self._answer(send, answers, heard or Heard())
 
     async def _updated(
         self, call: CallBegan, version: str, answers: Sequence[WorkerAnswer], *, announced: bool

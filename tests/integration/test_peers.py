@@ -571,6 +571,7 @@ def test_a_store_that_is_away_for_a_while(tmp_path: Path) -> None:
         assert (listed(one.url), set(listed(two.url))) == ([second.url], {first.url, third.url})
         ok(call(f"{one.url}/update_weight_version", {"new_version": "3"}))
         assert [router["store"] for router in ok(call(f"{one.url}/routers"))["routers"]] == ["unreachable"]
+        assert ok(call(f"{one.url}/abort_request", {"rid": "of another router"}))["routers"]["told"] is False
         assert asked(one.url, "alone").answer().headers["x-router-worker"] == second.url
         redis.start()
         until(lambda: set(listed(one.url)) == set(listed(two.url)) == {second.url, third.url}, seconds=30.0)
