@@ -18,6 +18,7 @@ It is sent as `extra_key`, and as `cache_salt` if the client gave one, or if cac
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, Final, cast, get_args
 
@@ -30,7 +31,6 @@ from router.engines.form.fields import typed
 from router.engines.form.worker_request import WorkerRequest
 from router.engines.json import JSON_ERRORS, decode_object, is_list, is_null
 from router.errors import BadRequestError
-from router.random_ids import random_id
 from router.workers.fleet_version import FleetVersion
 
 HEADER: Final = b"x-kv-salt"
@@ -181,7 +181,7 @@ class CallSalts:
         for place in places:
             version = self._began[place] if place < len(self._began) else None
             if version is None and not settled:
-                found.append(_Salt(_part("o", random_id()), "own"))
+                found.append(_Salt(_part("o", secrets.token_hex(16)), "own"))
             elif (named := current if version is None else version) is None:
                 found.append(_Salt("u", "unknown"))
             else:

@@ -37,7 +37,6 @@ from router.http.time_limits import patience
 from router.http.upstream import UpstreamBrokenError
 from router.observability.metrics import BROKEN, CLIENT_LEFT, RouterMetrics
 from router.observability.tracing import Span, Tracer, untraced
-from router.random_ids import random_id
 
 logger = logging.getLogger(__name__)
 
@@ -274,7 +273,7 @@ def _identified(headers: HeaderList) -> tuple[HeaderList, str]:
             given.append(value)
     if len(given) == 1 and _sane(given[0]):
         return headers, given[0].decode("ascii")
-    request_id = random_id()
+    request_id = secrets.token_hex(16)
     kept = [header for header in headers if header[0] != b"x-request-id"] if given else headers
     return [*kept, (b"x-request-id", request_id.encode("ascii"))], request_id
 

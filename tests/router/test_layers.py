@@ -148,7 +148,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "words": (
         "router.errors",
         "router.config",
-        "router.random_ids",
         "router.version",
         "middleware_hub.routes",
         "middleware_hub.spans.*",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -12,9 +14,8 @@ from router.engines.form import media
 from router.engines.form.limits import PROMPT_LIMITS, PromptLimits
 from router.engines.json import JSON_ERRORS, decode_object, is_list, is_nested, is_null
 from router.engines.json_cost import LIGHT, check_weight
-from router.random_ids import random_id
 
-new_rid = random_id
+new_rid = partial(secrets.token_hex, 16)
 """Returns a request id of the form that SGLang itself gives. No other id begins with it (aborts match by prefix)."""
 
 
@@ -242,7 +243,7 @@ def _new_rids(prompts: int, samples: int) -> tuple[str, ...]:
     """Return an id for each prompt; none for groups of samples, for which the worker makes up ids."""
     if samples > 1:
         return ()
-    return (random_id(),) if prompts == 1 else tuple([random_id() for _ in range(prompts)])
+    return (new_rid(),) if prompts == 1 else tuple([new_rid() for _ in range(prompts)])
 
 
 def _rids(raw: Raw, prompts: int, *, batch: bool) -> tuple[str, ...]:

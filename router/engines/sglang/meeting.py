@@ -6,6 +6,7 @@ know the request: one room for each prompt. Samples of one prompt would share it
 
 from __future__ import annotations
 
+import secrets
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -13,7 +14,6 @@ import msgspec
 
 from router.engines.form.worker_request import WorkerRequest
 from router.engines.json import JSON_ERRORS, decode_object
-from router.random_ids import random_id
 
 _ROOMS = 1 << 63
 """Rooms are below this: SGLang keeps them as int64."""
@@ -51,7 +51,7 @@ def with_meeting(body: bytes, request: WorkerRequest | None, place: MeetingPlace
     count = 1 if request is None else request.prompts
     # A prefill server finds the rank of a room by itself, and fails if that is not the rank that the request names.
     of_rank = _ROOMS // place.ranks
-    rooms = [int(random_id()[:16], 16) % of_rank * place.ranks + place.rank for _ in range(count)]
+    rooms = [secrets.randbelow(of_rank) * place.ranks + place.rank for _ in range(count)]
     host, port = urlsplit(place.url).hostname or "", place.port or DEFAULT_PORT
     fields = {
         "bootstrap_host": [host] * count if batch else host,
