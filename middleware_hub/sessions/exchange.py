@@ -116,9 +116,10 @@ G = TypeVar("G", bound=Running)
 
 
 class Exchange(Generic[G]):
-    """See the top of this file.
+    """See the top of this file. It runs in a task of its own from when it is made.
 
     Args:
+        compose: makes its generations.
         grace: seconds that it goes on without a client.
         on_over: called once, when it is over.
 
@@ -128,7 +129,14 @@ class Exchange(Generic[G]):
         over: whether nothing more will come, and everything was counted; `all_over` waits for that.
     """
 
-    def __init__(self, key: RequestKey, *, grace: float, on_over: Callable[[Exchange[G]], None]) -> None:
+    def __init__(
+        self,
+        key: RequestKey,
+        compose: Callable[[Exchange[G]], Awaitable[list[G]]],
+        *,
+        grace: float,
+        on_over: Callable[[Exchange[G]], None],
+    ) -> None:
         self.key = key
         self.notes: tuple[str, ...] = ()
         self.generations: list[G] = []
@@ -143,9 +151,9 @@ class Exchange(Generic[G]):
         self._fault: Exception | None = None
         self._finished = asyncio.Event()
         self.all_over = self._finished.wait
-        self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._aborting: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._run(compose))
 
     def __repr__(self) -> str:
         return f"<Exchange of {len(self.generations)}: {'over' if self.over else self.client.value}>"
@@ -178,13 +186,9 @@ class Exchange(Generic[G]):
 
     # Its life ----------------------------------------------------------------------------------------------------------
 
-    def start(self, compose: Callable[[], Awaitable[list[G]]]) -> None:
-        """Run in a task of its own. `compose` makes the generations."""
-        self._task = asyncio.create_task(self._run(compose))
-
-    async def _run(self, compose: Callable[[], Awaitable[list[G]]]) -> None:
+    async def _run(self, compose: Callable[[Exchange[G]], Awaitable[list[G]]]) -> None:
         try:
-            self.generations = await compose()
+            self.generations = await compose(self)
             if len(self.generations) == 1:  # most have one, which needs no task of its own
                 await self.generations[0].run()
             else:
@@ -220,7 +224,7 @@ class Exchange(Generic[G]):
     async def abort(self) -> None:
         """End all generations: workers return what they have sampled; a worker that does not is cut off."""
         running = [generation for generation in self.generations if not generation.over]
-        if running and self._task is not None:
+        if running:
             asking = [asyncio.create_task(generation.abort()) for generation in running]
             # One limit for both: a hung worker answers neither.
             await asyncio.wait([self._task], timeout=HAND_OVER_SECONDS)
@@ -231,9 +235,8 @@ class Exchange(Generic[G]):
     async def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        self._task.cancel()
+        await asyncio.wait([self._task])
         self._end()  # for a task that was cancelled before it began
 
     def release(self) -> None:

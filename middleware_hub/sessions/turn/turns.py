@@ -157,12 +157,13 @@ class Turns:
             if span is not None:
                 span.set(covered=turn.covered)
         self._metrics.seconds.observe(("prepare",), time.perf_counter() - begun)
-        exchange: Exchange[TurnGeneration] = Exchange(
-            key, grace=self._orphan_grace if session.lasting else 0.0, on_over=partial(self._over, session)
+        exchange = Exchange(
+            key,
+            partial(self._compose, session, request, headers, state, turn, handles, unread=unread),
+            grace=self._orphan_grace if session.lasting else 0.0,
+            on_over=partial(self._over, session),
         )
         session.begin(exchange)
-        compose = partial(self._compose, session, request, headers, state, turn, handles, exchange, unread=unread)
-        exchange.start(compose)
         return exchange
 
     async def _compose(

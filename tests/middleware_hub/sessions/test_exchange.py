@@ -104,12 +104,11 @@ def test_an_exchange_cancelled_before_it_began_is_over() -> None:
 
     async def work() -> None:
         over: list[Exchange] = []
-        one = Exchange(RequestKey(None, b""), grace=1.0, on_over=over.append)
 
-        async def compose() -> list[TurnGeneration]:
+        async def compose(_: Exchange) -> list[TurnGeneration]:
             raise AssertionError("it runs")
 
-        one.start(compose)
+        one = Exchange(RequestKey(None, b""), compose, grace=1.0, on_over=over.append)
         await one.cancel()
         assert one.over
         await one.all_over()
@@ -271,7 +270,11 @@ class TestNews:
 
     @staticmethod
     def exchange() -> Exchange[TurnGeneration]:
-        return Exchange(RequestKey(None, b""), grace=1.0, on_over=lambda _: None)
+        async def compose(_: Exchange[TurnGeneration]) -> list[TurnGeneration]:
+            await asyncio.Event().wait()
+            return []
+
+        return Exchange(RequestKey(None, b""), compose, grace=1.0, on_over=lambda _: None)
 
     def test_what_the_reader_deals_with_wakes_nobody(self) -> None:
         async def work() -> None:

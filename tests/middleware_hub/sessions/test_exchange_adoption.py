@@ -42,12 +42,11 @@ def test_the_grace_ends_with_the_adoption(adopted_in_time: bool) -> None:
     async def work() -> None:
         composing = asyncio.Event()
 
-        async def compose() -> list[TurnGeneration]:
+        async def compose(_: Exchange[TurnGeneration]) -> list[TurnGeneration]:
             await composing.wait()
             return []
 
-        one = Exchange(RequestKey(None, b""), grace=0.0, on_over=lambda _: None)
-        one.start(compose)
+        one = Exchange(RequestKey(None, b""), compose, grace=0.0, on_over=lambda _: None)
         one.detach(delivered=False)
         if adopted_in_time:
             one.attach()
