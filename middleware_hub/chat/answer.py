@@ -86,7 +86,7 @@ _decode_text = msgspec.json.Decoder(str).decode
 _decode_usage = msgspec.json.Decoder(Usage).decode
 
 
-class SampledTokens:
+class SampledTokens(msgspec.Struct, eq=False):
     """Spells the sampled tokens of one generation, whole or as its stream comes.
 
     Args:
@@ -94,11 +94,10 @@ class SampledTokens:
         alternatives: the number of alternatives for each token that the client wants; None if it wants no logprobs.
     """
 
-    def __init__(self, piece: Callable[[int], bytes], alternatives: int | None) -> None:
-        self._piece = piece
-        self._alternatives = alternatives
-        self._tops: _Tops = []
-        self._spelled = 0
+    _piece: Callable[[int], bytes]
+    _alternatives: int | None
+    _tops: _Tops = []
+    _spelled: int = 0
 
     def all(self, reply: Reply) -> list[TokenLogprob] | None:
         """Spell all tokens of a reply; None if the client wants no logprobs."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from starlette.types import Message, Receive, Send
 
 from router.errors import ClientDisconnectedError
@@ -14,7 +15,7 @@ from router.errors import ClientDisconnectedError
 EXTENSION = "router.client"
 
 
-class ServedClient:
+class ServedClient(msgspec.Struct, eq=False):
     """What the server knows of the client of one request. A server that knows it puts it in `scope["extensions"]`.
 
     Attributes:
@@ -23,13 +24,10 @@ class ServedClient:
         write: writes a piece of the reply's body, which has begun, as `DirectSend.write`; None if the server has no such call.
     """
 
-    __slots__ = ("_watching", "all_here", "gone", "write")
-
-    def __init__(self) -> None:
-        self.all_here = False
-        self.gone = False
-        self.write: Callable[[bytes], bool] | None = None
-        self._watching: list[Callable[[], object]] = []
+    all_here: bool = False
+    gone: bool = False
+    write: Callable[[bytes], bool] | None = None
+    _watching: list[Callable[[], object]] = []
 
     def leave(self) -> None:
         """Note that the client is gone, and run the callbacks of `watch`."""

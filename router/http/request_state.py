@@ -69,37 +69,26 @@ class RequestPhase(enum.Enum):
 _RECEIVING, _AT_WORKER, _ANSWERING = RequestPhase.RECEIVING, RequestPhase.AT_WORKER, RequestPhase.ANSWERING
 
 
-class RequestRecord:
-    """One request. Times are those of `time.monotonic()`, except `begun_at`, which is that of `time.time()`."""
+class RequestRecord(msgspec.Struct, eq=False):
+    """One request. Times are those of `time.monotonic()`, except `begun_at`, which is that of `time.time()`.
 
-    __slots__ = (
-        "attempts",
-        "begun",
-        "begun_at",
-        "broken",
-        "id",
-        "method",
-        "path",
-        "phase",
-        "since",
-        "tenant",
-        "worker",
-    )
+    Attributes:
+        worker: the URL of the worker that has it, or that had it last.
+        attempts: the number of times that it was sent to a worker.
+        broken: whether its reply, which had begun, ends with an error.
+    """
 
-    def __init__(self, request_id: str, method: str, path: str) -> None:
-        self.id = request_id
-        self.method = method
-        self.path = path
-        self.tenant = ""
-        self.worker: str | None = None
-        """The URL of the worker that has it, or that had it last."""
-        self.attempts = 0
-        """The number of times that it was sent to a worker."""
-        self.broken = False
-        """Whether its reply, which had begun, ends with an error."""
-        self.phase = _RECEIVING
-        self.begun = self.since = time.monotonic()
-        self.begun_at = time.time()
+    id: str
+    method: str
+    path: str
+    tenant: str = ""
+    worker: str | None = None
+    attempts: int = 0
+    broken: bool = False
+    phase: RequestPhase = _RECEIVING
+    begun: float = msgspec.field(default_factory=time.monotonic)
+    since: float = msgspec.field(default_factory=time.monotonic)
+    begun_at: float = msgspec.field(default_factory=time.time)
 
     def enter(self, phase: RequestPhase) -> None:
         self.phase = phase

@@ -143,7 +143,7 @@ class TurnPlan(msgspec.Struct):
             fields["return_logprob"] = Raw(b"true")
             if request.top_logprobs:
                 fields["top_logprobs_num"] = Raw(b"%d" % request.top_logprobs)
-        sent = WorkerRequest.single(fields, rid, stream=request.stream)
+        sent = WorkerRequest(fields, stream=request.stream, rids=(rid,), named=False)
         passed = _PASSED_HEADERS if lasting else _PASSED_WITHOUT_SESSION
         headers = [(b"content-type", b"application/json")]
         headers += [pair for pair in self.headers if pair[0] in passed]

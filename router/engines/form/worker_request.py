@@ -39,11 +39,11 @@ class WorkerRequest(msgspec.Struct, eq=False):
     """
 
     fields: dict[str, Raw]
-    prompts: int
-    batch: bool
-    samples: int
-    stream: bool
-    rids: tuple[str, ...]
+    prompts: int = 1
+    batch: bool = False
+    samples: int = 1
+    stream: bool = False
+    rids: tuple[str, ...] = ()
     named: bool = True
     _printed: bytes = b""
 
@@ -83,11 +83,6 @@ class WorkerRequest(msgspec.Struct, eq=False):
             return cls._with_ids_of_client(fields, prompts, batch, samples, stream=stream)
         except JSON_ERRORS:
             return None
-
-    @classmethod
-    def single(cls, fields: dict[str, Raw], rid: str, *, stream: bool) -> WorkerRequest:
-        """Return a request of the router's own for one reply to one prompt."""
-        return cls(fields, 1, False, 1, stream, (rid,), named=False)
 
     @classmethod
     def _with_ids_of_client(

@@ -62,7 +62,7 @@ def test_a_negative_number_of_samples_is_for_the_worker_to_judge(samples: int) -
 
 def test_ids_of_the_router_stay_its_own_through_another_layer() -> None:
     """A request that a layer outside made, under an id of its own, is named by no client."""
-    outer = WorkerRequest.single({"text": msgspec.Raw(b'"a"')}, "made-up", stream=False)
+    outer = WorkerRequest({"text": msgspec.Raw(b'"a"')}, rids=("made-up",), named=False)
     parsed = GenerateRequest.parse(outer.body)
     for by, named in ((None, True), (outer, False)):
         _, request = parsed.for_worker([[1]], by, force_logprobs=False)
