@@ -18,12 +18,11 @@ import msgspec
 from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
-from middleware_hub.chat.answer import ReplyHead
+from middleware_hub.chat.answer import ReplyHead, of_several
 from middleware_hub.chat.errors import refusal, unreadable
 from middleware_hub.dialects.completions import Choices, CompletionAnswer, CompletionRequest, parse
 from middleware_hub.dialects.openai.replies import error_body
 from middleware_hub.served_models import ServedModels
-from middleware_hub.spans.reply_names import of_several
 from middleware_hub.tokenizer.id_checks import check_unmatched
 from middleware_hub.tokenizer.tokenizer import Tokenizer
 from router.engines.events import DONE, EventSplitter, event_data, event_index

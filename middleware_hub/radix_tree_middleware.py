@@ -22,6 +22,7 @@ from starlette.datastructures import QueryParams
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from middleware_hub import affinity, routes
+from middleware_hub.chat.answer import check_one
 from middleware_hub.generate import prompting
 from middleware_hub.generate.prompting import Prompt
 from middleware_hub.generate.responder import Recorder, Responder
@@ -43,7 +44,6 @@ from middleware_hub.retrieval.retrieval_request import RetrievalRequest
 from middleware_hub.spans.answer_json import Lists
 from middleware_hub.spans.chain import began_with, printed_ids
 from middleware_hub.spans.media import Pictures
-from middleware_hub.spans.reply_names import check_one
 from middleware_hub.tokenizer.id_checks import check_ids, check_unmatched
 from middleware_hub.trajectories.calls import TrajectoryCalls
 from middleware_hub.trajectories.members import HEADERS, memberships

@@ -1,9 +1,15 @@
-"""The answer of one generation, in the types of all dialects, and how it is made of a worker's reply."""
+"""The answer of one generation, in the types of all dialects, and how it is made of a worker's reply.
+
+The `id` of a chat or completion is made of its generation's id, so it names that sample wherever one is meant: as a parent, for
+a reward, in a list of replies. With several choices there is no such sample. Their `id` says so by its form, which any router
+knows, at any time.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Raw
@@ -12,6 +18,7 @@ from middleware_hub.chat.messages import Piece, Reasoning, Text, ToolCall
 from router.engines.form.reply import LogprobEntry, Reply, UnreadableReplyError, Usage
 from router.engines.form.stream import StreamedReply
 from router.engines.json import JSON_ERRORS
+from router.errors import BadRequestError
 
 Finish = Literal["stop", "length", "tool_calls", "abort"]
 
@@ -78,6 +85,24 @@ class ReplyHead(msgspec.Struct, frozen=True):
     id: str
     created: int
     model: str
+
+
+_SEVERAL: Final = re.compile(r"(?:chatcmpl-|cmpl-)?[0-9a-f]{32}-n([0-9]+)")
+
+
+def of_several(name: str, count: int) -> str:
+    """Return the name of all `count` choices of a reply, made of a generation's id; of one choice, just that."""
+    return name if count == 1 else f"{name}-n{count}"
+
+
+def check_one(name: str, what: str) -> None:
+    """Raise BadRequestError if a name, given as `what`, is that of several choices."""
+    found = _SEVERAL.fullmatch(name)
+    if found is not None:
+        raise BadRequestError(
+            f"{what} {name!r} is the id of a reply with {found[1]} choices, and one sample is meant: name that by its own id, "
+            "choices[i].meta_info.generation_id"
+        )
 
 
 _Tops = list[list[LogprobEntry] | None]

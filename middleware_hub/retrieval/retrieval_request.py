@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
+from middleware_hub.chat.answer import check_one
 from middleware_hub.spans.per_token import ROW_FIELDS, TOP_P
-from middleware_hub.spans.reply_names import check_one
 from router.engines.form import media
 from router.engines.form.fields import read_texts
 from router.engines.form.limits import PROMPT_LIMITS, PromptLimits

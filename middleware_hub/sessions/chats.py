@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub import affinity
-from middleware_hub.chat.answer import Answer, ReplyHead
+from middleware_hub.chat.answer import Answer, ReplyHead, check_one, of_several
 from middleware_hub.chat.dialect import Dialect, DialectStream
 from middleware_hub.chat.keys import setting_of
 from middleware_hub.chat.messages import ChatRequest
@@ -38,7 +38,6 @@ from middleware_hub.sessions.turn.generation import MANY_LOGPROBS, TurnGeneratio
 from middleware_hub.sessions.turn.kept_replies import MOST_BYTES, KeptReplies, KeptReply
 from middleware_hub.sessions.turn.turns import Turns
 from middleware_hub.spans.media import UNKNOWN
-from middleware_hub.spans.reply_names import check_one, of_several
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
 from router.engines.form.worker_request import new_rid
 from router.errors import BadRequestError, ClientDisconnectedError, RouterError

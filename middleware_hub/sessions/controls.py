@@ -15,6 +15,7 @@ from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub import affinity, routes
+from middleware_hub.chat.answer import check_one
 from middleware_hub.chat.errors import SessionExistsError
 from middleware_hub.chat.keys import KeyFunction
 from middleware_hub.dialects.fields import BOOLEAN, NUMBER, OBJECT, STRING, Fields
@@ -28,7 +29,6 @@ from middleware_hub.sessions.request_defaults import RequestDefaults
 from middleware_hub.sessions.session import LOOK_SECONDS, Act, Session, SessionPhase
 from middleware_hub.sessions.session_fields import read_defaults, refuse_others
 from middleware_hub.sessions.trie.trie import MessageTrie
-from middleware_hub.spans.reply_names import check_one
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from middleware_hub.trajectories.groups import Groups

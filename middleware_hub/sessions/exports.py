@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
+from middleware_hub.chat.answer import check_one
 from middleware_hub.chat.errors import SessionOverError, UnknownSessionError
 from middleware_hub.media.media import Media
 from middleware_hub.media.viewer import Viewer, asks_inline
@@ -27,7 +28,6 @@ from middleware_hub.sessions.scores import SCORE_FIELDS, AskedScorers
 from middleware_hub.sessions.session import Act, Session
 from middleware_hub.sessions.trie.nodes import Checkpoint
 from middleware_hub.spans.chain import INEXACT_TOKENS, STORE_UNREACHABLE, UNKNOWN_REPLY, TokenSpan
-from middleware_hub.spans.reply_names import check_one
 from middleware_hub.spans.trajectory import kv_versions
 from middleware_hub.store.errors import NOT_SAVED, DamagedRecordError, StoreError, StoreUnreachableError
 from middleware_hub.trajectories.samples import Built, GroupSample, Member

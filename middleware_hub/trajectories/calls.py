@@ -17,9 +17,9 @@ from msgspec import Raw
 from starlette.types import Receive, Scope, Send
 
 from middleware_hub import routes
+from middleware_hub.chat.answer import check_one
 from middleware_hub.media.viewer import asks_inline
 from middleware_hub.persistence.memory import Memory
-from middleware_hub.spans.reply_names import check_one
 from middleware_hub.spans.versions import VersionClock
 from middleware_hub.store.errors import NOT_SAVED, StoreUnreachableError
 from middleware_hub.trajectories.claims import ClaimRequest, Claims, described, in_pieces, result

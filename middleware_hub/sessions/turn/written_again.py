@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from middleware_hub import affinity
-from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob
+from middleware_hub.chat.answer import Answer, ReplyHead, TokenLogprob, of_several
 from middleware_hub.chat.call_ids import call_id
 from middleware_hub.chat.dialect import Dialect
 from middleware_hub.chat.messages import ChatRequest, Message, ToolCall
@@ -23,7 +23,6 @@ from middleware_hub.sessions.log.replay import context_of
 from middleware_hub.sessions.session import Session
 from middleware_hub.sessions.trie.nodes import Checkpoint, MessageNode
 from middleware_hub.spans.chain import SpanFlag, chain_ids, reasons_of, unpack_ids, unpack_logprobs, version_names
-from middleware_hub.spans.reply_names import of_several
 from middleware_hub.tokenizer.vocabulary import Vocabulary
 from router.http.headers import HeaderList
 
