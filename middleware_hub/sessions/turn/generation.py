@@ -26,11 +26,10 @@ from middleware_hub.radix.judge import ENGINE_MISMATCH, Expectation, Judge, Verd
 from middleware_hub.sessions.events import BranchEnded, Touched
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt, PromptIds
 from middleware_hub.sessions.prompt.echoes import content_of
-from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint, NewTurn
+from middleware_hub.sessions.trie.nodes import BranchHandle, Checkpoint
 from middleware_hub.sessions.trie.trie import TrieClosedError
 from middleware_hub.sessions.turn.answer import AnswerBuilder, begins
 from middleware_hub.sessions.turn.plan import TurnPlan
-from middleware_hub.spans.chain import SpanFlag, TokenSpan
 from middleware_hub.spans.media import UNKNOWN, UnlikePromptError, chain_media, learned, settle
 from middleware_hub.tokenizer.repeated_prompt import RepeatedPrompt
 from router.engines.events import DONE, EventSplitter, event_data
@@ -226,9 +225,6 @@ class TurnGeneration:
         try:
             status, body = await self._receive(received)
             reply, fields, meta = received.result(status, body, stream=self._plan.request.stream)
-            if self.prompt.media:
-                for name in ABOUT_PROMPT:  # which only the router asked for
-                    fields.pop(name, None)
         except asyncio.CancelledError:
             await self._keep(asked, received)
             raise
@@ -239,7 +235,10 @@ class TurnGeneration:
                 raise received.error from None  # a stream that breaks off after it says less
             raise
         self.begun = self.begun or not self._plan.trie.closed
-        asked = self._as_computed(asked, reply)
+        if self.prompt.media:
+            for name in ABOUT_PROMPT:  # which only the router asked for
+                fields.pop(name, None)
+            asked = self._as_computed(asked, reply)
         sent = self.prompt.ids.written
         answer = self.building.answer(reply, fields, meta, prompt_tokens=asked.prompt_tokens, prompt_ids=sent)
         request = self._plan.request
@@ -372,37 +371,8 @@ class TurnGeneration:
             return  # the layer inside may ask for more, such as logprobs, and its record is what can be retrieved
         if lasting:  # otherwise that layer has counted its versions
             judge.clock.observe_reply(sampled.versions, late=sampled.late)
-        span = TokenSpan(
-            prompt.span,
-            prompt.take,
-            0,
-            sampled.ids,
-            0,
-            logprobs=sampled.logprobs if lasting else None,
-            versions=sampled.versions,
-            flags=sampled.flags | SpanFlag.WHOLE | (SpanFlag.PARENT_LOST if plan.lost_parent else SpanFlag.NONE),
-            visible=-1 if sampled.visible is None else sampled.visible,
-            request_ids=sampled.request_ids,
-            finish=sampled.finish,
-            kv_version=None if self._call.salts is None else self._call.salts.version(0, sampled.versions),
-        )
-        in_place = plan.request.continue_final
-        shown = sampled.tail[0].shown if sampled.tail else 0
-        turn = NewTurn(
-            plan.message(answer),
-            span,
-            answer.finish,
-            in_place=in_place,
-            tail=sampled.tail,
-            shown=sampled.text[-shown:] if shown else "",
-            reasoning=(plan.reasoning_before() if in_place else "") + answer.reasoning,
-            scaffold=prompt.scaffold,
-            reasons=prompt.reasons,
-            extra=answer.extra if lasting else {},
-            edited=bool(prompt.edited),
-            time=time.time(),
-            asked=plan.asked,
-        )
+        kv_version = None if self._call.salts is None else self._call.salts.version(0, sampled.versions)
+        turn = plan.sampled(prompt, sampled, answer, kv_version=kv_version)
         noting: Awaitable[bool] | None = None
 
         def commit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -12,12 +13,12 @@ from middleware_hub import affinity
 from middleware_hub.chat.answer import Answer
 from middleware_hub.chat.messages import ChatRequest, Message
 from middleware_hub.media.media import Media
-from middleware_hub.radix.records import NO_PARENT
+from middleware_hub.radix.records import NO_PARENT, SampledReply
 from middleware_hub.sessions.events import SessionLog, TurnNotes
 from middleware_hub.sessions.prompt.composed_prompt import ComposedPrompt, PromptIds
-from middleware_hub.sessions.trie.nodes import PreparedTurn
+from middleware_hub.sessions.trie.nodes import NewTurn, PreparedTurn
 from middleware_hub.sessions.trie.trie import MessageTrie
-from middleware_hub.spans.chain import began_with
+from middleware_hub.spans.chain import SpanFlag, TokenSpan, began_with
 from middleware_hub.spans.media import UNKNOWN, collapsed
 from middleware_hub.trajectories.members import HEADERS
 from router.engines.form import ranks
@@ -82,12 +83,6 @@ class TurnPlan(msgspec.Struct):
         return named if self.turn.unknown_parent or named == NO_PARENT else self.prompt.parent
 
     @property
-    def lost_parent(self) -> bool:
-        """Whether the request named a generation that this router does not remember."""
-        named = self.turn.named
-        return self.turn.unknown_parent and named is not None and self.trie.checkpoint(named) is None
-
-    @property
     def unsampled(self) -> bool:
         """Whether a message of the assistant has no sampled tokens in the prompt, and the request does not say so itself."""
         if self.turn.named == NO_PARENT:
@@ -96,16 +91,55 @@ class TurnPlan(msgspec.Struct):
         sampled = set() if checkpoint is None else {id(turn.node) for turn in checkpoint.lineage()}
         return any(node.role == "assistant" and id(node) not in sampled for node in self.turn.node.path())
 
-    def message(self, answer: Answer) -> Message:
-        """Return the assistant's message: what was sampled, appended to the last message if the turn continues it."""
-        content = answer.content
-        if self.request.continue_final:
-            before = self.request.messages[-1].get("content")
+    def sampled(
+        self, prompt: ComposedPrompt, reply: SampledReply, answer: Answer, *, kv_version: str | None
+    ) -> NewTurn:
+        """Return the turn that was sampled, for the trie. `prompt`: `self.prompt`, as the engine computed with it.
+
+        If the turn continues the last message, its message is that one with what was sampled at its end.
+        """
+        request, named, in_place = self.request, self.turn.named, self.request.continue_final
+        flags = reply.flags | SpanFlag.WHOLE
+        if self.turn.unknown_parent and named is not None and self.trie.checkpoint(named) is None:
+            flags |= SpanFlag.PARENT_LOST  # the request named a generation that this router does not remember
+        span = TokenSpan(
+            prompt.span,
+            prompt.take,
+            0,
+            reply.ids,
+            0,
+            logprobs=reply.logprobs if self.lasting else None,
+            versions=reply.versions,
+            flags=flags,
+            visible=-1 if reply.visible is None else reply.visible,
+            request_ids=reply.request_ids,
+            finish=reply.finish,
+            kv_version=kv_version,
+        )
+        content, reasoning = answer.content, answer.reasoning
+        if in_place:
+            before = request.messages[-1].get("content")
             content = (before if isinstance(before, str) else "") + content
+            reasoning = self.reasoning_before() + reasoning
         message: Message = {"role": "assistant", "content": content}
         if answer.tool_calls:
             message["tool_calls"] = [call.as_openai() for call in answer.tool_calls]
-        return message
+        shown = reply.tail[0].shown if reply.tail else 0
+        return NewTurn(
+            message,
+            span,
+            answer.finish,
+            in_place=in_place,
+            tail=reply.tail,
+            shown=reply.text[-shown:] if shown else "",
+            reasoning=reasoning,
+            scaffold=prompt.scaffold,
+            reasons=prompt.reasons,
+            extra=answer.extra if self.lasting else {},
+            edited=bool(prompt.edited),
+            time=time.time(),
+            asked=self.asked,
+        )
 
     def reasoning_before(self) -> str:
         """Return the reasoning of the message that the turn continues: as it was sampled, else as the client sent it."""
