@@ -90,7 +90,7 @@ class Turns:
         self._orphan_grace = config.orphan_grace
         self._sampling = TurnSampling(
             generator.judge.vocabulary,
-            parsers.let_reason,
+            parsers,
             max_context=config.max_context,
             stream_interval=config.stream_interval,
         )
@@ -187,7 +187,7 @@ class Turns:
                 # If the prompt was encoded from the start, the checkpoint that it could have continued ends a branch.
                 handle.goes_on_from(plan.prompt.checkpoint, apart=plan.prompt.apart)
             plan.asked = exchange.key.digest
-            plan.sampling = self._sampling.of(session, plan, self._parsers.sampling(plan))
+            plan.sampling = self._sampling.of(session, plan)
             exchange.notes = _notes(plan)
             generations, commit = [], partial(self._committed, session)
             for number, handle in enumerate(handles):
@@ -309,7 +309,7 @@ class TurnSampling:
     """Works out the `sampling_params` of turns.
 
     Args:
-        let_reason: has a grammar for the reply of a turn wait for the end of reasoning.
+        parsers: know what replies need to be parsed.
         max_context: the tokens that the model takes; None if the worker is to decide.
         stream_interval: after how many tokens a stream has an event, if the session does not say; None if the worker is to
             decide.
@@ -318,20 +318,20 @@ class TurnSampling:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        let_reason: Callable[[TurnPlan, dict[str, Any]], None],
+        parsers: ReplyParsers,
         *,
         max_context: int | None,
         stream_interval: int | None,
     ) -> None:
         self._vocabulary = vocabulary
-        self._let_reason = let_reason
+        self._parsers = parsers
         self._stream_interval = stream_interval
         self._max_context = max_context
         self._checked: set[bytes] = set()
 
-    def of(self, session: Session, plan: TurnPlan, needed: dict[str, Any]) -> dict[str, Any]:
+    def of(self, session: Session, plan: TurnPlan) -> dict[str, Any]:
         """Return the `sampling_params` of a turn, with those that its parsers need. Raises BadRequestError."""
-        request = plan.request
+        request, needed = plan.request, self._parsers.sampling(plan)
         sampling = session.defaults.sampling(request.sampling)
         # A stop string that the text shows would be there twice when the turn is continued.
         sampling.pop("no_stop_trim", None)
@@ -347,7 +347,7 @@ class TurnSampling:
                     )
         sampling.update(needed)
         if not sampling.keys().isdisjoint(REPLY_FORMS):
-            self._let_reason(plan, sampling)
+            self._parsers.let_reason(plan, sampling)
         if self._stream_interval is not None and request.stream:
             sampling.setdefault("stream_interval", self._stream_interval)
         self._check(request, sampling)
