@@ -124,8 +124,7 @@ class Replay(ClientMessages):
     __slots__ = ("unread",)
 
     def __init__(self, body: bytes, receive: Receive) -> None:
-        self._receive = receive
-        self.client = receive.client if isinstance(receive, ClientMessages) else None
+        super().__init__(receive, receive.client if isinstance(receive, ClientMessages) else None)
         self.unread: bytes | None = body
 
     async def __call__(self) -> Message:

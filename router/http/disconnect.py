@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -78,17 +79,15 @@ def leave(_: bytes) -> bool:
     return False
 
 
+@dataclass(slots=True, eq=False)
 class ClientMessages:
     """A `receive` for a request that has come as a whole: nothing but the client's end can follow.
 
     `client` reports that end, too; it is None if the server does not report it.
     """
 
-    __slots__ = ("_receive", "client")
-
-    def __init__(self, receive: Receive, client: ServedClient | None) -> None:
-        self._receive = receive
-        self.client = client
+    _receive: Receive
+    client: ServedClient | None
 
     def __call__(self) -> Awaitable[Message]:
         return self._receive()
