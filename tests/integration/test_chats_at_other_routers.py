@@ -250,8 +250,9 @@ def test_a_chat_that_could_not_be_saved_says_so_and_is_known_after_the_store_is_
 
 
 def test_a_chat_that_could_not_be_looked_up_says_so(
-    worker: EmbeddedWorker, router: Router, monkeypatch: pytest.MonkeyPatch
+    worker: EmbeddedWorker, router: Router, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Each answer says it. The log says it once: a store that is away for ten minutes would fill it."""
     opening = [user("Hello")]
     worker.script(spelled(worker, "<think>\nhm\n</think>\n\nHi."))
     turn(router, opening)
@@ -263,6 +264,8 @@ def test_a_chat_that_could_not_be_looked_up_says_so(
         blind = turn(router, again)
         assert "store_unreachable" in blind.headers["x-radix-reasons"]
         assert list(worker.log[-1].input_ids)[: len(chain)] != chain
+        assert "store_unreachable" in turn(router, [*opening, said("Hi."), user("Or?")]).headers["x-radix-reasons"]
+    assert caplog.text.count("this process knows chats only as far as it served them") == 1
     sighted = turn(router, again)
     assert "x-radix-reasons" not in sighted.headers
     assert list(worker.log[-1].input_ids)[: len(chain)] == chain

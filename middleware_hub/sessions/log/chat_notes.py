@@ -146,7 +146,7 @@ class ChatNotes:
             return True
         except StoreError as error:
             self.whole = False
-            logger.warning("this process knows a chat only as far as it served it: %s", error)
+            memory.saving.complain("this process knows chats only as far as it served them: %s", error)
             return False
 
     def _said(self, setting: bytes, messages: Sequence[Message], last: MessageNode | None) -> Iterator[_Said]:
