@@ -220,26 +220,28 @@ class ChatTemplate:
             if message["role"] == "system":
                 placed = self._placed_behind(behind)
                 break
-        called = bool(calls)
-        for message in placed:
-            called = called or message["role"] == "tool" or bool(message.get("tool_calls"))
+        following, called = self._renderer.plain(placed), bool(calls)
+        for message in following:
+            called = called or message["role"] == "tool" or "tool_calls" in message
         shown, whole = tools, self.reads((*earlier, last, *placed)) if whole is None else whole
         if not whole:
             variant = options_key(options)
             plan = self._plan(variant, options, bool(tools), called)
             shown, whole = tools if plan.tools else None, not plan.short
         if whole:
-            text = self._behind_all(earlier, last, placed, tools=shown, options=options, continue_final=continue_final)
+            text = self._behind_all(
+                earlier, last, following, tools=shown, options=options, continue_final=continue_final
+            )
         else:
             own = self._forms.own_of(calls, tools, shown, options)
             render = partial(
                 self._forms.behind, SHORT, calls, own, tools=shown, options=options, continue_final=continue_final
             )
             if shown or continue_final or not all(map(_plain_option, options.values())):
-                text = render(placed)
+                text = render(following)
             else:
                 key = (own, self._forms.called(calls) if calls else (), variant)
-                text = self._slots.rendered(key, placed, render)
+                text = self._slots.rendered(key, following, render)
         for message in behind:
             # Some templates write every system message at the beginning, where nothing can be added later, and some write
             # nothing of the tool's message to which it was appended.
@@ -421,7 +423,7 @@ class ChatTemplate:
             turn = {**said, "content": said["content"] + self._forms.sentinel}
             with suppress(RenderingError):
                 text = self._renderer.until_end(
-                    [*before, turn, *self._renderer.plain(following)], tools, options, continue_final=continue_final
+                    [*before, turn, *following], tools, options, continue_final=continue_final
                 )
                 return self._forms.after(text, 1)
         return render(before, (), NO_OWN_TEXT)
@@ -464,7 +466,8 @@ class ChatTemplate:
                 if len(calls) not in owns:
                     owns[len(calls)] = self._forms.find_own(earlier, calls, tools, options)
                 own = owns[len(calls)]
-                found.append(self._forms.behind(earlier, calls, own, behind, tools=tools, options=options))
+                following = self._renderer.plain(behind)
+                found.append(self._forms.behind(earlier, calls, own, following, tools=tools, options=options))
             except (BadRequestError, RenderingError):
                 found.append(None)
         return found

@@ -41,7 +41,7 @@ _ROLES = ("user", "tool")
 _KEYS = frozenset({"role", "content"})
 _ROLE, _CONTENT = itemgetter("role"), itemgetter("content")
 
-Render = Callable[[Sequence[Message]], str]
+Render = Callable[[list[Message]], str]
 
 
 class Slots:
@@ -62,7 +62,7 @@ class Slots:
         self._known: Remembered[tuple[str, ...]] = Remembered()
         """The text around each slot; empty if a slot is not written exactly once, in order."""
 
-    def rendered(self, key: object, messages: Sequence[Message], render: Render) -> str:
+    def rendered(self, key: object, messages: list[Message], render: Render) -> str:
         """Return `render(messages)`. `key` is everything else on which the result depends."""
         if self._copies is None or not self._copied(self._copies, messages):
             return render(messages)
@@ -78,7 +78,7 @@ class Slots:
     @staticmethod
     def _copied(copies: Copies, messages: Sequence[Message]) -> bool:
         for message in messages:
-            if message["role"] not in _ROLES or type(message.get("content")) is not str:
+            if message["role"] not in _ROLES or type(message["content"]) is not str:
                 return False
             if not copies.copied(message["content"]) or not (message.keys() - _KEYS).isdisjoint(copies.fields):
                 return False

@@ -288,12 +288,9 @@ class TurnForms:
         options: Options,
         continue_final: bool = False,
     ) -> str:
-        """Return the text between a turn and the end. `before` is plain (`Renderer.plain`).
-
-        Raises BadRequestError and RenderingError.
-        """
-        turn, plain = self.marked(calls, own.place, self.sentinel), self._renderer.plain(following)
-        text = self._renderer.until_end([*before, turn, *plain], tools, options, continue_final=continue_final)
+        """Return the text between a turn and the end. Raises BadRequestError and RenderingError."""
+        turn = self.marked(calls, own.place, self.sentinel)
+        text = self._renderer.until_end([*before, turn, *following], tools, options, continue_final=continue_final)
         rest = self.after(text, len(calls) or 1)
         if not rest.startswith(own.text):
             raise RenderingError(CLOSED)

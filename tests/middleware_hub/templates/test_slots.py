@@ -218,6 +218,15 @@ def test_templates_with_macros_have_slots(name: str) -> None:
     assert [len(around) for around in template._slots._known.values()] == [2]
 
 
+def test_a_text_in_parts_has_a_slot() -> None:
+    """Some harnesses write reminders of their own as further parts: their turns cost no rendering either."""
+    template = ChatTemplate(SHIPPED["qwen3.jinja"], SPECIAL)
+    parts = [{"type": "text", "text": text} for text in ("total 8", "Go on.")]
+    tail = _tail(template, TURNS[0], [{"role": "user", "content": parts}], earlier=[{"role": "user", "content": "Hi"}])
+    assert "total 8 Go on." in tail
+    assert [len(around) for around in template._slots._known.values()] == [2]
+
+
 def test_a_text_with_a_mark_is_refused_also_where_slots_are_known() -> None:
     """The renderer refuses these characters, and a text in a slot is not rendered."""
     template = ChatTemplate(SHIPPED["qwen3_5_think.jinja"], SPECIAL, placeholder="<|image_pad|>")
