@@ -317,6 +317,7 @@ class SessionSamples:
             session.reward_info,
             tuple(kv_versions(turn for one in found for turn in one.turns)),
             exact_tokens=bool(found) and all(INEXACT_TOKENS.isdisjoint(one.reasons) for one in found),
+            adapters=tuple(dict.fromkeys(one.lora for one in found)),
         )
 
     async def branches(self, tenant: str, session_id: str, *, head: bool) -> list[BranchTrajectory]:

@@ -336,12 +336,13 @@ def _is_number(value: object) -> bool:
 def described(sample: GroupSample, built: Built) -> dict[str, Any]:
     """Return a sample as answers show it."""
     first = sample.members[0]
+    adapters = built.adapters or (first.lora,)
     return {
         "id": sample.id.hex(),
         "group_id": sample.group.id,
         "rollout_id": first.rollout,
         "session_id": first.session,
-        "lora_path": first.lora,
+        "lora_path": adapters[0] if len(adapters) == 1 else None,
         "complete": sample.complete,
         **_rewards(sample, built.rewards),
         "exact": built.exact,

@@ -271,6 +271,7 @@ class Built(msgspec.Struct, frozen=True):
         exact: whether all of them are, as they are answered.
         rewards: of a session.
         exact_tokens: whether all of them are but for files of images that are missing in this answer; None: as `exact`.
+        adapters: of a session, each once.
     """
 
     trajectories: Sequence[Raw]
@@ -279,6 +280,7 @@ class Built(msgspec.Struct, frozen=True):
     rewards: Mapping[str, Any] | None = None
     kv_versions: tuple[str, ...] = ()
     exact_tokens: bool | None = None
+    adapters: tuple[str, ...] = ()
 
     @property
     def inexact(self) -> bool:

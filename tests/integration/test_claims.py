@@ -361,6 +361,21 @@ def test_sessions_are_samples_of_their_group(buffer: Buffer) -> None:
     assert buffer.acknowledge(claim)["acknowledged"] == 2
 
 
+def test_a_sample_that_is_a_session_says_which_adapter_sampled_it(buffer: Buffer) -> None:
+    for number, adapters in enumerate((["x"], ["x", "x"], ["x", ""], [""])):
+        headers = {"x-group-id": "g", "x-group-size": "4", "x-radix-namespace": buffer.space}
+        name = buffer.served.post("/sessions", {"lora_path": "y"}, headers=headers).json()["session_id"]
+        for turn, adapter in enumerate(adapters):
+            asked = [{"role": "user", "content": f"Say {number}, {turn}"}]
+            buffer.call(
+                f"/sessions/{name}/v1/chat/completions", {"messages": asked, "max_tokens": 8, "lora_path": adapter}
+            )
+        buffer.call(f"/sessions/{name}/complete", {})
+    samples = buffer.claim()["samples"]
+    assert [one["lora_path"] for one in samples] == ["x", "x", None, ""]
+    assert [one["lora_path"] for one in samples[2]["trajectories"]] == ["x", ""]
+
+
 def test_a_deleted_session_is_not_handed_out(buffer: Buffer) -> None:
     headers = {"x-group-id": "g", "x-group-size": "1", "x-radix-namespace": buffer.space}
     name = buffer.served.post("/sessions", {}, headers=headers).json()["session_id"]

@@ -79,6 +79,10 @@ def told(agent: AgentSession, query: str = "") -> list[tuple[str, int, bool]]:
     return [(one["branch"], one["root"], one["side_request"]) for one in agent.trajectories(query)]
 
 
+def adapters(agent: AgentSession) -> list[str]:
+    return [one["lora_path"] for one in agent.trajectories()]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("form", ["chat/completions", "responses", "messages"])
 class TestHarnesses:
@@ -211,6 +215,20 @@ def test_every_format_takes_the_heads_root_alone(agent: AgentSession, form: str)
             assert [one["root"] for one in found] == [0, 1, 1][-count:]
 
 
+@pytest.mark.parametrize("form", ["json", "safetensors", "arrow", "tree"])
+def test_every_format_says_which_adapter_sampled(agent: AgentSession, form: str) -> None:
+    """Nobody trains an adapter on tokens that another one sampled, though both spoke in one session."""
+    first = agent.must(user("hi"), says="One.", lora_path="a")
+    agent.must(user("hi"), first.message, user("b"), says="Two.", lora_path="a")
+    agent.must(user("hi"), first.message, user("b"), says="Three.", lora_path="b")
+    agent.must(user("hi"), says="Four.")
+    for answer in (
+        agent.stack.get(f"{agent.path}/trajectories?format={form}"),
+        agent.stack.post(f"{agent.path}/finalize", {"format": form}),
+    ):
+        assert [one["lora_path"] for one in _described(form, answer.content)] == ["a", "b", ""]
+
+
 def _fields(query: str) -> Json:
     name, _, value = query.partition("=")
     return {name: value} if name else {}
@@ -282,14 +300,16 @@ def test_other_routers_and_later_lives_say_the_same(tmp_path: Path) -> None:
             one = elsewhere.must(system(TASK), user("hi"), says="One.", tools=TOOLS)
             late = [system(TASK), user("hi"), one.message, user("b")]
             two = agent.must(*late, says="Two.", tools=[*TOOLS, *OTHER])
-            elsewhere.must(system(NOTES), user("c"), says="Three.", tools=OTHER)
+            elsewhere.must(system(NOTES), user("c"), says="Three.", tools=OTHER, lora_path="a")
             expected = told(agent)
             assert (title.generation, 0, True) in expected
             assert agent.show()["current_head"] == elsewhere.show()["current_head"] == two.generation
             assert told(elsewhere) == expected
+            assert adapters(elsewhere) == adapters(agent) == ["", "", "", "a"]
             first.restart()
             again = AgentSession(first.stack, agent.name)
             assert (told(again), again.show()["current_head"]) == (expected, two.generation)
+            assert adapters(again) == ["", "", "", "a"]
             assert [name for name, root, _ in told(again, "?roots=head") if root == 1] == [
                 name for name, root, _ in expected if root == 1
             ]

@@ -89,6 +89,7 @@ def _beside(trajectory: BranchTrajectory) -> dict[str, Any]:
         "system_digest": trajectory.system_digest,
         "tools_digest": trajectory.tools_digest,
         "side_request": trajectory.side_request,
+        "lora_path": trajectory.lora,
         "finish_reason": trajectory.finish_reason,
         "reward_info": trajectory.reward_info,
         "weight_versions": [{"version": v, "start": low, "end": high} for v, low, high in trajectory.weight_versions],

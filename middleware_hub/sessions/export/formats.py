@@ -92,6 +92,7 @@ def described(trajectory: BranchTrajectory) -> dict[str, Any]:
         "system_digest": trajectory.system_digest,
         "tools_digest": trajectory.tools_digest,
         "side_request": trajectory.side_request,
+        "lora_path": trajectory.lora,
         "messages": [Raw(message) for message in trajectory.messages],
         "weight_versions": [{"version": v, "start": low, "end": high} for v, low, high in trajectory.weight_versions],
         "num_turns": len(trajectory.turns),

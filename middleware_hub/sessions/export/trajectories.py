@@ -58,6 +58,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
         system_digest, tools_digest: equal for equal system messages and equal tools; None if there are none.
         side_request: whether its conversation is not the task's: it has no tools where the task has some, or another system
             prompt.
+        lora: the adapter that sampled it; empty for the base model.
         scores: what scorers say of it, under the names of answers: a list with an entry for each id of the response.
     """
 
@@ -83,6 +84,7 @@ class BranchTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     system_digest: str | None = None
     tools_digest: str | None = None
     side_request: bool = False
+    lora: str = ""
     scores: Mapping[str, Sequence[Any]] = {}
     sets: Mapping[str, Any] | None = None
 
@@ -175,7 +177,7 @@ class _Chain(msgspec.Struct, frozen=True):
         answers: see `BranchTrajectory`.
         unsampled: whether one of the assistant's messages was not sampled here.
         missed: by the ids of the turns that could not ask the store, the replies that these would have continued.
-        beginning: the values of the fields `root` to `side_request`.
+        beginning: the values of the fields `root` to `lora`.
     """
 
     spans: list[tuple[TokenSpan, int]]
@@ -213,6 +215,7 @@ def _chain(
         "system_digest": system_digest(system) if system else None,
         "tools_digest": tools_of(setting).hex() if offers_tools(setting) else None,
         "side_request": head is not None and checkpoint.root.beside(head),
+        "lora": checkpoint.lora,
     }
     return _Chain(spans, turns, messages, answers, checkpoint.has_unsampled(), missed, beginning)
 

@@ -217,6 +217,7 @@ def _leaf(branch: BranchTrajectory, node: int) -> dict[str, Any]:
         "system_digest": branch.system_digest,
         "tools_digest": branch.tools_digest,
         "side_request": branch.side_request,
+        "lora_path": branch.lora,
         "reward_info": branch.reward_info,
         "finish_reason": branch.finish_reason,
         "exact": branch.exact,

@@ -89,7 +89,9 @@ def sampled_above(
     return None, behind[::-1]
 
 
-def commit(trie: MessageTrie, turn: TurnCommitted, span: TokenSpan, tail: tuple[HiddenToken, ...]) -> Checkpoint:
+def commit(
+    trie: MessageTrie, turn: TurnCommitted, span: TokenSpan, tail: tuple[HiddenToken, ...], lora: str = ""
+) -> Checkpoint:
     """Commit a turn. Raises KeyError if the trie lacks the turn that it continues."""
     handle = trie.retrace(turn.setting, turn.behind, turn.messages, turn.generation)
     node, context = handle.node, span.parent
@@ -109,5 +111,6 @@ def commit(trie: MessageTrie, turn: TurnCommitted, span: TokenSpan, tail: tuple[
         edited=turn.edited,
         time=turn.time,
         asked=turn.asked,
+        lora=lora,
     )
     return trie.commit(handle, sampled)

@@ -60,7 +60,7 @@ async def read_session(store: Store, log: str, key: KeyFunction = canonical) -> 
             if isinstance(event, TurnCommitted):
                 try:
                     record, span = records[event.span], book.restore(event, records)
-                    checkpoint = replay.commit(session.trie, event, span, record.tail)
+                    checkpoint = replay.commit(session.trie, event, span, record.tail, record.namespace[1])
                 except KeyError as error:
                     raise DamagedRecordError(f"the log {log!r} lacks what turn {event.generation} continues") from error
                 book.bare(checkpoint.id, record)

@@ -526,7 +526,7 @@ class StoredLog:
         try:
             record = records[turn.span]
             span = self._book.restore(turn, records) if span is None else span
-            checkpoint = replay.commit(self._session.trie, turn, span, record.tail)
+            checkpoint = replay.commit(self._session.trie, turn, span, record.tail, record.namespace[1])
         except KeyError as error:
             raise DamagedRecordError(
                 f"the log {self.events.key!r} lacks what turn {turn.generation} continues"

@@ -56,6 +56,7 @@ class NewTurn(msgspec.Struct, gc=False, eq=False):
     edited: bool = False
     time: float = 0.0
     asked: bytes = b""
+    lora: str = ""
 
 
 class Checkpoint(msgspec.Struct, gc=False, eq=False):
@@ -83,6 +84,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
         time: when it was committed, in seconds since 1970.
         asked: the digest of the request that it answers; empty if that is not known, or its client is known to have the reply.
         root: of its conversation.
+        lora: the adapter that sampled it; empty for the base model, and where only a request can tell.
     """
 
     id: str
@@ -105,6 +107,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
     time: float = 0.0
     asked: bytes = b""
     root: Root = msgspec.field(default_factory=lambda: Root(0, tools=False))
+    lora: str = ""
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.id}: turn {self.depth}, {self.span!r}>"

@@ -458,6 +458,7 @@ class MessageTrie:
             time=turn.time,
             asked=turn.asked,
             root=self._beginnings.committed(above),
+            lora=turn.lora,
         )
         self._commits += 1
         if checkpoint.parent is not None:

@@ -139,6 +139,7 @@ class TurnPlan(msgspec.Struct):
             edited=bool(prompt.edited),
             time=time.time(),
             asked=self.asked,
+            lora=(request.lora or "") if request.extra else "",
         )
 
     def reasoning_before(self) -> str:
