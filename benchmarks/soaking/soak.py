@@ -38,6 +38,7 @@ from benchmarks.soaking.watch import Sample, Watch, quantile
 WORKERS = 4
 SETTLE_SECONDS = 15.0
 BROKEN_OFF = "reply broken off"
+_SHOWN = 20  # complaints
 
 
 class Soak:
@@ -188,13 +189,15 @@ def main() -> None:
         with soak.processes():
             samples, rules = asyncio.run(soak.run())
     counts = {**soak.clients.counts, **soak.agents.counts, **soak.trouble.counts}
-    print("\n".join(map(str, rules)))
+    wrong = [*soak.clients.wrong, *soak.agents.wrong, *soak.trouble.wrong]
+    print("\n".join([*map(str, rules), *wrong[:_SHOWN]]))
     print(", ".join(f"{name}: {count}" for name, count in sorted(counts.items())))
     result = {
         "machine": machine(),
         "command": f"python -m benchmarks.soaking.soak --minutes {args.minutes:g}",
         "rules": [asdict(rule) for rule in rules],
         "counts": counts,
+        "wrong": wrong,
         "samples": [asdict(sample) for sample in samples],
     }
     if args.out:
