@@ -115,9 +115,12 @@ class VersionLog:
             await self._shorten()
 
     async def _shorten(self) -> None:
-        """Write a snapshot after many events. A process that only reads writes none; nor does one with news to be written."""
+        """Write a snapshot after many events. A process that only reads writes none, and one with news of its own waits longer.
+
+        Its news are in the snapshot, but come behind it in the log.
+        """
         ahead = self._unread or self._unwritten or self._clock.changes or self._workers.changes
-        if ahead or not self._count or self._log.number - self._snapshot < SNAPSHOT_EVERY:
+        if not self._count or self._log.number - self._snapshot < SNAPSHOT_EVERY * (2 if ahead else 1):
             return
         state = self._encoded([*self._clock.state(), *self._workers.state()])
         with suppress(StoreError):  # the next read tries again

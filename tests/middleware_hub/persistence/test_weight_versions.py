@@ -205,6 +205,24 @@ def test_the_log_of_a_fleet_with_two_versions_stays_short() -> None:
 
 
 @pytest.mark.usefixtures("every_ten")
+def test_a_process_that_always_has_news_shortens_the_log_as_well() -> None:
+    async def work() -> None:
+        store, clock = DictionaryStore(), VersionClock()
+        log = VersionLog(store, clock, WorkerVersions())
+        for number in range(200):
+            clock.observe(f"name {number}")
+            on_its_way = Batch(events=log.news())
+            await log.read()
+            await store.append(on_its_way)
+            assert len(await store.read(LOG)) <= 4 * 10 + 3
+        later = VersionClock()
+        await VersionLog(store, later, WorkerVersions()).read()
+        assert (later.known, later.current) == (clock.known, clock.current)
+
+    asyncio.run(work())
+
+
+@pytest.mark.usefixtures("every_ten")
 def test_a_process_that_has_read_all_is_not_touched_by_a_snapshot() -> None:
     """Else all workers would seem to have changed, and replies that are on their way would have uncertain versions."""
 
