@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 LOG = "weight_versions"
 _NEWS, _SNAPSHOT = "news", "snapshot"
 _COUNT = 8  # bytes, behind the id of a process
+_PATIENCE = 5.0
+"""Seconds for which news of this process that are not in the log yet count as newer than all that is there."""
 SNAPSHOT_EVERY: Final = 5_000
 _News = list[tuple[str, str]]
 _decoder = msgspec.msgpack.Decoder(tuple[bytes, _News])
@@ -52,9 +55,10 @@ class VersionLog:
         self._begun = self._done = 0
         self._me = new_id()
         self._count = 0
-        self._unread: list[_News] = []
+        self._unread: dict[int, tuple[_News, float]] = {}  # by the count of its event, and since when
         self._unwritten: _News = []
         self._snapshot = 0  # the number of the last one
+        self._gap = False  # whether events were damaged since
         self._repeated: set[bytes] = set()
         self._repeated_before: set[bytes] = set()  # the last snapshot
         self._repeated_long_ago: dict[bytes, bytes] = {}  # by process, the count of its last event
@@ -67,8 +71,9 @@ class VersionLog:
             return ()
         found = [*self._unwritten, *self._clock.take_changes(), *self._workers.take_changes()]
         self._unwritten = []
-        self._unread.append(found)
-        return (Event(LOG, _NEWS, self._encoded(found)),)
+        data = self._encoded(found)
+        self._unread[self._count] = found, time.monotonic()
+        return (Event(LOG, _NEWS, data),)
 
     def _encoded(self, news: _News) -> bytes:
         """Return the data of an event. No two are equal: the spool does not hand over an event that the log has already."""
@@ -76,7 +81,7 @@ class VersionLog:
         return msgspec.msgpack.encode((self._me + self._count.to_bytes(_COUNT, "big"), news))
 
     def _is_known(self, writer: bytes) -> bool:
-        """Return whether an event was repeated before. Of each process the last thousands may have come in any order."""
+        """Return whether an event was repeated before. The last thousands of events of a process may have come in any order."""
         recent = writer in self._repeated or writer in self._repeated_before
         return recent or writer[-_COUNT:] <= self._repeated_long_ago.get(writer[:-_COUNT], b"")
 
@@ -84,11 +89,11 @@ class VersionLog:
         """Append the changes since the last call. Raises StoreError: then it is appended by the next one."""
         events = self.news()
         if events:
-            found = self._unread[-1]
+            count = self._count
             try:
                 await self._store.append(Batch(events=events))
             except StoreError:
-                self._unread.remove(found)
+                found, _ = self._unread.pop(count)
                 self._unwritten = [*found, *self._unwritten]
                 raise
 
@@ -107,22 +112,24 @@ class VersionLog:
             while found := await self._log.read_on():
                 if isinstance(found, SetBack):
                     self._unread.clear()
-                    self._unwritten = [*self._clock.state(), *self._unwritten]
-                    self._snapshot = 0
+                    current = [] if self._clock.current is None else [("become", self._clock.current)]
+                    self._unwritten = [*self._clock.orders(), *current, *self._unwritten]
+                    self._snapshot, self._gap = 0, False
                 else:
                     self._take(found)
             self._done = self._begun
             await self._shorten()
 
     async def _shorten(self) -> None:
-        """Write a snapshot after many events. A process that only reads writes none, and one with news of its own waits longer.
+        """Write a snapshot after many events. A process that only reads writes none.
 
-        Its news are in the snapshot, but come behind it in the log.
+        A process whose own news are not in the log yet waits longer: the snapshot has them, and so has an event behind it.
         """
         ahead = self._unread or self._unwritten or self._clock.changes or self._workers.changes
         if not self._count or self._log.number - self._snapshot < SNAPSHOT_EVERY * (2 if ahead else 1):
             return
-        state = self._encoded([*self._clock.state(), *self._workers.state()])
+        current = [] if self._clock.current is None else [("fall", self._clock.current)]  # whatever was current before
+        state = self._encoded([*self._clock.orders(), *current, *self._workers.state()])
         with suppress(StoreError):  # the next read tries again
             if await self._log.append(_SNAPSHOT, state, expected=self._log.number) is not None and self._snapshot:
                 await self._log.trim(self._snapshot)
@@ -135,12 +142,14 @@ class VersionLog:
                     "weight versions may be in the wrong order: event %d of the log %r is damaged", event.number, LOG
                 )
                 self._log.take(event)
+                self._gap = True
                 continue
             writer, news = event.decoded(_decoder)
-            whole = event.number == self._log.number + 1
+            whole = event.number == self._log.number + 1 and not self._gap
             self._log.take(event)
             if event.kind == _SNAPSHOT:
-                self._snapshot = event.number
+                self._snapshot, self._gap = event.number, False
+            mine = writer.startswith(self._me) and self._unread.pop(int.from_bytes(writer[-_COUNT:], "big"), None)
             if self._is_known(writer):
                 continue
             if event.kind == _SNAPSHOT:
@@ -151,14 +160,14 @@ class VersionLog:
             self._repeated.add(writer)
             if event.kind == _SNAPSHOT and whole and event.number > 1:
                 continue
-            mine = writer.startswith(self._me)
-            if mine and self._unread:
-                self._unread.pop(0)
             foreign = foreign or not mine
             if foreign:
                 self._repeat(news)
         if foreign:
-            for news in self._unread:
+            # The store may have refused the rest, or forgotten it behind a snapshot. If it comes, it is repeated.
+            since = time.monotonic() - _PATIENCE
+            self._unread = {count: found for count, found in self._unread.items() if found[1] > since}
+            for news, _ in self._unread.values():
                 self._repeat(news)
 
     def _repeat(self, news: _News) -> None:

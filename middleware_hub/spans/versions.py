@@ -130,10 +130,9 @@ class VersionClock:
         found, self.changes = self.changes or [], []
         return found
 
-    def state(self) -> list[tuple[str, str]]:
-        """Return the changes that lead to the versions that are known now, in their order, and to the current one."""
-        current = [] if self.current is None else [("become", self.current)]
-        return [*(("order", version) for version in self.known), *current]
+    def orders(self) -> list[tuple[str, str]]:
+        """Return the changes that lead to the versions that are known now, in their order."""
+        return [("order", version) for version in self.known]
 
     def repeat(self, kind: str, version: str) -> None:
         """Apply `changes` of this process or another. Applying them twice has the effect of once."""
@@ -143,7 +142,7 @@ class VersionClock:
         elif kind == "below":
             self._below = int(version)
         elif version != self.current:
-            (self._fall if kind == "fall" or self.order(version) < self.now.order else self._become)(version)
+            (self._fall if kind == "fall" else self._become)(version)
         self.changes = noted
 
     @property

@@ -271,6 +271,63 @@ def test_a_process_that_missed_what_is_forgotten_goes_on_with_the_snapshot() -> 
 
 
 @pytest.mark.usefixtures("every_ten")
+def test_news_of_which_the_log_has_nothing_do_not_hide_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store refused them, or has forgotten them. What this process notes later is not taken for them."""
+    monkeypatch.setattr(weight_versions, "_PATIENCE", 0.0)
+
+    async def work() -> None:
+        store, clock, other = DictionaryStore(), VersionClock(), VersionClock()
+        mine, theirs = VersionLog(store, clock, WorkerVersions()), VersionLog(store, other, WorkerVersions())
+        clock.observe("1")
+        await mine.write()  # it is forgotten before it is read
+        clock.observe("2")
+        mine.news()  # it is refused
+        for number in range(3, 60):
+            other.observe(str(number))
+            await theirs.write()
+            await theirs.read()
+        for number in range(60, 66):
+            await mine.read()
+            assert clock.current == other.current
+            observed = clock if number % 3 == 0 else other
+            observed.observe(str(number))
+            await mine.write()
+            await theirs.write()
+            await theirs.read()
+
+    asyncio.run(work())
+
+
+@pytest.mark.usefixtures("every_ten")
+def test_a_snapshot_behind_a_damaged_event_is_repeated() -> None:
+    class Damaged(DictionaryStore):
+        number = 0
+
+        async def read(self, log: str, *, after: int = 0, limit: int = 1_000) -> list[Event]:
+            found = await super().read(log, after=after, limit=limit)
+            if found and found[0].number == self.number:
+                raise DamagedRecordError("it cannot be read")
+            return [event for event in found if event.number < self.number or found[0].number > self.number]
+
+    async def work() -> None:
+        store, clock = Damaged(), VersionClock()
+        mine = VersionLog(store, clock, WorkerVersions())
+        for number in range(39):
+            clock.observe(f"name {number}")
+            await mine.write()
+            await mine.read()
+        (first, *_) = await store.read(LOG, limit=1)
+        assert first.kind == "snapshot"
+        store.number = first.number
+        fresh = VersionClock()
+        await VersionLog(store, fresh, WorkerVersions()).read()
+        assert set(fresh.known) == set(clock.known)
+        assert fresh.current == clock.current
+
+    asyncio.run(work())
+
+
+@pytest.mark.usefixtures("every_ten")
 def test_a_process_that_only_reads_writes_no_snapshot() -> None:
     async def work() -> None:
         store, other = DictionaryStore(), VersionClock()

@@ -171,7 +171,7 @@ def test_distance_tells_versions_apart_whenever_they_were_hit() -> None:
     assert made.distance("default") == 9
 
 
-@given(st.lists(st.tuples(st.sampled_from(["observe", "set", "become"]), NAMES), min_size=1, max_size=30))
+@given(st.lists(st.tuples(st.sampled_from(["observe", "set", "fall"]), NAMES), min_size=1, max_size=30))
 def test_no_stamp_is_ever_from_the_future_and_stamps_age_in_the_order_they_were_made(
     steps: list[tuple[str, str]],
 ) -> None:
@@ -179,7 +179,7 @@ def test_no_stamp_is_ever_from_the_future_and_stamps_age_in_the_order_they_were_
     made = VersionClock()
     stamps: list[Stamp] = []
     for what, version in steps:
-        if what == "become":  # at another router
+        if what == "fall":  # at another router, or in a snapshot
             made.repeat(what, version)
         else:
             getattr(made, what)(version)
