@@ -200,10 +200,10 @@ class Attempts:
     def check(self, *, unwanted: bool = False) -> None:
         """Raise UpstreamError or UpstreamTimeoutError after the last attempt.
 
-        `unwanted`: no other attempt is wanted. Then the end of a wait for a worker with room is an EndedInQueueError.
+        `unwanted`: no other attempt is wanted. Where no worker has failed, that is an EndedInQueueError.
         """
-        if unwanted and self.reason == "busy":
-            raise EndedInQueueError("the generation was aborted before a worker had room for it")
+        if unwanted and self.reason in ("busy", "no_adapter"):
+            raise EndedInQueueError("the generation was aborted before a worker took it")
         if unwanted and self._failures:
             raise self.exhausted()
         if self._lost >= (MAX_LOST if self._repeatable else 1):

@@ -374,10 +374,11 @@ class Proxy:
                     lease.prefill.worker.breaker.succeeded()
                 if status == 404:
                     request.check_served(first)
-                if status == 400 and in_flight is not None and lacks_adapter(first):
+                asked = None if in_flight is None else in_flight.request
+                if status == 400 and asked is not None and "lora_path" in asked.fields and lacks_adapter(first):
                     goes_on = attempts.goes_on_without_adapter(target)
                     if goes_on:
-                        logger.warning("worker %s has not loaded the adapter of a request", worker.url)
+                        logger.info("worker %s has not loaded the adapter of a request", worker.url)
         return 0.0 if goes_on else None
 
     async def _ask(self, request: OutboundRequest, attempts: Attempts, attempt: _Attempt, headers: HeaderList) -> None:

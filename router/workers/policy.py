@@ -25,7 +25,8 @@ class RouteQuery(msgspec.Struct, frozen=True):
         tenant: who sends the request. A policy's memory of one tenant never influences a decision for another.
         rank: the data-parallel rank that the client named: no other is offered to the policy.
         salt: only requests with the same salt share what an engine has cached; empty for none.
-        adapter: the same of adapters: its name, or empty for the base model.
+        adapter: the name of the request's adapter: only requests with the same adapter share what an engine has cached. Empty
+            for the base model.
         conversation: returns a word that all turns of a conversation have.
         continues: whether the prompt has a reply that was sampled in this conversation.
     """

@@ -84,7 +84,7 @@ class Checkpoint(msgspec.Struct, gc=False, eq=False):
         time: when it was committed, in seconds since 1970.
         asked: the digest of the request that it answers; empty if that is not known, or its client is known to have the reply.
         root: of its conversation.
-        lora: the adapter that sampled it; empty for the base model, and where only a request can tell.
+        lora: the adapter that sampled it; empty for the base model, and in chats without a session that another router sampled.
     """
 
     id: str

@@ -14,6 +14,7 @@ publish over ZeroMQ (read off `disaggregation/kv_events.py` of SGLang 0.5.23):
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import urlsplit
@@ -98,15 +99,19 @@ class BlockStored(msgspec.Struct, tag=True):
     def reach(self) -> int | None:
         """How many of the blocks before a position the layers need there, by vLLM's `single_type_kv_cache_manager.py` (0.32.0).
 
-        None is all of them, which layers with full attention need. A state needs the last one.
+        None is all of them, which layers with full attention need. A state needs the last one. Chunked attention needs all from
+        the start of a chunk, whose size no event tells: all count for it, and for layers that are not known here.
         """
         if self.kv_cache_spec_kind is None or self.kv_cache_spec_kind in _FULL_ATTENTION:
             return None
+        if self.kv_cache_spec_kind == _STATE:
+            return 1
         window = self.kv_cache_spec_sliding_window
-        return 1 if window is None or self.block_size < 1 else -(-(window - 1) // self.block_size)
+        return sys.maxsize if window is None or self.block_size < 1 else -(-(window - 1) // self.block_size)
 
 
 _FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
+_STATE = "mamba"
 
 
 class BlockRemoved(msgspec.Struct, tag=True):

@@ -294,6 +294,15 @@ class TestHybrids:
         index.apply(A, [stored(range(2), **FULL), stored(range(2), **WINDOW)])
         assert overlaps(index, range(10)) == {A: 1}
 
+    def test_layers_of_which_no_event_tells_the_reach_need_all(self) -> None:
+        for number, kind in enumerate(("chunked_local_attention", "unknown")):
+            chunks = {"group_idx": 3 + number, "kv_cache_spec_kind": kind}
+            index = follow(A)
+            index.apply(A, [kept([2, 3], range(10), chunks), stored(range(10), **FULL)])
+            assert overlaps(index, range(10)) == {}
+            index.apply(A, [kept([0, 1], range(10), chunks)])
+            assert overlaps(index, range(10)) == {A: 4}
+
     def test_a_state_is_needed_at_its_place_alone(self) -> None:
         index = follow(A)
         index.apply(A, [stored(range(10), **FULL), kept([2], range(10), STATE)])

@@ -383,6 +383,7 @@ def test_an_adapter_that_some_workers_lack_is_sampled_by_another_one(lacking: AS
             good = await entered.enter_async_context(serving(EchoWorker()))
             router = await entered.enter_async_context(running([*bad, good], policy="round_robin", breaker=ONE_FAILURE))
             for data in (GENERATE, STREAM) * 3:
+                data = data.replace(b"{", b'{"lora_path":"x",', 1)
                 async with router.client.post("/generate", data=data) as reply:
                     assert (reply.status, reply.headers["x-router-worker"]) == (200, good)
             assert {worker.breaker.state for worker in router.app.pool.list()} == {BreakerState.CLOSED}
@@ -393,15 +394,21 @@ def test_an_adapter_that_some_workers_lack_is_sampled_by_another_one(lacking: AS
     asyncio.run(main())
 
 
-def test_an_adapter_that_no_worker_has_is_the_last_ones_refusal() -> None:
+@pytest.mark.parametrize("data", [GENERATE, GENERATE.replace(b"{", b'{"lora_path":"x",')])
+def test_an_adapter_that_no_worker_has_is_the_last_ones_refusal(data: bytes) -> None:
+    """Without an adapter in the request its words say something else, and one worker is asked."""
+
     async def main() -> None:
         async with (
             serving(talks(400, VLLM_LACKS)) as one,
             serving(talks(400, VLLM_LACKS)) as two,
             running([one, two], breaker=ONE_FAILURE) as router,
         ):
-            async with router.client.post("/generate", data=GENERATE) as reply:
+            async with router.client.post("/generate", data=data) as reply:
                 assert (reply.status, await reply.read()) == (400, VLLM_LACKS)
+            async with router.client.get("/metrics") as reply:
+                asked_again = float(b"lora_path" in data)
+                assert f'tito_router_retries_total{{reason="no_adapter"}} {asked_again}' in await reply.text()
             await router.idle()
 
     asyncio.run(main())
