@@ -149,7 +149,8 @@ class VersionLog:
             self._log.take(event)
             if event.kind == _SNAPSHOT:
                 self._snapshot, self._gap = event.number, False
-            mine = writer.startswith(self._me) and self._unread.pop(int.from_bytes(writer[-_COUNT:], "big"), None)
+            count = int.from_bytes(writer[-_COUNT:], "big")
+            mine = writer.startswith(self._me) and self._unread.pop(count, None) is not None
             if self._is_known(writer):
                 continue
             if event.kind == _SNAPSHOT:
