@@ -173,11 +173,12 @@ class Fleet:
             if aborts or call.updates or known.pauses:
                 begun = CallBegan(secrets.token_hex(8), path, aborts=aborts, updates=call.updates)
                 over = CallOver(begun.call)
+                moment = MOMENT if aborts or known.pauses else 0.0
                 done = False
                 paused: bool | None = None
                 self.version.begins(begun.call, path)
                 try:
-                    heard = await self.peers.take_turn(begun)
+                    heard = await self.peers.take_turn(begun, seconds=moment)
                     answers = await self._send_to_all(call, begun)
                     done = any(answer.done or answer.unsure for answer in answers)
                     paused = asleep(answer.body for answer in answers if answer.done) if known.pauses else None
@@ -186,8 +187,8 @@ class Fleet:
                 finally:
                     self.version.over(begun.call, done=done, paused=paused)
                     over = replace(over, paused=paused)
-                    # What begins after the answer has the new weights: the abort does not mean it.
-                    wait = UNTIL_GONE if over.version is not None else MOMENT if aborts else 0.0
+                    # What begins after the answer has the new weights: no abort means it, and the pause is over for it.
+                    wait = UNTIL_GONE if over.version is not None else moment
                     last = await asyncio.shield(self.peers.tell(over, seconds=wait))
                 heard = heard if heard.error is not None else last
             else:

@@ -199,11 +199,11 @@ class Peers:
             pause = min(_LATER, pause * 1.5)
         return tuple(name for token, name in waited.items() if token in behind or token not in others)
 
-    async def take_turn(self, call: CallBegan) -> Heard:
+    async def take_turn(self, call: CallBegan, *, seconds: float = 0.0) -> Heard:
         """Append the beginning of a call. One that updates waits until no router has another such call in progress.
 
-        After a call that aborts, the others have a moment to hear of it. Otherwise they might send requests from
-        their queues to workers that have just aborted everything.
+        The others have some `seconds` to hear of it. Otherwise they might send requests from their queues to workers that have
+        just aborted everything, or requests that share a cache to workers that are paused, and get new weights meanwhile.
         """
         channel = self._channel
         if channel is None:
@@ -218,8 +218,8 @@ class Peers:
                     continue
                 number = await self.log.append(channel, call, self.log.read if call.updates else None)
                 if number is not None:
-                    if call.aborts:
-                        await self._until_heard(channel, number, MOMENT)
+                    if seconds:
+                        await self._until_heard(channel, number, seconds)
                     return Heard(number)
         except ChannelError as error:
             self._failed(error)

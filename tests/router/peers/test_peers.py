@@ -378,12 +378,10 @@ def test_a_routers_own_calls_do_not_wait_for_each_other() -> None:
     asyncio.run(main())
 
 
-def test_a_call_that_aborts_begins_when_the_others_have_heard_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.peers.peers.MOMENT", 30.0)
-
+def test_a_call_that_the_others_have_to_know_begins_when_they_have_heard_of_it() -> None:
     async def main() -> None:
         async with routers(2) as (one, two):
-            heard = await one.peers.take_turn(CallBegan("1", "/pause_generation", aborts=True))
+            heard = await one.peers.take_turn(CallBegan("1", "/pause_generation"), seconds=30.0)
             assert two.peers.log.read >= heard.number > 0
 
     asyncio.run(main())
