@@ -154,7 +154,7 @@ class Fleet:
     ) -> None:
         """Send a call to every worker. Raises NoWorkerError without a worker.
 
-        `aborts`: all generations in flight end. `heard`: which routers know of a call that changes nothing here.
+        `aborts`: all generations in flight end. `heard`: which routers know of it, if they were told before.
         """
         path = scope["path"]
         known = next((one for one in self._paths if one.fits(path)), FleetPath(path))

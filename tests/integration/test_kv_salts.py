@@ -6,6 +6,7 @@ place does at engines.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 
 from router.config import AbortConfig, StoreConfig
+from router.generate import fleet
+from router.peers.channel import FleetChannel
+from router.peers.control_log import ControlLog
 from tests.support.agents import user
 from tests.support.asking import Asking, calls, settle, until
 from tests.support.chat_models import chat_model
@@ -326,9 +330,20 @@ SLEEPS = [
 
 @pytest.mark.parametrize(("begins", "given", "ends", "part"), SLEEPS)
 def test_a_worker_that_is_awake_in_part_is_paused(
-    begins: str, given: Json, ends: str, part: Callable[[str], Json], tmp_path: Path
+    begins: str, given: Json, ends: str, part: Callable[[str], Json], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM's take their weights back, get new ones, and then take their cache back. All routers of a store know it."""
+    """vLLM's take their weights back, get new ones, and then take their cache back. All routers of a store know it.
+
+    They know it when a call is answered, also where they hear of it late.
+    """
+
+    async def late(log: ControlLog, channel: FleetChannel, seconds: float) -> None:
+        await wait(log, channel, seconds)
+        await asyncio.sleep(0.1)
+
+    wait = ControlLog.wait
+    monkeypatch.setattr(ControlLog, "wait", late)
+    monkeypatch.setattr(fleet, "MOMENT", 30.0)
     store = StoreConfig(url=f"sqlite:{tmp_path / 'store'}")
     with (
         EmbeddedWorker(chat_model("qwen3"), interface="vllm", prefix_cache=True) as worker,
